@@ -1,0 +1,449 @@
+"""The data-plane contract: what the control plane may ask of a plane, and what a plane reports.
+
+The plane does what happens once per message, packet or octet. It exists twice behind these
+protocols: the Python reference (`dataplane.reference`), which is the specification, and a compiled
+twin. The control plane (`proto`, `driver`) decides who connects, when, and what a handshake means;
+it never sees a message on its way.
+
+Three kinds of objects. A `Plane` is everything of one process. A `Mailbox` is a bound socket:
+receive queue, send account, readable descriptor. A `Path` is one ordered stream to a peer; its TCP
+connection comes and goes, its numbers and its queue stay. Objects are handles: the plane owns all
+state, `close` is explicit and idempotent.
+
+Rules. Any thread may make any call at any time; `help` belongs to one thread. Only `sendto`,
+`send`, `recvfrom`, `receive`, `help` and `close` may wait, and `close` wakes them all. What is rare
+leaves the plane as an event record out of `help`; the plane calls up once only, `resolve`, in the
+thread of the sender. Refusals are `errors.os_error(Refusal.X)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag, auto
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple, Protocol
+
+Address = IPv4Address | IPv6Address
+SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+Buffer = bytes | bytearray | memoryview
+
+ALL_GROUPS = (1 << 64) - 1  # a congestion monitor that watches every port group
+
+
+class Interest(IntFlag):
+    """What `Plane.watch` waits for on a descriptor of the control plane."""
+
+    READ = 1
+    WRITE = 4
+
+
+class Hold(Enum):
+    """What a freshly attached path waits for before it sends anything but its congestion map."""
+
+    NOTHING = auto()
+    # The lower side towards Linux: TCP accepts and acknowledges before RDS does, so octets sent into a
+    # connection that the peer then refuses are lost. Source: linux v6.1, v6.12 (observed).
+    FIRST_FRAME = auto()
+    # Between own nodes: until `release`, which follows the peer's hello.
+    RELEASE = auto()
+
+
+class Release(Enum):
+    """What frees a message of the sender."""
+
+    NOT_YET = auto()  # kind of peer unknown: keep everything
+    STREAM_ACKNOWLEDGED = auto()  # Linux: TCP acknowledged the last octet
+    PEER_ACKNOWLEDGED = auto()  # own node: the header's acknowledgement field
+
+
+class DownReason(Enum):
+    """Why a path lost its stream."""
+
+    END_OF_STREAM = auto()
+    ERROR = auto()  # errno in the event
+    TOO_LONG = auto()  # a header announced more than `message_bytes_max`
+    BAD_MAP = auto()  # a congestion map that is not 8192 octets (own nodes only; Linux skips it)
+    BAD_CHECKSUM = auto()
+    BAD_ACKNOWLEDGEMENT = auto()  # acknowledged more than was handed to the stream
+
+
+class Limit(Enum):
+    """Bounds whose crossing is reported once per crossing."""
+
+    RECEIVE_HARD = (
+        auto()
+    )  # a mailbox is far over its buffer: its peer's path is not read until half
+    CONTROL_EVENTS = (
+        auto()
+    )  # pings come faster than they are fetched: the rest is dropped and counted
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a plane; all octets unless named otherwise."""
+
+    message_bytes_max: int = 1 << 20
+    path_messages_max: int = 65536
+    control_events_max: int = 64
+    receive_hard_factor: int = 4
+    receive_hard_bytes: int = 16 << 20
+    flush_bytes: int = 32768
+    acknowledge_messages: int = 256
+    acknowledge_bytes: int = 256 << 10
+    acknowledge_delay_ns: int = 1_000_000
+    unacked_packets_max: int = (
+        8  # then ACK_REQUIRED; name and default as net.rds.max_unacked_packets
+    )
+    unacked_bytes_max: int = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxSettings:
+    """Everything a socket can change about its mailbox; a change replaces the whole record."""
+
+    send_bytes_max: int = 106_496
+    receive_bytes_max: int = 106_496
+    send_wait_ns: int | None = None  # None waits for ever, 0 never
+    receive_wait_ns: int | None = None
+    monitor: bool = False
+    monitor_mask: int = ALL_GROUPS  # groups a monitor watches; port p is group p % 64
+    timestamps: bool = False
+    traces: tuple[int, ...] = ()  # receive-path latency positions, at most three
+
+
+class Message(NamedTuple):
+    """A received message with everything recvmsg can tell about it."""
+
+    payload: bytes
+    source: SocketAddress
+    extension: bytes  # 16 octets, or empty when all of them were zero
+    time_ns: int  # wall clock at queueing; 0 without timestamps
+    trace: tuple[tuple[int, int], ...]  # (position, nanoseconds); empty unless asked for
+
+
+@dataclass(frozen=True, slots=True)
+class CongestionNotice:
+    """Port groups that a congestion map update concerned; delivered without data."""
+
+    groups: int
+
+
+Notice = CongestionNotice
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The first message was queued while the path has no stream; once per outage."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFrame:
+    """The peer's first whole header arrived on the current stream."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The stream ended; it was read to its end and has left the poll set, the control plane closes it."""
+
+    path: Path
+    reason: DownReason
+    errno: int
+    frames: int  # received on this stream; 0: the peer never took the connection
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A message for the control plane: ping, pong or probe."""
+
+    path: Path
+    sequence: int
+    acknowledgement: int
+    source_port: int
+    target_port: int
+    extension: bytes
+    payload: bytes  # cut at 64 octets
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMap:
+    """A congestion map of `peer` is in force for `local`."""
+
+    local: Address
+    peer: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Congested:
+    """Our map changed: `mailbox` is over its buffer (`on`) or below half of it; queued to all peers."""
+
+    mailbox: Mailbox
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LimitHit:
+    """A bound was reached; `count` messages were dropped for it (0: none, only slowed)."""
+
+    limit: Limit
+    path: Path | None
+    mailbox: Mailbox | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRestarted:
+    """A Linux peer began a new life (seen before the duplicate rule); our numbers go on."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A watched descriptor is ready; the watch is over."""
+
+    descriptor: int
+    interest: Interest
+
+
+Event = (
+    Wanted | FirstFrame | Down | Control | PeerMap | Congested | LimitHit | PeerRestarted | Ready
+)
+
+
+class MessageRow(NamedTuple):
+    """One queued message, as rds-info lists it."""
+
+    sequence: int  # 0 while it has none
+    payload_bytes: int
+    local: Address
+    local_port: int
+    peer: Address
+    peer_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxRow:
+    """One bound socket, as rds-info lists it."""
+
+    local: Address
+    port: int
+    send_bytes_max: int
+    receive_bytes_max: int
+    send_queued_bytes: int
+    receive_queued_bytes: int
+    receive_queued_messages: int
+    congested: bool
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """One path, as rds-info lists its connection and TCP socket."""
+
+    local: Address
+    peer: Address
+    index: int
+    up: bool
+    sending: bool
+    held: bool
+    loop: bool
+    sequence_next: int
+    sequence_expected: int
+    unsent_messages: int
+    unacknowledged_messages: int
+    local_stream: tuple[str, int] | None  # TCP address of our end
+    peer_stream: tuple[str, int] | None
+    header_remaining_bytes: int
+    data_remaining_bytes: int
+    stream_sent_octets: int
+    stream_expected_octets: int
+    stream_acknowledged_octets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Counters and tables of a plane; consistent per object, not over all."""
+
+    counters: Mapping[str, int]
+    mailboxes: Sequence[MailboxRow]
+    paths: Sequence[PathRow]
+    send_queue: Sequence[MessageRow] = field(default=())
+    retransmit_queue: Sequence[MessageRow] = field(default=())
+    receive_queue: Sequence[MessageRow] = field(default=())
+
+
+class Stream(Protocol):
+    """What a path writes to and reads from; `socket.socket` in non-blocking mode is one."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that epoll can watch."""
+
+    def recv(self, octets_max: int, /) -> bytes:
+        """Read once; b"" at the end. Raises BlockingIOError or OSError."""
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
+        """Write once; return the octets taken. Raises BlockingIOError or OSError."""
+
+    def shutdown(self, how: int, /) -> None:
+        """End one direction. Raises OSError."""
+
+    def close(self) -> None:
+        """Release the descriptor."""
+
+
+class Path(Protocol):
+    """One ordered stream to a peer: numbers, unacknowledged messages, partial frames."""
+
+    local: Address
+    peer: Address
+    index: int
+
+    def attach(self, stream: Stream, *, hold: Hold) -> None:
+        """Take a connected stream: map first, then (once not held) repeats, then new messages.
+
+        A stream attached before is superseded: it is read until it would block, then closed,
+        before the new one is looked at.
+        """
+
+    def detach(self) -> Stream | None:
+        """Give the stream back, read until it would block; the queue stays, no Down follows."""
+
+    def release(self, *, received_by_peer: int | None) -> None:
+        """End `Hold.RELEASE`; the peer has everything up to `received_by_peer` (None: unknown)."""
+
+    def agree(self, *, release: Release, checksum: bool) -> None:
+        """Set what a handshake found out about the peer."""
+
+    def restart_peer(self) -> int:
+        """Begin a new life of the peer: drop what its old life was handed; return how many."""
+
+    def remember_handshake(self, generation: int | None) -> None:
+        """Note the peer's generation: a kernel's later probe with another one is its restart."""
+
+    def control(
+        self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
+    ) -> None:
+        """Queue a ping, pong or probe: behind repeats, ahead of new messages.
+
+        A hello is not sequenced (number 0), tells our highest received number in the
+        acknowledgement field, and goes out even while the path is held.
+        """
+
+    def poke(self) -> None:
+        """Queue a map: a dead connection answers with a reset, a live one ignores it."""
+
+    def hold_behind(self, other: Path) -> None:
+        """Hold new messages until `other` has nothing unacknowledged of what it has queued now."""
+
+    def drop_queue(self) -> int:
+        """Drop every queued and unacknowledged message (they count as given up); return how many.
+
+        Each mailbox that lost one gets EHOSTUNREACH from its next send, once.
+        """
+
+    def close(self) -> None:
+        """Forget the path; its stream is closed."""
+
+
+class Mailbox(Protocol):
+    """A bound socket."""
+
+    local: Address
+    port: int
+
+    def sendto(
+        self,
+        payload: Buffer,
+        flags_or_address: int | SocketAddress,
+        address: SocketAddress | None = None,
+        /,
+    ) -> int:
+        """Queue one message, as `socket.socket.sendto`; return its length.
+
+        A payload of 8 KiB or more is kept by reference until acknowledged: do not change a
+        bytearray in between.
+        """
+
+    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
+        """Take one message, as `socket.socket.recvfrom`; an excess is discarded."""
+
+    def send(
+        self,
+        buffers: Sequence[Buffer],
+        address: SocketAddress,
+        *,
+        wait_ns: int | None,
+        extension: bytes = b"",
+    ) -> int:
+        """Queue one message gathered from `buffers`; `wait_ns` None waits for ever, 0 never."""
+
+    def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
+        """Take (or look at) the next notice or message; None when nothing came in `wait_ns`."""
+
+    def route(self, peer: Address, path: Path | None) -> None:
+        """Say which path leads to `peer`; None forgets it, so that the next send resolves again."""
+
+    def configure(self, settings: MailboxSettings) -> None:
+        """Replace the settings; waiters and the descriptor see the change."""
+
+    def cancel(self, peer: Address | None, port: int | None) -> int:
+        """Remove unacknowledged messages to exactly that address and port, or all; return how many."""
+
+    def fileno(self) -> int:
+        """Return a descriptor whose readiness is that of the socket; made on the first call."""
+
+    def close(self, linger_ns: int | None = None) -> None:
+        """Unbind and cancel everything queued; with `linger_ns` first wait that long for acknowledgements."""
+
+
+class Plane(Protocol):
+    """All of a process."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        resolve: Callable[[Mailbox, Address], None],
+        clock_ns: Callable[[], int] | None = None,
+    ) -> None: ...
+
+    def mailbox(self, *, local: Address, port: int, settings: MailboxSettings) -> Mailbox:
+        """Bind; the caller has checked that the port is free."""
+
+    def path(self, *, local: Address, peer: Address, index: int, sequence_first: int) -> Path:
+        """Make a path without a stream; its first message gets `sequence_first`."""
+
+    def loop(self, *, local: Address, peer: Address) -> Path:
+        """Make a path between two addresses of this process: the sender delivers, nothing is in flight."""
+
+    def watch(self, descriptor: int, interest: Interest) -> None:
+        """Report `Ready` once for a listener or a connecting socket."""
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop watching; the descriptor may then be closed."""
+
+    def help(self, deadline_ns: int | None) -> list[Event]:
+        """Do what must happen when no application thread does; return events, or [] at the deadline.
+
+        The deadline is on the plane's clock; a deadline in the past makes one pass and never blocks.
+        """
+
+    def wake(self) -> None:
+        """Make `help` return early."""
+
+    def pump(self) -> int:
+        """Make one pass without blocking: flush, read, acknowledge; return the paths served. For event loops."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `pump` would read something."""
+
+    def snapshot(self) -> Snapshot:
+        """Return counters and tables."""
+
+    def close(self, drain_ns: int) -> int:
+        """Wake everybody with EBADF, flush and wait at most `drain_ns` for acknowledgements; return messages left."""
