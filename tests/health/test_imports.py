@@ -1,0 +1,122 @@
+"""Who may import whom: the table of the house style, held by this file.
+
+A new arrow is a reviewed change to `MAY_IMPORT`. A package that has no row fails, so that
+nothing is added without a decision where it stands.
+"""
+
+import ast
+import sys
+
+import pytest
+
+from tests.health.sources import PACKAGE, Import, Module, imports, modules
+
+# Every row may import itself, `constants` and `errors`; these two import nothing of ours.
+LEAVES = {"constants", "errors"}
+# What a program may use: the public names, and the words they speak.
+PUBLIC = {"sockets", "aio", "options", "cmsg", "settings"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "constants": set(),
+    "errors": set(),
+    "settings": set(),
+    "wire": set(),
+    "options": {"wire", "settings"},
+    "cmsg": {"wire"},
+    "proto": {"wire"},
+    "verbs.engine": {"wire"},
+    "verbs.cm": {"wire"},
+    "rsocket.stream": {"wire"},
+    "rsocket.dgram": {"wire"},
+    "dataplane": {"wire", "settings"},
+    "transport": {"proto", "dataplane", "wire", "settings"},
+    "transport.rdma": {"proto", "dataplane", "wire", "settings", "transport", "verbs"},
+    "verbs.providers": {"verbs.engine", "verbs.cm", "dataplane", "wire", "settings"},
+    "verbs": {"verbs.engine", "verbs.cm", "verbs.providers", "wire", "settings"},
+    "driver": {"proto", "dataplane", "transport", "wire", "settings"},
+    "backend": {"driver", "proto", "dataplane", "transport", "wire", "settings"},
+    "sockets": {"backend", "verbs", "options", "cmsg", "settings"},
+    "aio": {"backend", "sockets", "options", "cmsg", "settings"},
+    "rsocket": {"rsocket.stream", "rsocket.dgram", "verbs", "options", "cmsg", "settings"},
+    "dat": {"verbs", "settings"},
+    "urds": PUBLIC,
+    "cli": PUBLIC | {"urds", "backend"},
+    "node": PUBLIC | {"urds", "backend"},
+    "preload": PUBLIC | {"urds", "backend"},
+    "__main__": {"cli"},
+}
+
+# A core is a value machine: octets, calls and `now_ns` go in, octets and events come out.
+CORES = ("wire", "proto", "verbs.engine", "verbs.cm", "rsocket.stream", "rsocket.dgram")
+NOT_IN_A_CORE = {
+    "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",
+}  # fmt: skip
+
+# Extras, each behind the package that needs it; anything else third-party is a mistake.
+EXTRAS = {
+    "typer": {"cli"},
+    "click": {"cli"},
+    "rich": {"cli"},
+    "trio": {"aio"},
+    "urds_native": {"dataplane.native"},
+}
+
+
+def row_of(name: str) -> str | None:
+    """Return the longest row that holds a module, `None` if the table does not know it."""
+    if name == "urds":
+        return "urds"
+    inner = name.removeprefix("urds.")
+    rows = [row for row in MAY_IMPORT if inner == row or inner.startswith(row + ".")]
+    return max(rows, key=len, default=None)
+
+
+def breaches(module: Module) -> list[str]:
+    """Return the imports of a module that the table does not allow, as readable lines."""
+    row = row_of(module.name)
+    assert row is not None, f"{module.place}: no row in the import table"
+    return [
+        f"{module.place}:{item.line}: {row} may not import {item.target}"
+        for item in imports(module)
+        if not _allowed(module, row, item)
+    ]
+
+
+def _allowed(module: Module, row: str, item: Import) -> bool:
+    top = item.target.split(".")[0]
+    if top != "urds":
+        if top in sys.stdlib_module_names:
+            return not (row in CORES and top in NOT_IN_A_CORE and not item.for_types_only)
+        inner = module.name.removeprefix("urds.")
+        return any(inner == p or inner.startswith(p + ".") for p in EXTRAS.get(top, ()))
+    target = row_of(item.target)
+    if target == row:
+        return True
+    if target in LEAVES:
+        return row not in LEAVES
+    return target in MAY_IMPORT[row]
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_a_module_imports_only_what_its_row_allows(module: Module) -> None:
+    assert breaches(module) == []
+
+
+def test_the_table_has_no_circle() -> None:
+    """Follows the arrows from each row; meeting the row again would be a circle."""
+    for start, arrows in MAY_IMPORT.items():
+        seen: set[str] = set()
+        todo = list(arrows)
+        while todo:
+            row = todo.pop()
+            assert row != start, f"{start} imports itself by way of {sorted(seen)}"
+            if row not in seen:
+                seen.add(row)
+                todo += MAY_IMPORT[row]
+
+
+def test_a_breach_is_found() -> None:
+    """Shows that the check can fail: a core that reads the clock and looks up."""
+    text = "import time\nfrom urds.driver import loop\nfrom ..errors import WireError\n"
+    module = Module("urds.proto.state", PACKAGE / "proto/state.py", text, ast.parse(text))
+    assert [line.rsplit(" ", 1)[1] for line in breaches(module)] == ["time", "urds.driver"]

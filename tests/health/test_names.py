@@ -1,0 +1,48 @@
+"""Names of the house style: files are nouns with a theme, a parameter tells its unit."""
+
+import ast
+
+import pytest
+
+from tests.health.sources import Module, definitions, is_public, modules
+
+NOT_A_MODULE = {"util", "utils", "helper", "helpers", "common", "misc", "base_utils", "tools"}
+NOT_A_PARAMETER = {"timeout", "size", "len", "length", "duration", "delay"}
+
+# Parameters that carry the name a program already uses with `socket.socket` or its relatives.
+# One line per function: its dotted name, the parameter, why the world's name stays.
+WORLD_NAMES: dict[tuple[str, str], str] = {}
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_a_module_is_named_after_its_theme(module: Module) -> None:
+    assert not NOT_A_MODULE & set(module.name.split(".")), f"{module.place}: name its theme"
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_a_parameter_names_its_unit(module: Module) -> None:
+    """Judges public functions; `timeout_ns`, `payload_bytes`, `wait_s` pass."""
+    bare = [
+        f"{module.place}:{node.lineno}: {name}({argument.arg})"
+        for name, node in definitions(module.tree.body)
+        if not isinstance(node, ast.ClassDef) and all(map(is_public, name.split(".")))
+        for argument in _arguments(node)
+        if argument.arg in NOT_A_PARAMETER
+        and (f"{module.name}.{name}", argument.arg) not in WORLD_NAMES
+    ]
+    assert bare == []
+
+
+def test_the_list_of_world_names_has_no_dead_line() -> None:
+    known = {
+        (f"{module.name}.{name}", argument.arg)
+        for module in modules()
+        for name, node in definitions(module.tree.body)
+        if not isinstance(node, ast.ClassDef)
+        for argument in _arguments(node)
+    }
+    assert WORLD_NAMES.keys() - known == set()
+
+
+def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]

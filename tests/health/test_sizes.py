@@ -1,0 +1,44 @@
+"""Sizes of the house style: a file stops at 500 lines, a function at 60, a line at 100.
+
+The aims (250 and 20) are printed by `python tools/sizes.py`; only the stops fail.
+"""
+
+import ast
+
+import pytest
+
+from tests.health.sources import ROOT, Module, definitions, modules
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function without its docstring: a long explanation is welcome."""
+    last = node.end_lineno or node.lineno
+    lines = last - node.lineno + 1
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_functions_end_before_the_stop(module: Module) -> None:
+    long = [
+        f"{module.place}:{node.lineno}: {name} has {function_lines(node)} lines"
+        for name, node in definitions(module.tree.body)
+        if not isinstance(node, ast.ClassDef) and function_lines(node) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_files_end_before_the_stop() -> None:
+    """Counts our Python everywhere: source, tests, tools, examples, measurements."""
+    long = [
+        f"{path.relative_to(ROOT)}: {lines} lines"
+        for folder in ("src", "tests", "tools", "examples", "benches", "fuzz")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES_MAX
+    ]
+    assert long == []

@@ -1,0 +1,100 @@
+"""The rules of the source documents and what the tests last said about them.
+
+Rules are data: `tools/conformance/*.toml`, one file per document. Results are a file of the
+working tree, `.reports/rules.json`, which every test run adds to.
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES = ROOT / "tools" / "conformance"
+RESULTS = ROOT / ".reports" / "rules.json"
+# From good to bad: a test with many cases is as good as its worst.
+OUTCOMES = ("passed", "skipped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of one document, in our words."""
+
+    id: str  # as tests name it, `rds7-bind-once`
+    section: str  # heading in the document
+    text: str
+    note: str = ""  # where it stands otherwise than "do it": Linux differs, RDMA only
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One source document with all its rules, in the order of the document."""
+
+    key: str
+    title: str
+    about: str
+    rules: tuple[Rule, ...]
+
+
+@cache
+def documents() -> tuple[Document, ...]:
+    """Return all documents. Raises ValueError for a rule that stands twice."""
+    found = tuple(_read(path) for path in sorted(RULES.glob("*.toml")))
+    ids = [rule.id for document in found for rule in document.rules]
+    twice = {name for name in ids if ids.count(name) > 1}
+    if twice:
+        raise ValueError(f"rules that stand twice: {sorted(twice)}")
+    return found
+
+
+@cache
+def known_ids() -> frozenset[str]:
+    """Return the ids of all rules."""
+    return frozenset(rule.id for document in documents() for rule in document.rules)
+
+
+@dataclass(slots=True)
+class Results:
+    """Outcomes by rule and test function; the cases of one function count as one test."""
+
+    tests: dict[str, dict[str, str]] = field(default_factory=dict)  # rule -> test -> outcome
+
+    def add(self, test: str, rules: list[str], outcome: str) -> None:
+        """Note one phase of one test: the worst of all its phases and cases stays."""
+        function = test.split("[", maxsplit=1)[0]
+        for rule in rules:
+            outcomes = self.tests.setdefault(rule, {})
+            worst = max(outcomes.get(function, "passed"), outcome, key=OUTCOMES.index)
+            outcomes[function] = worst
+
+    def save(self) -> None:
+        """Write these results over the older ones of the same tests."""
+        if not self.tests:
+            return
+        merged = load()
+        seen = {test for outcomes in self.tests.values() for test in outcomes}
+        for outcomes in merged.values():
+            for test in seen & outcomes.keys():
+                del outcomes[test]
+        for rule, outcomes in self.tests.items():
+            merged.setdefault(rule, {}).update(outcomes)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(merged, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def load() -> dict[str, dict[str, str]]:
+    """Return the results of earlier runs, without tests whose file is gone."""
+    if not RESULTS.exists():
+        return {}
+    stored: dict[str, dict[str, str]] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return {
+        rule: {test: what for test, what in tests.items() if (ROOT / test.split("::")[0]).exists()}
+        for rule, tests in stored.items()
+    }
+
+
+def _read(path: Path) -> Document:
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    rules = tuple(Rule(**row) for row in data["rule"])
+    return Document(path.stem, data["title"], data["about"], rules)
