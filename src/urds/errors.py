@@ -1,0 +1,126 @@
+"""All exceptions of `urds`, and the one table from reason to errno.
+
+A protocol problem is an exception of ours and stays inside; what an application meets is an
+`OSError` made by `os_error`, with the errno that Linux gives for the same misuse. Where our errno
+leaves Linux's, docs/differences.md says so. Source of the table: rds.md sections 3 and 5, recorded
+on linux v6.1 to v7.2.
+"""
+
+import errno
+import os
+from enum import Enum, auto
+
+
+class WireError(ValueError):
+    """Octets are no valid record, or a record does not fit its octets."""
+
+
+class RemoteProtocolError(Exception):
+    """The peer broke the protocol: drop the connection, count, reconnect."""
+
+
+class LocalProtocolError(Exception):
+    """The caller broke the protocol. Nobody catches it: the caller is mended."""
+
+
+class Refusal(Enum):
+    """Why a call was refused. One member per reason; several may share an errno."""
+
+    # Destination
+    NOT_BOUND = auto()
+    NO_DESTINATION_GIVEN = auto()
+    NOT_CONNECTED = auto()
+    DESTINATION_ANY = auto()
+    # Room and time
+    TOO_LONG = auto()
+    QUEUE_FULL = auto()
+    PATH_FULL = auto()
+    NOTHING_TO_RECEIVE = auto()
+    PEER_CONGESTED = auto()
+    TIMED_OUT = auto()
+    NO_SPACE = auto()
+    # What is asked
+    FLAGS_NOT_SUPPORTED = auto()
+    NOT_SUPPORTED = auto()
+    BAD_ADDRESS = auto()
+    BAD_ARGUMENT = auto()
+    BAD_CMSG = auto()
+    FAMILY_MISMATCH = auto()
+    FAMILY_UNKNOWN = auto()
+    SOCKET_TYPE = auto()
+    NOT_A_TTY = auto()
+    # Bind
+    ALREADY_BOUND = auto()
+    RESERVED_PORT = auto()
+    ADDRESS_IN_USE = auto()
+    ADDRESS_HELD_BY_PROCESS = auto()
+    PORTS_EXHAUSTED = auto()
+    NOT_LOCAL = auto()
+    # Options
+    NO_SUCH_OPTION = auto()
+    OPTION_SIZE = auto()
+    OPTION_FAULT = auto()
+    TRANSPORT_ATTACHED = auto()
+    TRANSPORT_PROTOTYPE = auto()
+    TRANSPORT_MISSING = auto()
+    # Life of a socket
+    CLOSED = auto()
+    AFTER_FORK = auto()
+    # Peers
+    PEER_UNREACHABLE = auto()
+    PEER_NOT_ALLOWED = auto()
+    TOO_MANY_PEERS = auto()
+
+
+ERRNO_OF: dict[Refusal, int] = {
+    Refusal.NOT_BOUND: errno.ENOTCONN,  # not EDESTADDRREQ: kernel parity
+    Refusal.NO_DESTINATION_GIVEN: errno.ENOTCONN,  # the same
+    Refusal.NOT_CONNECTED: errno.ENOTCONN,
+    Refusal.DESTINATION_ANY: errno.EDESTADDRREQ,
+    Refusal.TOO_LONG: errno.EMSGSIZE,
+    Refusal.QUEUE_FULL: errno.EAGAIN,
+    Refusal.PATH_FULL: errno.EAGAIN,
+    Refusal.NOTHING_TO_RECEIVE: errno.EAGAIN,
+    Refusal.PEER_CONGESTED: errno.ENOBUFS,  # full there, not here: retry after an update
+    Refusal.TIMED_OUT: errno.ETIMEDOUT,  # not EAGAIN as other sockets: kernel parity
+    Refusal.NO_SPACE: errno.ENOSPC,  # RDS_INFO_*: the buffer is too small
+    Refusal.FLAGS_NOT_SUPPORTED: errno.EOPNOTSUPP,
+    Refusal.NOT_SUPPORTED: errno.EOPNOTSUPP,
+    Refusal.BAD_ADDRESS: errno.EINVAL,
+    Refusal.BAD_ARGUMENT: errno.EINVAL,
+    Refusal.BAD_CMSG: errno.EINVAL,
+    Refusal.FAMILY_MISMATCH: errno.EOPNOTSUPP,  # IPv4 to IPv6 or back on one socket
+    Refusal.FAMILY_UNKNOWN: errno.EAFNOSUPPORT,
+    Refusal.SOCKET_TYPE: errno.ESOCKTNOSUPPORT,
+    Refusal.NOT_A_TTY: errno.ENOTTY,
+    Refusal.ALREADY_BOUND: errno.EINVAL,
+    Refusal.RESERVED_PORT: errno.EINVAL,
+    Refusal.ADDRESS_IN_USE: errno.EADDRINUSE,
+    Refusal.ADDRESS_HELD_BY_PROCESS: errno.EADDRINUSE,
+    Refusal.PORTS_EXHAUSTED: errno.EADDRINUSE,
+    Refusal.NOT_LOCAL: errno.EADDRNOTAVAIL,
+    Refusal.NO_SUCH_OPTION: errno.ENOPROTOOPT,
+    Refusal.OPTION_SIZE: errno.EINVAL,
+    Refusal.OPTION_FAULT: errno.EFAULT,
+    Refusal.TRANSPORT_ATTACHED: errno.EOPNOTSUPP,
+    Refusal.TRANSPORT_PROTOTYPE: errno.EPROTOTYPE,
+    Refusal.TRANSPORT_MISSING: errno.ENOPROTOOPT,  # chosen, but not loaded or not at this address
+    Refusal.CLOSED: errno.EBADF,
+    Refusal.AFTER_FORK: errno.EBADF,
+    Refusal.PEER_UNREACHABLE: errno.EHOSTUNREACH,  # ours: Linux never reports an absent peer
+    Refusal.PEER_NOT_ALLOWED: errno.EACCES,  # ours: Linux knows no list of peers
+    Refusal.TOO_MANY_PEERS: errno.EUSERS,  # ours; not ENOBUFS, which promises a map update
+}
+assert ERRNO_OF.keys() == set(Refusal), "each refusal has exactly one errno"
+
+
+def os_error(refusal: Refusal, detail: str = "") -> OSError:
+    """Return the OSError an application expects, e.g. BlockingIOError for EAGAIN.
+
+    The text is errno's own, the reason in words and, after a colon, `detail`: values and limits,
+    or what to do. Python chooses the subclass: TimeoutError, PermissionError and so on.
+    """
+    code = ERRNO_OF[refusal]
+    words = refusal.name.lower().replace("_", " ")
+    text = f"{os.strerror(code)} ({words})"
+    return OSError(code, f"{text}: {detail}" if detail else text)

@@ -1,0 +1,262 @@
+"""Extension headers, the 16 octets at the end of a header, and the handshake they carry.
+
+A list of a type octet and its data, whose length the type implies; there is no length octet.
+`parse` reads it exactly as Linux 7.0 does (net/rds/message.c), with UEK's types 7 and 9 beside:
+
+- at offset 16, at type 0 and at a type of 16 or more it stops;
+- data that would run past octet 16 end the list, and what is there is not read;
+- a type below 16 that is not known has no data: reading goes on at the next octet.
+
+Kernels up to 6.19 send one extension and read all; 4 and 8 are unknown to them. That is why
+SPORT_IDX stands last and its data octet is 0: an old kernel takes that octet for the end.
+
+The handshake is what a probe ping and a probe pong say here: how many paths, which generation,
+whether TCP source ports carry the path index. To another `urds` node it adds the *mark*, at fixed
+offsets behind the end of the list, where no kernel looks (tried on 6.1, 6.12 and 7.2):
+
+    offset   0..9                10         11..12   13             14..15
+    content  list, zero filled   0 (NONE)   "UR"     mark version   capability bits, big-endian
+
+A peer without the mark is treated as Linux. No kernel echoes a probe, so a mark in a reply is the
+peer's own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is a class
+from typing import Final
+
+from urds.constants import Capability, ExtensionType, RdmaBytesFlag
+from urds.errors import WireError
+from urds.wire.header import EXTENSION_BYTES
+
+TYPE_LIMIT: Final = 16  # types from here on end the list
+MARK_VERSION: Final = 1
+_MARK_OFFSET: Final = 10
+_MARK_SIGN: Final = b"\0UR"
+_MARK: Final = Struct(">3sBH")
+assert _MARK_OFFSET + _MARK.size == EXTENSION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A protocol version; defined by Linux, sent by nobody."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaKey:
+    """The key that the RDMA operation before this message has used."""
+
+    r_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaTarget:
+    """Memory of the sender that the receiver may read or write: its RDMA cookie."""
+
+    r_key: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaBytes:
+    """How much the RDMA operation before this message has moved (since 7.0)."""
+
+    moved_bytes: int
+    direction: RdmaBytesFlag
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "direction", RdmaBytesFlag(self.direction))
+
+
+@dataclass(frozen=True, slots=True)
+class PathCount:
+    """How many paths the sender can use; the receiver takes the smaller of both numbers."""
+
+    paths: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A number that a restart of the sender changes; 0 is no generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class UekCapabilities:
+    """Capability bits of UEK; bit 0 is its heartbeat."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePortIndex:
+    """The sender's TCP source ports carry the path index (since 7.0)."""
+
+    dummy: int = 0  # any other value would be parsed as a type by kernels before 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadChecksum:
+    """UEK's checksum over the payload."""
+
+    checksum: int
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A type below 16 without a meaning here. It has no data."""
+
+    type: int
+
+
+Extension = (
+    Version
+    | RdmaKey
+    | RdmaTarget
+    | RdmaBytes
+    | PathCount
+    | Generation
+    | UekCapabilities
+    | SourcePortIndex
+    | PayloadChecksum
+    | Unknown
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The peer is a `urds` node, and this is what it can do."""
+
+    capabilities: Capability
+    version: int = MARK_VERSION  # later versions keep this layout and add meaning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handshake:
+    """The content of one probe, ping or pong alike."""
+
+    npaths: int | None = None  # as sent; the receiver takes the smaller of both and 8
+    generation: int | None = None  # never 0
+    sport_index: bool = False  # binds the connecting side to ports that carry the path index
+    mark: Mark | None = None
+
+
+_KNOWN: Final[dict[int, tuple[type[Extension], Struct]]] = {
+    ExtensionType.VERSION: (Version, Struct(">I")),
+    ExtensionType.RDMA: (RdmaKey, Struct(">I")),
+    ExtensionType.RDMA_DEST: (RdmaTarget, Struct(">II")),
+    ExtensionType.RDMA_BYTES: (RdmaBytes, Struct(">IB3x")),
+    ExtensionType.NPATHS: (PathCount, Struct(">H")),
+    ExtensionType.GEN_NUM: (Generation, Struct(">I")),
+    ExtensionType.CAP_BITS: (UekCapabilities, Struct(">I")),
+    ExtensionType.SPORT_IDX: (SourcePortIndex, Struct(">B")),
+    ExtensionType.CSUM: (PayloadChecksum, Struct(">I?3x")),
+}
+_TYPE_OF: Final = {record: number for number, (record, _) in _KNOWN.items()}
+
+
+def parse(octets: bytes) -> tuple[Extension, ...]:
+    """Read the list in the order it stands. Raises WireError if there are not 16 octets."""
+    if len(octets) != EXTENSION_BYTES:
+        raise WireError(f"extension space of {len(octets)} octets, not {EXTENSION_BYTES}")
+    found: list[Extension] = []
+    offset = 0
+    while offset < EXTENSION_BYTES:
+        number = octets[offset]
+        offset += 1
+        if number == ExtensionType.NONE or number >= TYPE_LIMIT:
+            break
+        known = _KNOWN.get(number)
+        if known is None:
+            found.append(Unknown(number))
+            continue
+        record, layout = known
+        if offset + layout.size > EXTENSION_BYTES:
+            break
+        found.append(record(*layout.unpack_from(octets, offset)))
+        offset += layout.size
+    return tuple(found)
+
+
+def emit(extensions: Iterable[Extension]) -> bytes:
+    """Write the 16 octets: in the order given, each extension that still fits, zeros behind.
+
+    One that does not fit is left out, as Linux leaves it out; a later, shorter one may follow.
+    Raises WireError if a value does not fit its width.
+    """
+    octets = b""
+    for extension in extensions:
+        encoded = _emit_one(extension)
+        if len(octets) + len(encoded) <= EXTENSION_BYTES:
+            octets += encoded
+    return octets.ljust(EXTENSION_BYTES, b"\0")
+
+
+def parse_handshake(octets: bytes) -> Handshake:
+    """Read the extension space of a probe; other extensions are passed over.
+
+    Of a repeated extension the last one counts, as in Linux.
+    Raises WireError if there are not 16 octets.
+    """
+    npaths: int | None = None
+    generation: int | None = None
+    sport_index = False
+    for extension in parse(octets):
+        if isinstance(extension, PathCount):
+            npaths = extension.paths
+        elif isinstance(extension, Generation):
+            generation = extension.generation or None  # Linux takes 0 for "none given"
+        elif isinstance(extension, SourcePortIndex):
+            sport_index = True
+    return Handshake(
+        npaths=npaths, generation=generation, sport_index=sport_index, mark=_parse_mark(octets)
+    )
+
+
+def emit_handshake(handshake: Handshake) -> bytes:
+    """Write the 16 octets of a probe, in the order of Linux 7.0.
+
+    All three extensions fit in front of the mark. Raises WireError if a value does not fit.
+    """
+    extensions: list[Extension] = []
+    if handshake.npaths is not None:
+        extensions.append(PathCount(handshake.npaths))
+    if handshake.generation is not None:
+        if not handshake.generation:
+            raise WireError("generation 0 means none: leave it out")
+        extensions.append(Generation(handshake.generation))
+    if handshake.sport_index:
+        extensions.append(SourcePortIndex())
+    octets = emit(extensions)
+    return octets if handshake.mark is None else octets[:_MARK_OFFSET] + _emit_mark(handshake.mark)
+
+
+def _emit_one(extension: Extension) -> bytes:
+    if isinstance(extension, Unknown):
+        if extension.type in _KNOWN or not 0 < extension.type < TYPE_LIMIT:
+            raise WireError(f"{extension} is not an unknown type of 1 to {TYPE_LIMIT - 1}")
+        return bytes([extension.type])
+    number = _TYPE_OF[type(extension)]
+    try:
+        return bytes([number]) + _KNOWN[number][1].pack(*astuple(extension))
+    except StructError as problem:
+        raise WireError(f"{extension}: {problem}") from None
+
+
+def _parse_mark(octets: bytes) -> Mark | None:
+    sign, version, capabilities = _MARK.unpack_from(octets, _MARK_OFFSET)
+    if sign != _MARK_SIGN or version == 0:
+        return None
+    return Mark(Capability(capabilities), version)
+
+
+def _emit_mark(mark: Mark) -> bytes:
+    if not 1 <= mark.version <= 0xFF or not 0 <= mark.capabilities <= 0xFFFF:
+        raise WireError(f"{mark}: version is 1 to 255, capabilities are 16 bits")
+    return _MARK.pack(_MARK_SIGN, mark.version, mark.capabilities)
