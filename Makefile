@@ -57,7 +57,7 @@ types: lint-environment  ## Check types, strictly
 	@$(BIN)/mypy
 
 docs: environment  ## Write docs/conformance.md anew from the rules and the last test results
-	@$(BIN)/python tools/conformance.py
+	@$(BIN)/python -m tools.conformance
 
 native:  ## Build the native data plane: not part of this release, so it fails and says so
 	@echo "The native data plane is not part of this release; the Python plane carries all." >&2

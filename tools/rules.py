@@ -31,7 +31,8 @@ class Rule:
 class Document:
     """One source document with all its rules, in the order of the document."""
 
-    key: str
+    order: int  # its place on the page
+    key: str  # name of its file and first part of its rules' ids
     title: str
     about: str
     rules: tuple[Rule, ...]
@@ -40,7 +41,7 @@ class Document:
 @cache
 def documents() -> tuple[Document, ...]:
     """Return all documents. Raises ValueError for a rule that stands twice."""
-    found = tuple(_read(path) for path in sorted(RULES.glob("*.toml")))
+    found = tuple(sorted(map(_read, RULES.glob("*.toml")), key=lambda document: document.order))
     ids = [rule.id for document in found for rule in document.rules]
     twice = {name for name in ids if ids.count(name) > 1}
     if twice:
@@ -97,4 +98,4 @@ def load() -> dict[str, dict[str, str]]:
 def _read(path: Path) -> Document:
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rules = tuple(Rule(**row) for row in data["rule"])
-    return Document(path.stem, data["title"], data["about"], rules)
+    return Document(data["order"], path.stem, data["title"], data["about"], rules)

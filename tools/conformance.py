@@ -1,0 +1,72 @@
+"""Write docs/conformance.md: every rule of the source documents and what the tests say of it.
+
+    make docs
+
+A rule is "passed" if every test that shows it passed when last run, "failed" if one failed,
+"skipped" if one was skipped and none failed, and "not done" if no test shows it.
+"""
+
+import sys
+
+from tools.rules import OUTCOMES, ROOT, Document, Rule, documents, load
+
+PAGE = ROOT / "docs" / "conformance.md"
+HEAD = """\
+# Conformance
+
+Every rule of the source documents, in our words, with the tests that show it and what they
+said when last run. This page is written by `make docs` from `tools/conformance/` and the
+results of the last test runs; nobody edits it. "Not done" means that no test shows the rule:
+the behaviour may be there, unproven, or may not be there at all.
+"""
+
+
+def main() -> int:
+    """Write the page and print one line per document."""
+    results = load()
+    parts = [HEAD, _overview(results)]
+    for document in documents():
+        parts.append(_section(document, results))
+        print(f"{document.title}: {_counts(document, results)}")
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    return 0
+
+
+def state(rule: Rule, results: dict[str, dict[str, str]]) -> str:
+    """Return what stands in the last column for one rule."""
+    outcomes = results.get(rule.id, {}).values()
+    return max(outcomes, key=OUTCOMES.index) if outcomes else "not done"
+
+
+def _counts(document: Document, results: dict[str, dict[str, str]]) -> str:
+    states = [state(rule, results) for rule in document.rules]
+    kinds = [kind for kind in (*OUTCOMES, "not done") if kind in states]
+    return ", ".join(f"{states.count(kind)} {kind}" for kind in kinds)
+
+
+def _overview(results: dict[str, dict[str, str]]) -> str:
+    lines = ["| document | rules | state |", "|---|---|---|"]
+    lines += [
+        f"| [{document.title}](#{document.key}) | {len(document.rules)} "
+        f"| {_counts(document, results)} |"
+        for document in documents()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _section(document: Document, results: dict[str, dict[str, str]]) -> str:
+    lines = [f'<a id="{document.key}"></a>', "", f"## {document.title}", "", document.about]
+    section = ""
+    for rule in document.rules:
+        if rule.section != section:
+            section = rule.section
+            lines += ["", f"### {section}", "", "| rule | says | tests | last result |"]
+            lines += ["|---|---|---|---|"]
+        says = f"{rule.text} *{rule.note}*" if rule.note else rule.text
+        tests = "<br>".join(f"`{test}`" for test in sorted(results.get(rule.id, {})))
+        lines.append(f"| `{rule.id}` | {says} | {tests} | {state(rule, results)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
