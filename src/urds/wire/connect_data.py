@@ -1,0 +1,85 @@
+"""Private data of an RDMA connect: what two RDS nodes tell each other in CM request and reply.
+
+The connection manager pads private data with zeros, so longer octets are read from the front. In
+a request they stand behind the 36 octets of the RDMA-CM header. Which of the two forms it is,
+the address family of the connection says, not the data.
+Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c.
+"""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, Self
+
+from urds.errors import WireError
+from urds.wire.layout import Layout
+
+CONNECT_DATA_V4_BYTES: Final = 32
+CONNECT_DATA_V6_BYTES: Final = 56
+VERSION_OFFERED: Final = (3, 1)
+MINOR_MASK_OFFERED: Final = 0x0003  # minors 0 and 1
+REJECTED_INCOMPATIBLE: Final = 1  # the int in the private data of a reject
+
+# source target major minor minor_mask tos (3 reserved) ack_sequence credits (4 padding)
+_V4: Final = Layout("connect data", ">4s4sBBHB3xQI4x", octets=CONNECT_DATA_V4_BYTES)
+_V6: Final = Layout("connect data (IPv6)", ">16s16sBBHB3xQI4x", octets=CONNECT_DATA_V6_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectData:
+    """One side's offer, or its answer. Both addresses are of one family."""
+
+    source: IPv4Address | IPv6Address
+    target: IPv4Address | IPv6Address
+    major: int = VERSION_OFFERED[0]
+    minor: int = VERSION_OFFERED[1]
+    minor_mask: int = MINOR_MASK_OFFERED  # bit n: minor n is understood
+    tos: int = 0  # reserved in the wire specification
+    ack_sequence: int = 0  # highest sequence received, as the ack of a header
+    credits: int = 0  # receive buffers granted; 0 turns flow control off
+
+    @classmethod
+    def parse(cls, octets: bytes, *, ipv6: bool) -> Self:
+        """Read one record from the front of `octets`. Raises WireError if they are too few."""
+        layout, address = (_V6, IPv6Address) if ipv6 else (_V4, IPv4Address)
+        if len(octets) < layout.octets:
+            raise WireError(f"connect data of {len(octets)} octets, less than {layout.octets}")
+        fields = layout.unpack(octets[: layout.octets])
+        return cls(
+            source=address(fields[0]),
+            target=address(fields[1]),
+            major=fields[2],
+            minor=fields[3],
+            minor_mask=fields[4],
+            tos=fields[5],
+            ack_sequence=fields[6],
+            credits=fields[7],
+        )
+
+    def emit(self) -> bytes:
+        """Write 32 octets for IPv4, 56 for IPv6. Raises WireError if a field does not fit."""
+        if self.source.version != self.target.version:
+            raise WireError(f"connect data from {self.source} to {self.target}: two families")
+        return (_V4 if self.source.version == 4 else _V6).pack(
+            self.source.packed,
+            self.target.packed,
+            self.major,
+            self.minor,
+            self.minor_mask,
+            self.tos,
+            self.ack_sequence,
+            self.credits,
+        )
+
+
+def accepted_version(offer: ConnectData | None) -> tuple[int, int] | None:
+    """Return the (major, minor) that Linux answers to an offer; None: it rejects.
+
+    `None` (data absent or too short) and major 0 are taken for 4.0. Of 4.x the highest minor that
+    both know is answered; of the others 3.1 alone is accepted.
+    """
+    if offer is None or offer.major == 0:
+        return (4, 0)
+    common = offer.minor_mask & MINOR_MASK_OFFERED
+    if offer.major == 4 and common:
+        return (4, common.bit_length() - 1)
+    return VERSION_OFFERED if (offer.major, offer.minor) == VERSION_OFFERED else None
