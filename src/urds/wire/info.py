@@ -2,8 +2,9 @@
 
 Packed structures in host byte order, addresses and ports in network order; the one for RDMA
 connections is padded naturally. Each record has an IPv4 form and an IPv6 form of other size, so
-`parse` tells them apart by size. An IPv4 address in an IPv6 form is v4-mapped there; here it is an
-IPv4Address. Source: linux v6.12 include/uapi/linux/rds.h.
+`parse` tells them apart by size. The lists of IPv6 forms hold the IPv4 entries too: an IPv4 address
+is v4-mapped there, here it is an IPv4Address. No address is all zeros, in both forms.
+Source: linux v6.12 include/uapi/linux/rds.h; octets of 6.1 in tests/vectors/linux_6_1_info.hex.
 """
 
 from collections.abc import Iterable, Sequence
@@ -327,6 +328,8 @@ def _address(octets: bytes) -> Address:
 
 
 def _address_octets(address: Address, *, ipv6: bool) -> bytes:
+    if address.is_unspecified:  # all zeros in either form, never v4-mapped: kernel parity
+        return bytes(16 if ipv6 else 4)
     if not ipv6 and address.version == 6:
         raise WireError(f"address {address} in an IPv4 record")
     mapped = ipv6 and address.version == 4

@@ -1,0 +1,118 @@
+"""The header and its checksum, by the values of the reference."""
+
+import pytest
+
+from urds.constants import HeaderFlag
+from urds.errors import WireError
+from urds.wire.checksum import header_checksum, header_intact, internet_checksum
+from urds.wire.header import HEADER, HEADER_BYTES, Header
+
+# The checksum of this header was verified by hand against RFC 1071: e0b6.
+PLAIN = bytes.fromhex(
+    "0000000000000001 0000000000000000 00000005 0fa1 0fa2 00 00 00000000 0000" + "00" * 16
+)
+CHECKED = bytes.fromhex(
+    "0000000000000001 0000000000000000 00000005 0fa1 0fa2 00 00 00000000 e0b6" + "00" * 16
+)
+RECORD = Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002)
+
+
+def test_the_layout_has_48_octets() -> None:
+    assert HEADER.size == HEADER_BYTES == 48
+
+
+def test_a_record_without_checksum_is_written_with_zero() -> None:
+    assert RECORD.emit() == PLAIN
+    assert Header.parse(PLAIN) == RECORD
+
+
+def test_the_checksum_is_the_one_of_the_reference() -> None:
+    assert RECORD.emit(checksum=True) == CHECKED
+    assert Header.parse(CHECKED).checksum == 0xE0B6
+    assert header_checksum(1, 0, 5, 4001, 4002, 0) == 0xE0B6
+
+
+def test_each_field_stands_at_its_offset() -> None:
+    octets = bytes(range(1, 31)) + bytes(2) + bytes(range(33, 49))
+    assert Header.parse(octets) == Header(
+        sequence=0x0102030405060708,
+        ack=0x090A0B0C0D0E0F10,
+        payload_bytes=0x11121314,
+        source_port=0x1516,
+        target_port=0x1718,
+        flags=HeaderFlag(0x19),
+        credit=0x1A,
+        padding=0x1B1C1D1E,
+        checksum=0,
+        extension=bytes(range(33, 49)),
+    )
+
+
+def test_a_wrong_checksum_is_refused_with_both_values() -> None:
+    wrong = CHECKED[:30] + b"\xe0\xb7" + CHECKED[32:]
+    with pytest.raises(WireError, match="0xe0b7, computed 0xe0b6"):
+        Header.parse(wrong)
+
+
+def test_a_wrong_checksum_passes_where_nobody_verifies() -> None:
+    wrong = CHECKED[:30] + b"\xe0\xb7" + CHECKED[32:]
+    assert Header.parse(wrong, verify=False).checksum == 0xE0B7
+    assert Header.parse(wrong, verify=False).emit() == wrong
+
+
+def test_zero_is_not_checked() -> None:
+    assert header_intact(HEADER.unpack(PLAIN))
+
+
+def test_a_sum_of_all_ones_is_sent_as_ffff_and_not_as_unchecked() -> None:
+    """The words sum to 0xffff, so RFC 1071 would write 0, and nobody would look."""
+    octets = Header(sequence=0xFFFF).emit(checksum=True)
+    assert internet_checksum(Header(sequence=0xFFFF).emit()) == 0
+    assert octets[30:32] == b"\xff\xff"
+    assert internet_checksum(octets) == 0  # what Linux verifies
+    assert header_intact(HEADER.unpack(octets))
+
+
+def test_a_header_of_zeros_has_the_checksum_ffff() -> None:
+    assert Header().emit(checksum=True)[30:32] == b"\xff\xff"
+    assert internet_checksum(bytes(HEADER_BYTES)) == 0xFFFF
+
+
+def test_an_odd_octet_is_the_upper_half_of_a_word() -> None:
+    assert internet_checksum(b"\x12") == internet_checksum(b"\x12\x00") == 0xEDFF
+
+
+@pytest.mark.parametrize("count", [0, 47, 49])
+def test_another_number_of_octets_is_refused(count: int) -> None:
+    with pytest.raises(WireError, match=f"header of {count} octets, not 48"):
+        Header.parse(bytes(count))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sequence", 1 << 64),
+        ("sequence", -1),
+        ("ack", 1 << 64),
+        ("payload_bytes", 1 << 32),
+        ("source_port", 65536),
+        ("target_port", 65536),
+        ("credit", 256),
+        ("padding", 1 << 32),
+        ("checksum", 65536),
+    ],
+)
+def test_a_value_wider_than_its_field_is_refused(field: str, value: int) -> None:
+    with pytest.raises(WireError, match=str(value)):
+        Header(**{field: value}).emit()
+
+
+def test_an_extension_space_of_another_size_is_refused() -> None:
+    with pytest.raises(WireError, match="15 octets, not 16"):
+        Header(extension=bytes(15)).emit()
+
+
+def test_a_flag_that_nobody_knows_stays() -> None:
+    octets = Header(flags=HeaderFlag(0xC0)).emit()
+    assert octets[24] == 0xC0
+    assert Header.parse(octets).flags == 0xC0
