@@ -1,0 +1,68 @@
+"""Read the project's pages: README and docs, their code blocks and links."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)$")
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(#[^)]*)?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int  # of the opening fence
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """Return every page that the project shows, sorted."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(*languages: str) -> list[Block]:
+    """Return all blocks of these languages, in the order of the pages."""
+    return [block for page in pages() for block in _read(page) if block.language in languages]
+
+
+def all_blocks() -> list[Block]:
+    """Return all blocks of all pages."""
+    return [block for page in pages() for block in _read(page)]
+
+
+def links(page: Path) -> Iterator[str]:
+    """Yield the targets of a page's links, without their anchors."""
+    for found in LINK.finditer(page.read_text(encoding="utf-8")):
+        yield found["target"]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which a block runs: the checkout, and this interpreter first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": path}
+
+
+def _read(page: Path) -> Iterator[Block]:
+    name = page.relative_to(ROOT).as_posix()
+    opened: tuple[int, str, str] | None = None
+    text: list[str] = []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        fence = FENCE.match(line)
+        if opened is None and fence:
+            opened, text = (number, fence["language"], fence["indent"]), []
+        elif opened is not None and line.strip() == "```":
+            yield Block(name, opened[0], opened[1], "\n".join(text) + "\n")
+            opened = None
+        elif opened is not None:
+            text.append(line.removeprefix(opened[2]))
+    assert opened is None, f"{name}:{opened}: a block without an end"
