@@ -18,8 +18,8 @@ help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: python  ## Run hosts on 127.0.0.x that lose their connections and no message (1 min)
-	@if $(PYTHON) tools/environment.py --at $(VENV) --timeout-s 5 --retries 0 --patience-s 45 \
-	        build demo; \
+	@if $(PYTHON) tools/environment.py --at $(VENV) --brief --timeout-s 5 --retries 0 \
+	        --patience-s 45 build demo; \
 	then $(BIN)/python -m urds demo; \
 	else echo "Running with the standard library alone."; PYTHONPATH=src $(PYTHON) -m urds demo; \
 	fi

@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--patience-s", type=int, default=600, help="time for all downloads")
     parser.add_argument("--timeout-s", type=int, default=30, help="time for one connection")
     parser.add_argument("--retries", type=int, default=3, help="how often a download is repeated")
+    parser.add_argument("--brief", action="store_true", help="one line says what went wrong")
     parser.add_argument("sets", nargs="+", metavar="SET", help="requirements/SET.txt")
     options = parser.parse_args()
     missing = _missing_modules()
@@ -44,7 +45,7 @@ def main() -> int:
         _install_checkout(options)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         reason = "took too long" if isinstance(error, subprocess.TimeoutExpired) else "failed"
-        print(f"Fetching packages {reason}: is the package index reachable from here?")
+        print(f"Fetching packages {reason}: the package index may be out of reach.")
         return NO_PACKAGES
     return 0
 
@@ -76,7 +77,7 @@ def _install_checkout(options: argparse.Namespace) -> None:
 
 
 def _make_venv(at: Path) -> None:
-    if not (at / "bin" / "python").exists():
+    if not (at / "bin" / "pip").exists():
         subprocess.run([sys.executable, "-m", "venv", str(at)], check=True)
 
 
@@ -85,7 +86,10 @@ def _pip(options: argparse.Namespace, *arguments: str) -> None:
     command = [str(options.at / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", str(options.retries)]
     command += ["--timeout", str(options.timeout_s), *arguments]
-    subprocess.run(command, check=True, timeout=options.patience_s, stdin=subprocess.DEVNULL)
+    errors = subprocess.DEVNULL if options.brief else None
+    subprocess.run(
+        command, check=True, timeout=options.patience_s, stdin=subprocess.DEVNULL, stderr=errors
+    )
 
 
 def _is_fresh(stamp: Path, source: Path) -> bool:

@@ -1,0 +1,94 @@
+"""The tools behind the make targets: what they count, and what they say where something lacks."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import environment, summary
+from tools.rules import Results
+from tools.summary import Counts
+
+JUNIT = """<testsuites><testsuite>
+<testcase name="a"/>
+<testcase name="b"><failure/></testcase>
+<testcase name="c"><error/><skipped/></testcase>
+<testcase name="d"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def run_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, list[str]]:
+    """Return the exit code and the lines printed."""
+    monkeypatch.setattr(sys, "argv", ["summary.py", *arguments])
+    code = summary.main()
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_a_case_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text(JUNIT)
+    assert summary.read(tmp_path / "a.xml") == Counts(passed=1, failed=2, skipped=1)
+
+
+def test_the_last_line_is_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.xml", "b.xml"):
+        (tmp_path / name).write_text(JUNIT)
+    files = [str(tmp_path / name) for name in ("a.xml", "b.xml")]
+    code, lines = run_summary(monkeypatch, capsys, *files)
+    assert (code, lines[-1]) == (0, "2 passed, 4 failed, 2 skipped")
+
+
+@pytest.mark.parametrize(
+    "junit", [JUNIT, "<testsuites/>", "<testcase><skipped/></testcase>", "", None]
+)
+def test_a_run_that_must_be_whole_and_is_not(
+    junit: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A skip, no test at all, a broken file and no file are failures, and still counted."""
+    if junit is not None:
+        (tmp_path / "interop.xml").write_text(junit)
+    code, lines = run_summary(monkeypatch, capsys, "--ran", str(tmp_path / "interop.xml"))
+    assert code == 1
+    assert lines[-1].endswith("skipped")
+
+
+def test_without_ensurepip_one_line_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ensurepip" else find(name)
+    )
+    monkeypatch.setattr(sys, "argv", ["environment.py", "--at", str(tmp_path / "venv"), "demo"])
+    assert environment.main() == environment.NO_VENV
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert "python3-venv" in lines[0]
+
+
+def test_a_rule_is_as_good_as_its_worst_case() -> None:
+    results = Results()
+    for test, outcome in [
+        ("t.py::a[1]", "passed"),
+        ("t.py::a[2]", "failed"),
+        ("t.py::b", "passed"),
+    ]:
+        results.add(test, ["rule"], outcome)
+    assert results.tests == {"rule": {"t.py::a": "failed", "t.py::b": "passed"}}
+
+
+def test_a_target_keeps_the_exit_code_of_its_command() -> None:
+    """Also prints the budget, in the words that a reader of the log looks for."""
+    timed = [sys.executable, "tools/timed.py", "--name", "check", "--budget-s", "60", "--"]
+    command = [*timed, sys.executable, "-c", "raise SystemExit(7)"]
+    root = Path(environment.__file__).resolve().parents[1]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stdout) == (7, "check: 0 s of 60 s\n")
