@@ -148,7 +148,7 @@ class FirstFrame:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The stream ended; it was read to its end and has left the poll set, the control plane closes it."""
+    """The stream ended; the plane read it to its end and closed it."""
 
     path: Path
     reason: DownReason
@@ -179,7 +179,7 @@ class PeerMap:
 
 @dataclass(frozen=True, slots=True)
 class Congested:
-    """Our map changed: `mailbox` is over its buffer (`on`) or below half of it; queued to all peers."""
+    """Our map changed: `mailbox` is over its buffer, or below half of it; told to all peers."""
 
     mailbox: Mailbox
     on: bool

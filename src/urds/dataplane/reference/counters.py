@@ -1,0 +1,59 @@
+"""Counters of the plane, named as rds-info prints them, and ours for every drop with its reason.
+
+Source of names and meanings: linux v6.12 net/rds/stats.c and net/rds/rds.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Counters:
+    """Plain integers; the shell adds under its lock. Never negative, never reset."""
+
+    # Linux's names.
+    conn_reset: int = 0
+    recv_drop_bad_checksum: int = 0
+    recv_drop_old_seq: int = 0
+    recv_drop_no_sock: int = 0
+    recv_drop_dead_sock: int = 0
+    recv_delivered: int = 0
+    recv_queued: int = 0
+    recv_ack_required: int = 0
+    recv_ping: int = 0
+    send_queue_empty: int = 0
+    send_queue_full: int = 0
+    send_ack_required: int = 0
+    send_queued: int = 0
+    send_pong: int = 0
+    copy_to_user: int = 0
+    copy_from_user: int = 0
+    cong_update_queued: int = 0
+    cong_update_received: int = 0
+    cong_send_error: int = 0
+    cong_send_blocked: int = 0
+    recv_bytes_added_to_sock: int = 0
+    recv_bytes_freed_fromsock: int = 0
+    mprds_catchup_tx0_retries: int = 0
+    tcp_data_ready_calls: int = 0
+    tcp_write_space_calls: int = 0
+    tcp_sndbuf_full: int = 0
+    # Ours.
+    ack_sent: int = 0
+    ack_received: int = 0
+    send_repeated: int = 0
+    send_cancelled: int = 0
+    send_given_up: int = 0
+    recv_drop_control_full: int = 0
+    recv_drop_too_long: int = 0
+    recv_drop_bad_map: int = 0
+    recv_drop_bad_ack: int = 0
+    recv_drop_closed: int = 0
+    recv_paused: int = 0
+    peer_restarted: int = 0
+    helper_passes: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Return name and value of each, in the order of declaration."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

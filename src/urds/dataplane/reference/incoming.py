@@ -1,0 +1,373 @@
+"""The receiving half of a path: octets to messages, repeats dropped, restarts noticed.
+
+A value machine: no I/O, no clock, no lock. Whole messages go straight into the inbox of their
+target port; what is for the control plane is kept for the shell to fetch.
+
+Numbers. A sequence may skip forward (a cancelled message leaves a hole). It falls back only in two
+cases: a new stream repeats what the old one carried, flagged RETRANSMITTED, and such repeats below
+the expected number are dropped; or the peer began a new life. A new life of an own node says so in
+its hello. A new life of a Linux kernel must be recognised *before* the duplicate rule, else its
+first messages look like old repeats (Source: observed with linux v6.1, v6.12, v7.2, see
+docs/protocol/rds-tcp.md):
+
+    a  a number below the expected one without the flag: taken, the expected number follows
+    b  a probe with another generation, or without one although a probe was seen before
+    c  a repeat below everything that the last stream with traffic carried
+
+A message dies with its stream unless it is complete.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
+from urds.dataplane.base import DownReason, Limits, SocketAddress
+from urds.dataplane.reference.counters import Counters
+from urds.dataplane.reference.inbox import Inbox
+from urds.wire.exthdr import parse_handshake
+from urds.wire.header import HEADER, HEADER_BYTES
+
+_RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
+_ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
+_CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
+_PROBE_PORT = 1
+_FIRST_PORT = 2
+_NO_NUMBER = 1 << 64  # above every sequence number
+_CONTROL_PAYLOAD_BYTES = 64
+# A message that is not wholly here is collected apart from this length on; below it, it is
+# carried to the next read with its header.
+_BODY_BYTES = 8192
+_READ_BYTES = 65536
+_READ_BYTES_MAX = 1 << 20
+
+
+class ControlMessage(NamedTuple):
+    """A message for the control plane, as `base.Control` without its path."""
+
+    sequence: int
+    acknowledgement: int
+    source_port: int
+    target_port: int
+    extension: bytes
+    payload: bytes
+
+
+# Header fields in the order of wire.header.HEADER.
+_Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+
+class Incoming:
+    """State of one receiving direction; `receive_data` is the way of every message."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        counters: Counters,
+        *,
+        inboxes: Mapping[int, Inbox],
+        source_of: Callable[[int], SocketAddress],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.inboxes = inboxes
+        self._source_of = source_of
+        self._wall_ns = wall_ns
+        self._sources: dict[int, SocketAddress] = {}
+        # What the handshake agreed.
+        self.checksum = False
+        self.acknowledging = False  # an own node: it wants to know what lies in our inboxes
+        self.watch_restarts = True  # a kernel does not tell
+        # Numbers.
+        self.sequence_expected = 0
+        self._lowest: int | None = None  # on this stream
+        self._floor: int | None = None  # lowest of the last stream with traffic
+        self._probe_sequence: int | None = None
+        self._generation: int | None = None
+        # The stream.
+        self.frames = 0
+        self._carry = b""
+        self._long: _Fields | None = None  # header of the long message being collected
+        self._body: list[bytes] = []
+        self._body_missing = 0
+        # What we owe.
+        self.messages_owed = 0
+        self.bytes_owed = 0
+        self.acknowledgement_due = False
+        # For the shell to fetch.
+        self.controls: deque[ControlMessage] = deque()
+        self.controls_dropped = 0
+        self.peer_map: bytes | None = None
+        self.acknowledged = 0
+        self.touched: list[tuple[Inbox, int]] = []
+        self.restarted = False
+
+    def octets_wanted(self) -> int:
+        """Return how much to read at once: the rest of a long message and what follows it."""
+        return min(self._body_missing + _READ_BYTES, _READ_BYTES_MAX)
+
+    def remaining(self) -> tuple[int, int]:
+        """Return the octets still missing of a begun header and of a begun payload."""
+        carried = len(self._carry)
+        if not carried:
+            return 0, self._body_missing
+        if carried < HEADER_BYTES:
+            return HEADER_BYTES - carried, 0
+        payload_bytes: int = HEADER.unpack_from(self._carry)[2]
+        return 0, HEADER_BYTES + payload_bytes - carried
+
+    def end_stream(self) -> None:
+        """Forget the partial message and what was owed on the stream; the numbers stay."""
+        self._carry = b""
+        self._forget_body()
+        self.frames = 0
+        self.acknowledged = 0
+        self.reset_owed()
+        if self._lowest is not None:
+            self._floor, self._lowest = self._lowest, None
+
+    def reset_owed(self) -> None:
+        """An acknowledgement left: nothing is owed any more."""
+        self.messages_owed = self.bytes_owed = 0
+        self.acknowledgement_due = False
+
+    def restart_peer(self) -> None:
+        """An own node said that it began a new life.
+
+        Its numbers start from the clock, above those of any earlier life. If some arrived on this
+        stream already, the expected number followed them and must stay, or a repeat of theirs
+        would count as new.
+        """
+        if self._lowest is None:
+            self.sequence_expected = 0
+        self._floor = None
+
+    def remember_generation(self, generation: int | None) -> None:
+        """Note a kernel's generation; None if it sends none (up to linux v6.19)."""
+        self._generation = generation
+
+    def receive_data(self, data: bytes, now_ns: int) -> DownReason | None:
+        """Take octets off the stream; return why the stream must end, None while it is well."""
+        offset = 0
+        if self._long is not None:
+            offset = self._body_missing
+            if len(data) < offset:
+                self._body.append(data)
+                self._body_missing -= len(data)
+                return None
+            self._body.append(data if len(data) == offset else data[:offset])
+            fields, payload = self._long, b"".join(self._body)
+            self._forget_body()
+            verdict = self._judge(fields, payload)
+            if isinstance(verdict, DownReason):
+                return verdict
+            if verdict:
+                self._deliver(fields, payload, now_ns)
+        elif self._carry:
+            data = self._carry + data
+            self._carry = b""
+        return self._parse(data, offset, now_ns) if offset < len(data) else None
+
+    def _forget_body(self) -> None:
+        self._long = None
+        self._body = []
+        self._body_missing = 0
+
+    def _parse(self, data: bytes, offset: int, now_ns: int) -> DownReason | None:
+        """Take every whole message from `offset` on; keep the rest for the next read."""
+        unpack, end, checked = HEADER.unpack_from, len(data), self.checksum
+        payload_bytes_max = self.limits.message_bytes_max
+        expected = self._expected()
+        run_target = run_source = -1  # a run: messages from one socket to one socket
+        run_messages = run_bytes = 0
+        inbox: Inbox | None = None
+        source: SocketAddress = ("", 0)
+        while end - offset >= HEADER_BYTES:
+            fields: _Fields = unpack(data, offset)
+            (
+                sequence, acknowledgement, payload_bytes, source_port, target_port,
+                flags, credit, padding, checksum, high, low,
+            ) = fields  # fmt: skip
+            if payload_bytes > payload_bytes_max:
+                return self._breach(inbox, run_messages, run_bytes, DownReason.TOO_LONG)
+            if checked and checksum and (
+                sequence + acknowledgement + payload_bytes + source_port + target_port
+                + (flags << 8) + credit + padding + checksum + high + low
+            ) % 65535:  # fmt: skip
+                return self._breach(inbox, run_messages, run_bytes, DownReason.BAD_CHECKSUM)
+            body = offset + HEADER_BYTES
+            following = body + payload_bytes
+            if following > end:
+                break
+            self.frames += 1
+            offset = following
+            payload = data[body:following]
+            if acknowledgement > self.acknowledged:
+                self.acknowledged = acknowledgement
+            if flags == _ACK_REQUIRED:
+                self.acknowledgement_due = True
+                self.counters.recv_ack_required += 1
+                flags = 0
+            if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
+                verdict = self._judge(fields, payload)
+                expected = self._expected()
+                if isinstance(verdict, DownReason):
+                    return self._breach(inbox, run_messages, run_bytes, verdict)
+                if not verdict:
+                    continue
+            else:
+                self.sequence_expected = expected = sequence + 1
+            if target_port != run_target or source_port != run_source:
+                self._close_run(inbox, run_messages, run_bytes)
+                run_target, run_source, run_messages, run_bytes = target_port, source_port, 0, 0
+                inbox, source = self.inboxes.get(target_port), self._source(source_port)
+            run_messages += 1
+            run_bytes += payload_bytes
+            if inbox is None:
+                continue
+            if inbox.detailed or high or low:
+                inbox.queue.append(self._detailed(payload, source, high, low, now_ns))
+            else:
+                inbox.queue.append((payload, source))
+        self._close_run(inbox, run_messages, run_bytes)
+        self._keep_rest(data, offset)
+        return None
+
+    def _expected(self) -> int:
+        """Return the number below which `_judge` decides; before a stream's first, all of them."""
+        return _NO_NUMBER if self._lowest is None else self.sequence_expected
+
+    def _keep_rest(self, data: bytes, offset: int) -> None:
+        """Keep an incomplete message; a long one is collected apart, without more copies."""
+        rest = len(data) - offset
+        if rest >= HEADER_BYTES:
+            fields = HEADER.unpack_from(data, offset)
+            if fields[2] >= _BODY_BYTES:
+                self._long = fields
+                self._body = [data[offset + HEADER_BYTES :]]
+                self._body_missing = HEADER_BYTES + fields[2] - rest
+                return
+        self._carry = data[offset:] if rest else b""
+
+    def _breach(
+        self, inbox: Inbox | None, messages: int, payload_bytes: int, reason: DownReason
+    ) -> DownReason:
+        self._close_run(inbox, messages, payload_bytes)
+        return reason
+
+    def _close_run(self, inbox: Inbox | None, messages: int, payload_bytes: int) -> None:
+        """Settle the accounts of a run of messages that are in the queue already."""
+        if not messages:
+            return
+        if self.acknowledging:
+            self.messages_owed += messages
+            self.bytes_owed += payload_bytes
+            if (
+                self.messages_owed >= self.limits.acknowledge_messages
+                or self.bytes_owed >= self.limits.acknowledge_bytes
+            ):
+                self.acknowledgement_due = True
+        if inbox is None:
+            self.counters.recv_drop_no_sock += messages
+            return
+        inbox.add(messages, payload_bytes)
+        self.counters.recv_queued += messages
+        self.counters.recv_bytes_added_to_sock += payload_bytes
+        self.touched.append((inbox, messages))
+
+    def _deliver(self, fields: _Fields, payload: bytes, now_ns: int) -> None:
+        """Put one message into its inbox: the long way round, for long messages."""
+        self.frames += 1
+        inbox = self.inboxes.get(fields[4])
+        if inbox is not None:
+            item = self._detailed(payload, self._source(fields[3]), *fields[9:], now_ns)
+            inbox.queue.append(item if inbox.detailed or any(fields[9:]) else item[:2])
+        self._close_run(inbox, 1, len(payload))
+
+    def _source(self, port: int) -> SocketAddress:
+        source = self._sources.get(port)
+        if source is None:
+            source = self._sources[port] = self._source_of(port)  # at most 65,536
+        return source
+
+    def _detailed(
+        self, payload: bytes, source: SocketAddress, high: int, low: int, now_ns: int
+    ) -> tuple[bytes, SocketAddress, bytes, int, int]:
+        extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
+        return payload, source, extension, self._wall_ns(), now_ns
+
+    # -- what is rare
+
+    def _judge(self, fields: _Fields, payload: bytes) -> DownReason | bool:
+        """Decide on a message that is not plainly next: true if it is for an inbox."""
+        sequence, acknowledgement, _, source_port, target_port, flags = fields[:6]
+        if acknowledgement > self.acknowledged:
+            self.acknowledged = acknowledgement
+        if flags & _ACK_REQUIRED and flags != _ACK_REQUIRED:
+            self.acknowledgement_due = True
+            self.counters.recv_ack_required += 1
+        if flags == _CONG_BITMAP:  # exactly this flag: kernel parity
+            if len(payload) != CONGESTION_MAP_BYTES:
+                return DownReason.BAD_MAP
+            self.peer_map = payload
+            return False
+        flagged = bool(flags & _RETRANSMITTED)
+        is_control = not target_port or (not source_port and target_port == _PROBE_PORT)
+        if not sequence and not flagged and is_control:
+            # A hello or an acknowledgement of an own node: both are outside the numbers.
+            if source_port:
+                self._keep_control(fields, payload)
+            else:
+                self.counters.ack_received += 1
+            return False
+        if self.watch_restarts and self._is_new_life(fields):
+            self.sequence_expected = 0
+            self._floor = None
+            self.restarted = True
+        if source_port == _PROBE_PORT and not target_port:
+            self._probe_sequence = sequence
+        if flagged and sequence < self.sequence_expected:
+            self.counters.recv_drop_old_seq += 1
+            return False
+        self.sequence_expected = sequence + 1
+        self._lowest = sequence if self._lowest is None else min(self._lowest, sequence)
+        if is_control:
+            if source_port or target_port:
+                self._keep_control(fields, payload)
+            return False
+        return True
+
+    def _is_new_life(self, fields: _Fields) -> bool:
+        """Tell whether a kernel began anew (rules b and c); looked at before the duplicates."""
+        sequence, _, _, source_port, target_port, flags = fields[:6]
+        flagged = bool(flags & _RETRANSMITTED)
+        below_floor = flagged and self._floor is not None and sequence < self._floor
+        if below_floor and sequence < self.sequence_expected:
+            return True
+        if source_port != _PROBE_PORT or target_port or self._probe_sequence is None:
+            return False
+        extension = (fields[9] << 64 | fields[10]).to_bytes(16, "big")
+        generation = parse_handshake(extension).generation
+        if generation is not None:
+            return self._generation not in (None, generation)
+        # Without generations a second probe means a new life, unless it is the first repeated.
+        return not (flagged and sequence == self._probe_sequence)
+
+    def _keep_control(self, fields: _Fields, payload: bytes) -> None:
+        if len(self.controls) >= self.limits.control_events_max:
+            self.controls_dropped += 1
+            return
+        extension = (fields[9] << 64 | fields[10]).to_bytes(16, "big")
+        self.controls.append(
+            ControlMessage(
+                sequence=fields[0],
+                acknowledgement=fields[1],
+                source_port=fields[3],
+                target_port=fields[4],
+                extension=extension,
+                payload=payload[:_CONTROL_PAYLOAD_BYTES],
+            )
+        )

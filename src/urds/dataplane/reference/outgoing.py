@@ -1,0 +1,424 @@
+"""The sending half of a path: number, keep until acknowledged, repeat after a break.
+
+A value machine: no I/O, no clock, no lock. Messages wait in three queues, always sent in this order:
+
+    repeats   were handed to an earlier stream and not acknowledged; keep their number, carry
+              RETRANSMITTED, go first and restart from their header
+    unsent    have no number yet; a message is numbered when it first becomes octets, so that
+              cancelling an unsent message leaves no hole
+    unacked   became octets of the current stream; kept until the peer has them
+
+What "has them" means depends on the peer (`Release`): towards Linux the TCP stack's count of
+acknowledged octets, between own nodes the header's acknowledgement field. A message that was cut in
+the middle is repeated whole. Source: linux v6.12 net/rds/send.c (rds_send_path_reset).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from urds.constants import HeaderFlag
+from urds.dataplane.base import Buffer, Limits, Release
+from urds.dataplane.reference.counters import Counters
+from urds.wire.header import HEADER, HEADER_BYTES
+
+_RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
+_ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
+_CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
+REFERENCE_BYTES = 8192  # payloads from here up travel as buffers of their own, never joined
+_NO_EXTENSION = b""
+
+
+class Owner(Protocol):
+    """The send account of a socket: payload octets queued or unacknowledged."""
+
+    send_queued_bytes: int
+    given_up: int
+
+
+# (owner, source_port, target_port, payload, extension); owner None: the control plane's own
+Unsent = tuple[Owner | None, int, int, Buffer, bytes]
+# (sequence, stream position behind its last octet, owner, source_port, target_port, payload, ext)
+Sent = tuple[int, int, Owner | None, int, int, Buffer, bytes]
+
+
+class Fence:
+    """A place in a path's queue that another path waits for.
+
+    Fan-out moves a socket from path 0 to another; what it sends there must not overtake what it
+    left behind. Source: linux v7.0 (mprds catch-up, see docs/protocol/rds-tcp.md).
+    """
+
+    __slots__ = ("open", "sequence")
+
+    def __init__(self) -> None:
+        self.open = False
+        self.sequence: int | None = None  # known once the queue has been numbered up to here
+
+
+class Outgoing:
+    """Queues and numbers of one direction of a path."""
+
+    __slots__ = (
+        "acknowledgement_wanted",
+        "checksum",
+        "counters",
+        "fences",
+        "freed",
+        "gate",
+        "limits",
+        "pending_bytes",
+        "position",
+        "release",
+        "repeats",
+        "sequence_next",
+        "unacked",
+        "unacked_bytes_left",
+        "unacked_packets_left",
+        "unsent",
+    )
+
+    def __init__(self, limits: Limits, counters: Counters, *, sequence_first: int) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.unsent: deque[Unsent | Fence] = deque()
+        self.repeats: deque[Sent] = deque()
+        self.unacked: deque[Sent] = deque()
+        self.sequence_next = sequence_first
+        self.position = 0  # octets made for the current stream
+        self.pending_bytes = 0  # octets of `unsent`, headers included
+        self.release = Release.NOT_YET
+        self.checksum = False
+        self.acknowledgement_wanted = False  # a send account crossed half of its bound
+        self.unacked_packets_left = limits.unacked_packets_max
+        self.unacked_bytes_left = limits.unacked_bytes_max
+        self.fences: list[Fence] = []
+        self.gate: Fence | None = None  # on another path: nothing new leaves before it opens
+        self.freed: set[Owner] = set()  # accounts that gained room since the shell looked
+
+    # -- queueing
+
+    def queue(
+        self,
+        owner: Owner | None,
+        source_port: int,
+        target_port: int,
+        payload: Buffer,
+        extension: bytes = _NO_EXTENSION,
+        *,
+        ahead: bool = False,
+    ) -> None:
+        """Queue one message; `ahead` puts it before other new messages, behind repeats."""
+        message = (owner, source_port, target_port, payload, extension)
+        if ahead:
+            self.unsent.appendleft(message)
+        else:
+            self.unsent.append(message)
+        self.pending_bytes += HEADER_BYTES + len(payload)
+        if owner is not None:
+            owner.send_queued_bytes += len(payload)
+
+    def message_count(self) -> int:
+        """Return how many messages are queued or unacknowledged."""
+        return len(self.unsent) + len(self.unacked) + len(self.repeats)
+
+    def fence(self) -> Fence:
+        """Return a fence behind everything queued now."""
+        fence = Fence()
+        self.unsent.append(fence)
+        self.fences.append(fence)
+        self._open_fences()
+        return fence
+
+    # -- the stream
+
+    def frame(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
+        """Turn queued messages into octets until `octets_max`; return how many were made.
+
+        Small messages are joined, payloads of 8 KiB or more are appended as they are. The
+        acknowledgement goes into every header; 0 towards Linux.
+        """
+        made = self._frame_repeats(out, octets_max, acknowledgement) if self.repeats else 0
+        if not self.unsent or made >= octets_max or not self._gate_is_open():
+            return made
+        pieces: list[Buffer] = []
+        unsent, keep, pack = self.unsent, self.unacked.append, HEADER.pack
+        sequence, position, checksum = self.sequence_next, self.position, self.checksum
+        acknowledging = self.release is Release.PEER_ACKNOWLEDGED
+        packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
+        fenced = bool(self.fences)
+        end = position - made + octets_max
+        while unsent and position < end:
+            message = unsent.popleft()
+            if fenced and isinstance(message, Fence):
+                message.sequence = sequence - 1
+                continue
+            # Fences stand here only while `fenced`: the test per message would cost 3 %.
+            owner, source_port, target_port, payload, extension = message  # type: ignore[misc]
+            payload_bytes = len(payload)
+            flags = high = low = sum_field = 0
+            if acknowledging:
+                packets_left -= 1
+                bytes_left -= payload_bytes
+                last = self.acknowledgement_wanted and not unsent
+                if packets_left <= 0 or bytes_left <= 0 or last:
+                    flags = _ACK_REQUIRED
+                    self.counters.send_ack_required += 1
+                    packets_left = self.limits.unacked_packets_max
+                    bytes_left = self.limits.unacked_bytes_max
+            if extension:
+                high = int.from_bytes(extension[:8], "big")
+                low = int.from_bytes(extension[8:], "big")
+            if checksum:
+                # 2**16 is 1 modulo 65535, so the ones-complement sum of the 24 words of a header
+                # is the sum of its fields at any width; the field is its complement.
+                sum_field = 65535 - (
+                    sequence + acknowledgement + payload_bytes + source_port + target_port
+                    + (flags << 8) + high + low
+                ) % 65535  # fmt: skip
+            pieces.append(
+                pack(
+                    sequence,
+                    acknowledgement,
+                    payload_bytes,
+                    source_port,
+                    target_port,
+                    flags,
+                    0,
+                    0,
+                    sum_field,
+                    high,
+                    low,
+                )  # fmt: skip
+            )
+            if payload_bytes < REFERENCE_BYTES:
+                pieces.append(payload)
+            else:
+                out.append(b"".join(pieces))
+                out.append(payload)
+                pieces = []
+            position += HEADER_BYTES + payload_bytes
+            keep((sequence, position, owner, source_port, target_port, payload, extension))
+            sequence += 1
+        if pieces:
+            out.append(b"".join(pieces))
+        if not unsent:
+            self.acknowledgement_wanted = False
+        self.counters.send_queued += sequence - self.sequence_next
+        new_octets = position - self.position
+        self.pending_bytes -= new_octets
+        self.sequence_next, self.position = sequence, position
+        self.unacked_packets_left, self.unacked_bytes_left = packets_left, bytes_left
+        if self.fences:
+            self._open_fences()
+        return made + new_octets
+
+    def _frame_repeats(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
+        """Repeat what an earlier stream was handed, oldest first, with its old number."""
+        made = 0
+        flags = _RETRANSMITTED
+        if self.release is Release.PEER_ACKNOWLEDGED:
+            flags |= _ACK_REQUIRED
+        while self.repeats and made < octets_max:
+            sequence, _, owner, source_port, target_port, payload, extension = (
+                self.repeats.popleft()
+            )
+            out.append(
+                emit_header(
+                    sequence=sequence,
+                    acknowledgement=acknowledgement,
+                    payload_bytes=len(payload),
+                    source_port=source_port,
+                    target_port=target_port,
+                    flags=flags,
+                    extension=extension,
+                    checksum=self.checksum,
+                )
+            )
+            out.append(payload)
+            made += HEADER_BYTES + len(payload)
+            self.unacked.append(
+                (
+                    sequence,
+                    self.position + made,
+                    owner,
+                    source_port,
+                    target_port,
+                    payload,
+                    extension,
+                )
+            )
+            self.counters.send_repeated += 1
+        self.position += made
+        return made
+
+    def _gate_is_open(self) -> bool:
+        if self.gate is not None and self.gate.open:
+            self.gate = None
+        return self.gate is None
+
+    def end_stream(self) -> None:
+        """The stream is gone: everything unacknowledged will be repeated, in its old order."""
+        self.unacked.extend(self.repeats)
+        self.repeats, self.unacked = self.unacked, self.repeats
+        self.unacked.clear()
+        self.position = 0
+        self.unacked_packets_left = self.limits.unacked_packets_max
+        self.unacked_bytes_left = self.limits.unacked_bytes_max
+
+    # -- acknowledgements
+
+    def handle_peer_acknowledged(self, sequence: int) -> bool:
+        """Free everything up to `sequence`; False if that was never handed over."""
+        if sequence >= self.sequence_next:
+            return False
+        unacked = self.unacked
+        while unacked and unacked[0][0] <= sequence:
+            self._free(unacked.popleft())
+        if self.fences:
+            self._open_fences()
+        return True
+
+    def handle_stream_acknowledged(self, octets: int) -> None:
+        """Free what lies wholly within the first `octets` of the current stream."""
+        unacked = self.unacked
+        while unacked and unacked[0][1] <= octets:
+            self._free(unacked.popleft())
+        if self.fences:
+            self._open_fences()
+
+    def forget_repeats(self, sequence: int) -> None:
+        """Free repeats that the peer says it has, up to `sequence`."""
+        repeats = self.repeats
+        while sequence < self.sequence_next and repeats and repeats[0][0] <= sequence:
+            self._free(repeats.popleft())
+        if self.fences:
+            self._open_fences()
+
+    def _free(self, message: Sent) -> None:
+        owner = message[2]
+        if owner is not None:
+            owner.send_queued_bytes -= len(message[5])
+            self.freed.add(owner)
+
+    def _open_fences(self) -> None:
+        oldest = self.repeats or self.unacked
+        for fence in self.fences:
+            if fence.sequence is None and self.unsent and self.unsent[0] is fence:
+                self.unsent.popleft()
+                fence.sequence = self.sequence_next - 1
+            if fence.sequence is not None and (not oldest or oldest[0][0] > fence.sequence):
+                fence.open = True
+        self.fences = [fence for fence in self.fences if not fence.open]
+
+    # -- taking messages out
+
+    def cancel(self, owner: Owner, target_port: int | None) -> int:
+        """Remove the owner's messages, to one port or to all; return how many.
+
+        Octets already made go out to the end, for the sake of framing; only repeating ends.
+        Source: linux v6.12 net/rds/send.c (rds_send_drop_to).
+        """
+        unsent_kept: deque[Unsent | Fence] = deque()
+        removed = 0
+        for message in self.unsent:
+            if not isinstance(message, Fence) and _matches(message, owner, target_port):
+                owner.send_queued_bytes -= len(message[3])
+                self.pending_bytes -= HEADER_BYTES + len(message[3])
+                removed += 1
+            else:
+                unsent_kept.append(message)
+        self.unsent = unsent_kept
+        self.repeats, repeats_removed = _without(self.repeats, owner, target_port)
+        self.unacked, unacked_removed = _without(self.unacked, owner, target_port)
+        self._open_fences()
+        return removed + repeats_removed + unacked_removed
+
+    def drop_handed_over(self) -> int:
+        """Drop what an earlier life of the peer was handed and did not acknowledge."""
+        dropped = self._give_up(list(self.repeats) + list(self.unacked))
+        self.repeats.clear()
+        self.unacked.clear()
+        self._open_fences()
+        return dropped
+
+    def drop_all(self) -> int:
+        """Drop every message; return how many."""
+        dropped = self.drop_handed_over()
+        for message in self.unsent:
+            if isinstance(message, Fence):
+                message.sequence = self.sequence_next - 1
+            else:
+                dropped += self._give_up([(0, 0, *message)])
+        self.unsent.clear()
+        self.pending_bytes = 0
+        self._open_fences()
+        return dropped
+
+    def _give_up(self, messages: Iterable[Sent]) -> int:
+        count = 0
+        for message in messages:
+            owner = message[2]
+            if owner is None:
+                continue  # a ping or pong: nobody's message
+            count += 1
+            owner.send_queued_bytes -= len(message[5])
+            owner.given_up += 1
+            self.freed.add(owner)
+        return count
+
+
+def _matches(message: Unsent, owner: Owner, target_port: int | None) -> bool:
+    return message[0] is owner and target_port in (None, message[2])
+
+
+def _without(queue: deque[Sent], owner: Owner, target_port: int | None) -> tuple[deque[Sent], int]:
+    """Return the queue without the owner's messages (to `target_port`, if given) and their count."""
+    kept: deque[Sent] = deque()
+    for message in queue:
+        if message[2] is owner and target_port in (None, message[4]):
+            owner.send_queued_bytes -= len(message[5])
+        else:
+            kept.append(message)
+    return kept, len(queue) - len(kept)
+
+
+def emit_header(
+    *,
+    sequence: int,
+    acknowledgement: int,
+    payload_bytes: int,
+    source_port: int,
+    target_port: int,
+    flags: int,
+    extension: bytes,
+    checksum: bool,
+) -> bytes:
+    """Return the octets of one header of a rare frame: a repeat, a map, an acknowledgement."""
+    high = int.from_bytes(extension[:8], "big")
+    low = int.from_bytes(extension[8:], "big")
+    sum_field = 0
+    if checksum:
+        total = sequence + acknowledgement + payload_bytes + source_port + target_port
+        sum_field = 65535 - (total + (flags << 8) + high + low) % 65535
+    return HEADER.pack(
+        sequence, acknowledgement, payload_bytes, source_port, target_port,
+        flags, 0, 0, sum_field, high, low,
+    )  # fmt: skip
+
+
+def emit_map(octets: bytes, *, checksum: bool) -> bytes:
+    """Return a congestion map frame: number 0, ports 0, exactly the flag CONG_BITMAP."""
+    header = emit_header(
+        sequence=0,
+        acknowledgement=0,
+        payload_bytes=len(octets),
+        source_port=0,
+        target_port=0,
+        flags=_CONG_BITMAP,
+        extension=_NO_EXTENSION,
+        checksum=checksum,
+    )
+    return header + octets
