@@ -23,20 +23,18 @@ peer's own.
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from struct import Struct
-from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Final
 
 from urds.constants import Capability, ExtensionType, RdmaBytesFlag
 from urds.errors import WireError
 from urds.wire.header import EXTENSION_BYTES
+from urds.wire.layout import Layout
 
 TYPE_LIMIT: Final = 16  # types from here on end the list
 MARK_VERSION: Final = 1
 _MARK_OFFSET: Final = 10
 _MARK_SIGN: Final = b"\0UR"
-_MARK: Final = Struct(">3sBH")
-assert _MARK_OFFSET + _MARK.size == EXTENSION_BYTES
+_MARK: Final = Layout("mark", ">3sBH", octets=EXTENSION_BYTES - _MARK_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +145,16 @@ class Handshake:
     mark: Mark | None = None
 
 
-_KNOWN: Final[dict[int, tuple[type[Extension], Struct]]] = {
-    ExtensionType.VERSION: (Version, Struct(">I")),
-    ExtensionType.RDMA: (RdmaKey, Struct(">I")),
-    ExtensionType.RDMA_DEST: (RdmaTarget, Struct(">II")),
-    ExtensionType.RDMA_BYTES: (RdmaBytes, Struct(">IB3x")),
-    ExtensionType.NPATHS: (PathCount, Struct(">H")),
-    ExtensionType.GEN_NUM: (Generation, Struct(">I")),
-    ExtensionType.CAP_BITS: (UekCapabilities, Struct(">I")),
-    ExtensionType.SPORT_IDX: (SourcePortIndex, Struct(">B")),
-    ExtensionType.CSUM: (PayloadChecksum, Struct(">I?3x")),
+_KNOWN: Final[dict[int, tuple[type[Extension], Layout]]] = {
+    ExtensionType.VERSION: (Version, Layout("VERSION", ">I", octets=4)),
+    ExtensionType.RDMA: (RdmaKey, Layout("RDMA", ">I", octets=4)),
+    ExtensionType.RDMA_DEST: (RdmaTarget, Layout("RDMA_DEST", ">II", octets=8)),
+    ExtensionType.RDMA_BYTES: (RdmaBytes, Layout("RDMA_BYTES", ">IB3x", octets=8)),
+    ExtensionType.NPATHS: (PathCount, Layout("NPATHS", ">H", octets=2)),
+    ExtensionType.GEN_NUM: (Generation, Layout("GEN_NUM", ">I", octets=4)),
+    ExtensionType.CAP_BITS: (UekCapabilities, Layout("CAP_BITS", ">I", octets=4)),
+    ExtensionType.SPORT_IDX: (SourcePortIndex, Layout("SPORT_IDX", ">B", octets=1)),
+    ExtensionType.CSUM: (PayloadChecksum, Layout("CSUM", ">I?3x", octets=8)),
 }
 _TYPE_OF: Final = {record: number for number, (record, _) in _KNOWN.items()}
 
@@ -177,10 +175,11 @@ def parse(octets: bytes) -> tuple[Extension, ...]:
             found.append(Unknown(number))
             continue
         record, layout = known
-        if offset + layout.size > EXTENSION_BYTES:
+        end = offset + layout.octets
+        if end > EXTENSION_BYTES:
             break
-        found.append(record(*layout.unpack_from(octets, offset)))
-        offset += layout.size
+        found.append(record(*layout.unpack(octets[offset:end])))
+        offset = end
     return tuple(found)
 
 
@@ -243,20 +242,17 @@ def _emit_one(extension: Extension) -> bytes:
             raise WireError(f"{extension} is not an unknown type of 1 to {TYPE_LIMIT - 1}")
         return bytes([extension.type])
     number = _TYPE_OF[type(extension)]
-    try:
-        return bytes([number]) + _KNOWN[number][1].pack(*astuple(extension))
-    except StructError as problem:
-        raise WireError(f"{extension}: {problem}") from None
+    return bytes([number]) + _KNOWN[number][1].pack(*astuple(extension))
 
 
 def _parse_mark(octets: bytes) -> Mark | None:
-    sign, version, capabilities = _MARK.unpack_from(octets, _MARK_OFFSET)
+    sign, version, capabilities = _MARK.unpack(octets[_MARK_OFFSET:])
     if sign != _MARK_SIGN or version == 0:
         return None
     return Mark(Capability(capabilities), version)
 
 
 def _emit_mark(mark: Mark) -> bytes:
-    if not 1 <= mark.version <= 0xFF or not 0 <= mark.capabilities <= 0xFFFF:
-        raise WireError(f"{mark}: version is 1 to 255, capabilities are 16 bits")
-    return _MARK.pack(_MARK_SIGN, mark.version, mark.capabilities)
+    if mark.version < 1:
+        raise WireError(f"mark: version {mark.version} is not in 1 to 255")
+    return _MARK.pack(_MARK_SIGN, mark.version, int(mark.capabilities))

@@ -1,22 +1,29 @@
 """One fixed layout of octets: a Struct whose mistakes are WireErrors with values and limits."""
 
-from struct import Struct
-from struct import error as StructError  # noqa: N812 - it is a class
-from typing import Any
+import re
+import struct
+from typing import Any, Final
 
 from urds.errors import WireError
 
+_BITS: Final = {"B": 8, "H": 16, "I": 32, "Q": 64, "?": 1}
+
 
 class Layout:
-    """A named Struct of known size."""
+    """A named Struct of unsigned integers and octets, of known size."""
 
-    __slots__ = ("_name", "_struct", "octets")
+    __slots__ = ("_codes", "_name", "_struct", "octets")
 
     def __init__(self, name: str, format_string: str, *, octets: int) -> None:
         self._name = name
-        self._struct = Struct(format_string)
+        self._struct = struct.Struct(format_string)
         self.octets = octets
         assert self._struct.size == octets, f"{name}: {self._struct.size} octets, not {octets}"
+        codes = re.findall(r"(\d*)([a-zA-Z?])", format_string)
+        # A count repeats an integer; octets ("16s") are one field and padding ("3x") is none.
+        self._codes = "".join(
+            code if code == "s" else code * int(count or 1) for count, code in codes if code != "x"
+        )
 
     def unpack(self, octets: bytes) -> tuple[Any, ...]:
         """Return the fields. Raises WireError if `octets` has another size."""
@@ -25,8 +32,15 @@ class Layout:
         return self._struct.unpack(octets)
 
     def pack(self, *fields: object) -> bytes:
-        """Return the octets. Raises WireError if a field does not fit its width."""
+        """Return the octets. Raises WireError if an integer does not fit its width."""
         try:
             return self._struct.pack(*fields)
-        except StructError as problem:
-            raise WireError(f"{self._name} of {fields}: {problem}") from None
+        except struct.error:
+            raise WireError(f"{self._name}: {self._problem(fields)}") from None
+
+    def _problem(self, fields: tuple[object, ...]) -> str:
+        for code, value in zip(self._codes, fields, strict=True):
+            limit = (1 << _BITS[code]) - 1 if code in _BITS else 0
+            if limit and not (isinstance(value, int) and 0 <= value <= limit):
+                return f"{value!r} is not in 0 to {limit}"
+        return f"{fields!r} does not fit {self._struct.format}"

@@ -1,0 +1,105 @@
+"""The congestion map as a set of ports and as octets."""
+
+import sys
+
+import pytest
+
+from urds.errors import WireError
+from urds.wire.congestion_map import CongestionMap
+
+
+@pytest.mark.parametrize(
+    ("port", "offset", "octet"),
+    [(0, 0, 0x01), (1, 0, 0x02), (7, 0, 0x80), (8, 1, 0x01), (5000, 625, 0x01), (5100, 637, 0x10),
+     (65535, 8191, 0x80)],
+)  # fmt: skip
+def test_a_port_has_its_bit(port: int, offset: int, octet: int) -> None:
+    octets = CongestionMap([port]).emit()
+    assert len(octets) == 8192
+    assert octets[offset] == octet
+    assert octets.count(0) == 8191
+    assert list(CongestionMap.parse(octets)) == [port]
+
+
+def test_set_and_clear_tell_what_is_news() -> None:
+    ports = CongestionMap()
+    assert ports.set(4000)
+    assert not ports.set(4000)
+    assert ports.test(4000)
+    assert not ports.test(4001)
+    assert ports.clear(4000)
+    assert not ports.clear(4000)
+    assert not ports.test(4000)
+
+
+def test_clear_leaves_the_other_ports_of_the_octet() -> None:
+    ports = CongestionMap([8, 9])
+    ports.clear(8)
+    assert list(ports) == [9]
+
+
+@pytest.mark.parametrize(
+    "empty", [CongestionMap()] + [CongestionMap.parse(kind(8192)) for kind in (bytes, bytearray)]
+)
+def test_an_empty_map_takes_no_memory(empty: CongestionMap) -> None:
+    assert not empty
+    assert sys.getsizeof(empty) < 100
+    assert empty._octets is None  # a private name: the promise is about memory
+    assert empty.emit() is CongestionMap().emit()
+
+
+def test_a_map_that_became_empty_gives_its_memory_back() -> None:
+    ports = CongestionMap([4000, 65535])
+    ports.clear(4000)
+    assert ports
+    ports.clear(65535)
+    assert not ports
+    assert ports._octets is None  # as above
+
+
+@pytest.mark.parametrize("count", [0, 8191, 8193])
+def test_another_number_of_octets_is_refused(count: int) -> None:
+    with pytest.raises(WireError, match=f"{count} octets, not 8192"):
+        CongestionMap.parse(bytes(count))
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    ports = CongestionMap([1])
+    for call in (ports.set, ports.clear, ports.test):
+        with pytest.raises(WireError, match=f"port {port} is not in 0 to 65535"):
+            call(port)
+
+
+def test_a_map_does_not_share_the_octets_it_was_read_from() -> None:
+    octets = bytearray(8192)
+    octets[0] = 1
+    ports = CongestionMap.parse(octets)
+    octets[0] = 0
+    assert list(ports) == [0]
+
+
+def test_changed_and_cleared() -> None:
+    before, after = CongestionMap([1, 2, 3]), CongestionMap([3, 4])
+    assert list(after.changed_from(before)) == [1, 2, 4]
+    assert list(after.cleared_from(before)) == [1, 2]
+    assert not after.changed_from(after)
+    assert not CongestionMap().changed_from(CongestionMap())
+
+
+def test_ports_64_apart_share_a_bit_of_the_monitor_mask() -> None:
+    assert CongestionMap([0, 64, 65]).monitor_mask() == 0b11
+    assert CongestionMap([63, 65535]).monitor_mask() == 1 << 63
+    assert CongestionMap().monitor_mask() == 0
+
+
+def test_equal_maps_hold_the_same_ports() -> None:
+    assert CongestionMap([1, 2]) == CongestionMap([2, 1])
+    assert CongestionMap([1]) != CongestionMap()
+    assert CongestionMap([1]) != {1}
+    assert repr(CongestionMap([2, 1])) == "CongestionMap([1, 2])"
+
+
+def test_a_memoryview_is_read() -> None:
+    assert not CongestionMap.parse(memoryview(bytes(8192)))
+    assert len(CongestionMap.parse(memoryview(b"\xff" * 8192))) == 65536

@@ -1,0 +1,79 @@
+"""The private data of an RDMA connect, and the version that Linux answers."""
+
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+
+from urds.errors import WireError
+from urds.wire.connect_data import (
+    CONNECT_DATA_V4_BYTES,
+    CONNECT_DATA_V6_BYTES,
+    ConnectData,
+    accepted_version,
+)
+
+V4 = ConnectData(
+    source=IPv4Address("10.0.0.1"),
+    target=IPv4Address("10.0.0.2"),
+    tos=5,
+    ack_sequence=0x0102030405060708,
+    credits=0x090A0B0C,
+)
+V6 = replace(V4, source=IPv6Address("fd00::1"), target=IPv6Address("fd00::2"))
+TAIL = "03 01 0003 05 000000 0102030405060708 090a0b0c 00000000"
+V4_OCTETS = bytes.fromhex("0a000001 0a000002" + TAIL)
+V6_OCTETS = bytes.fromhex(f"fd{'00' * 14}01 fd{'00' * 14}02" + TAIL)
+
+
+@pytest.mark.parametrize(("record", "octets"), [(V4, V4_OCTETS), (V6, V6_OCTETS)])
+def test_the_layout(record: ConnectData, octets: bytes) -> None:
+    ipv6 = record is V6
+    assert len(octets) == (CONNECT_DATA_V6_BYTES if ipv6 else CONNECT_DATA_V4_BYTES)
+    assert record.emit() == octets
+    assert ConnectData.parse(octets, ipv6=ipv6) == record
+
+
+def test_padding_behind_the_record_is_passed_over() -> None:
+    assert ConnectData.parse(V4_OCTETS + bytes(164), ipv6=False) == V4
+
+
+@pytest.mark.parametrize(("octets", "ipv6"), [(V4_OCTETS[:-1], False), (V6_OCTETS[:-1], True)])
+def test_too_few_octets_are_refused(octets: bytes, ipv6: bool) -> None:
+    with pytest.raises(WireError, match=f"{len(octets)} octets, less than {len(octets) + 1}"):
+        ConnectData.parse(octets, ipv6=ipv6)
+
+
+def test_two_families_are_refused() -> None:
+    with pytest.raises(WireError, match="two families"):
+        replace(V4, target=IPv6Address("::1")).emit()
+
+
+def test_a_value_wider_than_its_field_is_refused() -> None:
+    with pytest.raises(WireError, match="4294967296"):
+        replace(V4, credits=1 << 32).emit()
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "minor_mask", "answer"),
+    [
+        (3, 1, 0x0003, (3, 1)),
+        (3, 1, 0x0000, (3, 1)),
+        (3, 0, 0x0001, None),
+        (3, 2, 0x0007, None),
+        (4, 1, 0x0003, (4, 1)),
+        (4, 1, 0x0001, (4, 0)),
+        (4, 2, 0x0004, None),
+        (0, 0, 0x0003, (4, 0)),
+        (5, 0, 0x0003, None),
+    ],
+)
+def test_the_version_that_linux_answers(
+    major: int, minor: int, minor_mask: int, answer: tuple[int, int] | None
+) -> None:
+    offer = replace(V4, major=major, minor=minor, minor_mask=minor_mask)
+    assert accepted_version(offer) == answer
+
+
+def test_an_offer_without_data_is_taken_for_4_0() -> None:
+    assert accepted_version(None) == (4, 0)
