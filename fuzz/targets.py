@@ -1,0 +1,54 @@
+"""What is fuzzed: every parser of octets from strangers, with what must hold for any octets.
+
+A target takes octets and returns, or raises `WireError`. Anything else it raises is a finding.
+It runs without atheris too: `tests/health/test_tools.py` gives each target a few octets.
+"""
+
+from collections.abc import Callable
+
+from urds.wire import exthdr
+from urds.wire.congestion_map import CongestionMap
+from urds.wire.connect_data import ConnectData, accepted_version
+from urds.wire.header import Header
+
+
+def header(octets: bytes) -> None:
+    """Read a header; what was read must come out as the same record again."""
+    record = Header.parse(octets, verify=False)
+    assert Header.parse(record.emit(), verify=False) == record
+
+
+def header_checked(octets: bytes) -> None:
+    """Read a header as between our own nodes, checksum included."""
+    Header.parse(octets)
+
+
+def extensions(octets: bytes) -> None:
+    """Read extension headers and the handshake in them; neither refuses what Linux takes."""
+    exthdr.parse(octets[:16].ljust(16, b"\0"))
+    exthdr.parse_handshake(octets[:16].ljust(16, b"\0"))
+
+
+def congestion_map(octets: bytes) -> None:
+    """Read a map; it must come out as the same octets again."""
+    assert CongestionMap.parse(octets).emit() == octets
+
+
+def connect_data(octets: bytes) -> None:
+    """Read the private data of an RDMA connect in both forms and judge its version."""
+    accepted_version(ConnectData.parse(octets[1:], ipv6=bool(octets[:1] > b"\x7f")))
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (header, header_checked, extensions, congestion_map, connect_data)
+}
+# Where the search starts: octets of the right length are a long way from none at all.
+SEEDS: dict[str, bytes] = {
+    "header": Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),
+    "header_checked": Header(sequence=1, payload_bytes=5).emit(checksum=True),
+    "extensions": bytes.fromhex("050008 0611223344 0800 00 5552 01 0000"),
+    "congestion_map": CongestionMap([4000]).emit(),
+    "connect_data": bytes(33),
+}
+assert SEEDS.keys() == TARGETS.keys(), "each target has a seed"
