@@ -1,0 +1,256 @@
+"""The lab: a network namespace, the wire, the guest, and Python on both sides of the wire.
+
+    with Lab(ensure_image()) as lab, lab.open_guest() as guest, lab.open_ours() as ours: ...
+
+The host's end of the wire has two addresses, one below and one above the guest's, because who
+connects to whom in RDS over TCP depends on their order. Everything the lab starts is its own child
+and dies with it (PDEATHSIG), whatever way it goes; a namespace that a killed run left behind is
+removed by the next one.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from . import agent, wire
+from .image import Image
+from .remote import Remote
+from .wire import Orders
+
+GUEST = agent.GUEST_ADDRESS
+LOWER, HIGHER = "10.78.0.1", "10.78.0.100"  # ours, on either side of the guest's in order
+BOOT_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+NAMESPACE_PREFIX = "urds-lab-"
+CLONE_NEWNET = 0x40000000
+HERE = Path(__file__).parent
+WORKLOAD = (HERE / "workload.py").read_text()
+
+
+class Lab:
+    """A booted guest. Enter it to boot (seconds), leave it to take everything down."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._namespace = f"{NAMESPACE_PREFIX}{os.getpid()}"
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="urds-lab-")))
+            remove_stale_namespaces()
+            stack.enter_context(network_namespace(self._namespace))
+            self._wire = stack.enter_context(self._start_wire())
+            self._configure_tap()
+            if capture := os.environ.get("URDS_LAB_PCAP"):
+                dump = ["tcpdump", "-i", "tap0", "-U", "-w", capture, "tcp port 16385"]
+                stack.enter_context(_child(["ip", "netns", "exec", self._namespace, *dump]))
+            machine = stack.enter_context(_child(self._machine_command()))
+            self._wait_until_ready(machine)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def open_guest(self) -> Iterator[Remote]:
+        """Open a process in the guest, with the workload in its names; kill it at the end."""
+        remote = self._connect_guest()
+        try:
+            with closing(remote):
+                remote(WORKLOAD)
+                yield remote
+        finally:
+            # By its number and from another process: it may be blocked in a call.
+            with closing(self._connect_guest()) as killer:
+                killer("import os, signal")
+                killer(
+                    "try: os.kill(pid, signal.SIGKILL)\nexcept ProcessLookupError: pass",
+                    pid=remote.pid,
+                )
+
+    @contextmanager
+    def open_ours(self, **environment: str) -> Iterator[Remote]:
+        """Open a process on our side, with the workload in its names; kill it at the end."""
+        near, far = socket.socketpair()
+        paths = [str(HERE.parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, reversed(paths))),
+            **environment,
+        }
+        command = ["ip", "netns", "exec", self._namespace, sys.executable]
+        command += [str(HERE / "agent.py"), str(far.fileno())]
+        with near, _child(command, keep=far, environment=environment):
+            far.close()
+            with closing(Remote(near, side="ours")) as remote:
+                remote(WORKLOAD)
+                yield remote
+
+    def order(self, orders: Orders) -> dict[str, int]:
+        """Tell the wire what to do from now on; return its counts up to here."""
+        return self._ask_wire(dataclasses.asdict(orders))
+
+    def cut_now(self) -> dict[str, int]:
+        """Reset every RDS connection on the wire; return the wire's counts."""
+        return self._ask_wire({"cut_now": True})
+
+    def counts(self) -> dict[str, int]:
+        """Return what the wire counted: cuts, blocked and lost frames."""
+        return self._ask_wire({})
+
+    def _ask_wire(self, body: dict[str, object]) -> dict[str, int]:
+        self._wire.send(json.dumps(body).encode())
+        counts: dict[str, int] = json.loads(self._wire.recv(65536))
+        return counts
+
+    def _connect_guest(self) -> Remote:
+        return Remote(connect_inside(self._namespace, (GUEST, agent.AGENT_PORT)), side="guest")
+
+    @contextmanager
+    def _start_wire(self) -> Iterator[socket.socket]:
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = ["ip", "netns", "exec", self._namespace, sys.executable]
+        command += [wire.__file__, "tap0", *self._wire_paths(), str(far.fileno())]
+        with near, _child(command, keep=far):
+            far.close()
+            near.settimeout(10)
+            near.send(b"{}")
+            near.recv(65536)  # it answers when it has its ports
+            yield near
+
+    def _wire_paths(self) -> tuple[str, str]:
+        return f"{self._work}/guest", f"{self._work}/wire"
+
+    def _configure_tap(self) -> None:
+        for address in (LOWER, HIGHER):
+            _ip("-n", self._namespace, "address", "add", f"{address}/24", "dev", "tap0")
+        _ip("-n", self._namespace, "link", "set", "tap0", "up")
+
+    def _machine_command(self) -> list[str]:
+        accelerator = os.environ.get("URDS_LAB_ACCEL", "tcg,thread=multi")
+        guest_path, wire_path = self._wire_paths()
+        wiring = f"local.type=unix,local.path={guest_path},remote.type=unix,remote.path={wire_path}"
+        kernel_line = (
+            "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable random.trust_cpu=on"
+        )
+        return [
+            *("qemu-system-x86_64", "-accel", accelerator, "-cpu", "max", "-machine", "q35"),
+            *("-smp", "2", "-m", "1G", "-display", "none", "-monitor", "none", "-no-reboot"),
+            *("-serial", f"file:{self._work}/console"),
+            *("-kernel", str(self._image.kernel), "-initrd", str(self._image.initrd)),
+            *("-append", kernel_line),
+            *("-drive", f"file={self._image.root},format=raw,if=virtio,snapshot=on"),
+            *("-fw_cfg", f"name=opt/agent.py,file={agent.__file__}"),
+            *("-device", "virtio-rng-pci", "-nic", "none"),
+            *("-netdev", f"dgram,id=net,{wiring}", "-device", "virtio-net-pci,netdev=net"),
+        ]
+
+    def _wait_until_ready(self, machine: "subprocess.Popen[bytes]") -> None:
+        """Wait for the agent's word on the console. Raises RuntimeError with the console."""
+        console = self._work / "console"
+        deadline_s = time.monotonic() + BOOT_TIMEOUT_S
+        while machine.poll() is None and time.monotonic() < deadline_s:
+            if console.exists() and agent.READY in console.read_text(errors="replace"):
+                return
+            time.sleep(0.05)
+        said = console.read_text(errors="replace")[-4000:] if console.exists() else "nothing"
+        raise RuntimeError(f"the guest did not come up (exit {machine.poll()}); it said: {said}")
+
+
+def missing_requirement() -> str | None:
+    """Return what this host lacks for the lab, None if nothing."""
+    if os.geteuid() != 0:
+        return "the lab needs root for network namespaces and a tap device"
+    if not os.path.exists("/dev/net/tun"):
+        return "the lab needs /dev/net/tun"
+    search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    for tool in ("qemu-system-x86_64", "mmdebstrap", "busybox", "mke2fs", "modprobe", "setpriv"):
+        if not any(os.access(Path(folder) / tool, os.X_OK) for folder in search.split(":")):
+            return f"the lab needs {tool}: install the packages of tests/interop/packages.txt"
+    return None
+
+
+@contextmanager
+def network_namespace(name: str) -> Iterator[None]:
+    """Make a network namespace with loopback up; remove it at the end."""
+    _ip("netns", "add", name)
+    try:
+        _ip("-n", name, "link", "set", "lo", "up")
+        yield
+    finally:
+        _ip("netns", "delete", name)
+
+
+def remove_stale_namespaces() -> None:
+    """Remove the lab namespaces whose owner, named by its process number, lives no more."""
+    for entry in Path("/run/netns").glob(f"{NAMESPACE_PREFIX}*"):
+        owner = entry.name.removeprefix(NAMESPACE_PREFIX)
+        if not Path("/proc", owner).exists():
+            _ip("netns", "delete", entry.name)
+
+
+def connect_inside(namespace: str, address: tuple[str, int]) -> socket.socket:
+    """Return a connection made from inside `namespace`; only a helper thread enters it.
+
+    Raises OSError as connecting does.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_enter_namespace, namespace).result()
+        return thread.submit(socket.create_connection, address, 10.0).result()
+
+
+def _enter_namespace(name: str) -> None:
+    """Move the calling thread into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as namespace:
+        if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
+
+
+@contextmanager
+def _child(
+    command: list[str],
+    *,
+    keep: socket.socket | None = None,
+    environment: dict[str, str] | None = None,
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `command` with the descriptor `keep` open in it; end it at the end, or with us."""
+    descriptors = () if keep is None else (keep.fileno(),)
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *command],
+        stdin=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

@@ -1,0 +1,206 @@
+"""Build what the guest boots from: kernel, initial RAM disk, root file system.
+
+Everything comes from Debian packages. The root holds Python and iproute2, the kernel only the
+modules that the tests load; the guest's program (`agent`) is not in the image but handed over at
+boot, so that an image stays valid until this file changes. Images are cached per kernel and recipe.
+`python -m tests.interop.lab.image` builds one and prints where it is.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNEL_SUITES = {"6.1": "bookworm", "6.12": "trixie", "7": "trixie-backports"}
+USERLAND_SUITE = "bookworm"
+USERLAND_PACKAGES = ("python3", "iproute2", "kmod", "mount", "tcpdump")
+ROOT_MEBIBYTES = 700
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+# What a kernel without built-in drivers needs to find its root, its network and its program.
+BOOT_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "virtio_net", "ext4", "qemu_fw_cfg")
+# `ss -K` asks tcp_diag; the RDMA modules are for RDS over soft RoCE.
+TEST_MODULES = ("rds", "rds_tcp", "rds_rdma", "rdma_rxe", "tcp_diag", "af_packet", "nf_tables")
+
+# Runs as process 1 of the initial RAM disk; the root is a throw-away snapshot, hence writable.
+INIT = """\
+#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+for module in /modules/*; do insmod $module; done
+until [ -b /dev/vda ]; do sleep 0.05; done
+mount -t ext4 /dev/vda /root || poweroff -f
+cat /sys/firmware/qemu_fw_cfg/by_name/opt/agent.py/raw > /root/agent.py
+for tree in proc sys dev; do mount --move /$tree /root/$tree; done
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8
+exec switch_root /root /usr/bin/python3 /agent.py
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Three files that QEMU boots from."""
+
+    kernel: Path
+    initrd: Path
+    root: Path
+
+
+def cache_directory() -> Path:
+    """Return where images are kept: URDS_LAB, else the user's cache, else /var/tmp."""
+    if chosen := os.environ.get("URDS_LAB"):
+        return Path(chosen)
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "urds-lab"
+    return Path(f"/var/tmp/urds-lab-{os.getuid()}")
+
+
+def ensure_image(kernel_series: str = "6.1") -> Image:
+    """Return a cached image of `kernel_series`, a key of KERNEL_SUITES; build it if needed.
+
+    Building takes about a minute and needs root. Raises CalledProcessError with the output of the
+    tool that failed.
+    """
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / f"linux-{kernel_series}-{recipe}"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as work:
+                _build(kernel_series, Path(work))
+    return Image(target / "vmlinuz", target / "initrd.img", target / "root.img")
+
+
+def _build(kernel_series: str, work: Path) -> None:
+    """Build into `work` and move the result to its place at the end, whole or not at all."""
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    result = work / "result"
+    result.mkdir()
+    tree = _unpack_kernel(KERNEL_SUITES[kernel_series], work)
+    release = next((tree / "lib/modules").iterdir()).name
+    boot_file = tree / "boot" / f"vmlinuz-{release}"
+    if not boot_file.exists():  # Debian's 7.x keeps it beside the modules
+        boot_file = tree / "lib/modules" / release / "vmlinuz"
+    shutil.copy(boot_file, result / "vmlinuz")
+    _pack_initrd(tree, release, work, result / "initrd.img")
+    _pack_root(tree, release, work, result / "root.img")
+    result.rename(cache_directory() / f"linux-{kernel_series}-{recipe}")
+
+
+def _unpack_kernel(suite: str, work: Path) -> Path:
+    """Download the kernel of `suite` and unpack it; return the tree with lib/modules in it.
+
+    A private state of apt keeps the host's own sources and lists as they are.
+    """
+    state = work / "apt"
+    for part in ("lists/partial", "cache/archives/partial", "sources"):
+        (state / part).mkdir(parents=True)
+    source = f"deb [signed-by={KEYRING}] {_debian_mirror()} {suite} main\n"
+    (state / "sources/kernel.list").write_text(source)
+    options = [
+        *("-o", "Dir::Etc::sourcelist=/dev/null"),
+        *("-o", f"Dir::Etc::sourceparts={state}/sources"),
+        *("-o", f"Dir::State::lists={state}/lists"),
+        *("-o", f"Dir::Cache={state}/cache"),
+        *("-o", "APT::Sandbox::User=root"),
+    ]
+    _run("apt-get", *options, "-q", "update")
+
+    def depends(package: str) -> list[str]:
+        listing = _run("apt-cache", *options, "depends", package)
+        lines = (line.split() for line in listing.splitlines())
+        return [words[1] for words in lines if words[0] == "Depends:" and len(words) == 2]
+
+    image = next(name for name in depends("linux-image-amd64") if name.startswith("linux-image-"))
+    # From 7.x on the image package is a shell around linux-binary-* and linux-modules-*.
+    parts = [name for name in depends(image) if name.startswith(("linux-binary", "linux-modules"))]
+    _run("apt-get", *options, "-q", "download", image, *parts, cwd=work)
+    tree = work / "kernel"
+    for archive in work.glob("*.deb"):
+        _run("dpkg-deb", "-x", str(archive), str(tree))
+    if (tree / "usr/lib/modules").is_dir():
+        (tree / "lib").mkdir(exist_ok=True)
+        (tree / "usr/lib/modules").rename(tree / "lib/modules")
+    if compressed := [str(path) for path in (tree / "lib/modules").rglob("*.ko.xz")]:
+        _run("unxz", *compressed)
+    _run("depmod", "-b", str(tree), next((tree / "lib/modules").iterdir()).name)
+    return tree
+
+
+def _module_files(tree: Path, release: str, names: tuple[str, ...]) -> list[Path]:
+    """Return the files of the named modules and of what they need, in loading order."""
+    files: dict[Path, None] = {}
+    for name in names:
+        listing = _run("modprobe", "-d", str(tree), "-S", release, "--show-depends", name)
+        for line in listing.splitlines():
+            verb, _, path = line.partition(" ")
+            if verb == "insmod":  # else: built in
+                files[Path(path.strip())] = None
+    return list(files)
+
+
+def _pack_initrd(tree: Path, release: str, work: Path, target: Path) -> None:
+    """Write the initial RAM disk: busybox, the modules for booting, INIT."""
+    disk = work / "initrd"
+    for folder in ("bin", "dev", "modules", "proc", "root", "sys"):
+        (disk / folder).mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "/bin/busybox", disk / "bin/busybox")
+    for index, path in enumerate(_module_files(tree, release, BOOT_MODULES)):
+        shutil.copy(path, disk / "modules" / f"{index:03}-{path.name}")
+    (disk / "init").write_text(INIT)
+    (disk / "init").chmod(0o755)
+    names = "\n".join(str(path.relative_to(disk)) for path in sorted(disk.rglob("*")))
+    with target.open("wb") as archive:
+        command = ["cpio", "--create", "--format=newc", "--quiet"]
+        subprocess.run(command, input=names.encode(), stdout=archive, cwd=disk, check=True)
+
+
+def _pack_root(tree: Path, release: str, work: Path, target: Path) -> None:
+    """Write the root file system: a small Debian with Python, and the modules for the tests."""
+    root = work / "root"
+    _run(
+        "mmdebstrap",
+        "--variant=essential",
+        f"--include={','.join(USERLAND_PACKAGES)}",
+        '--aptopt=APT::Install-Recommends "false"',
+        *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "locale", "man")),
+        *(USERLAND_SUITE, str(root), _debian_mirror()),
+    )
+    modules = Path("lib/modules") / release
+    for path in _module_files(tree, release, BOOT_MODULES + TEST_MODULES):
+        copy = root / path.relative_to(tree)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    for name in ("modules.builtin", "modules.builtin.modinfo", "modules.order"):
+        shutil.copy(tree / modules / name, root / modules / name)
+    _run("depmod", "-b", str(root), release)
+    _run("mke2fs", "-q", "-t", "ext4", "-d", str(root), str(target), f"{ROOT_MEBIBYTES}M")
+
+
+def _debian_mirror() -> str:
+    """Return the Debian mirror that this host's apt uses. Raises LookupError if it uses none."""
+    listing = _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Identifier: Packages")
+    for line in listing.splitlines():
+        if line.rstrip("/").endswith("/debian"):
+            return line.rstrip("/")
+    raise LookupError("apt's sources name no Debian mirror to build the guest from")
+
+
+def _run(*command: str, cwd: Path | None = None) -> str:
+    """Run `command` and return its output. Raises CalledProcessError with what it printed."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+        error.add_note(done.stderr[-2000:])
+        raise error
+    return done.stdout
+
+
+if __name__ == "__main__":
+    print(ensure_image(os.environ.get("KERNEL", "6.1")).kernel.parent)

@@ -1,0 +1,173 @@
+"""What both sides run: this text is sent to the guest and to our process alike.
+
+The one difference is `new_socket`, which our side defines anew. Messages are numbered, and their
+content follows from number and size, so that a receiver can check them.
+"""
+
+import errno
+import random
+import select
+import socket
+import struct
+import subprocess
+import time
+
+AF_RDS = 21
+SOL_RDS = 276
+CANCEL_SENT_TO = 1
+CONG_MONITOR = 6
+
+BUFFER_BYTES = 8 << 20
+CONTROL_BYTES = 256
+MESSAGE_BYTES_MAX = 1 << 20
+PAUSE_S = 0.005
+HEADER = struct.Struct(">II")  # number, octets that follow
+
+
+def new_socket() -> socket.socket:
+    """Return a socket of the kernel's RDS."""
+    return socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
+
+
+def run(command: str) -> str:
+    """Run a shell command and return what it printed. Raises CalledProcessError if it fails."""
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def open_socket(
+    address: str, port: int, *, send_bytes: int = BUFFER_BYTES, receive_bytes: int = BUFFER_BYTES
+) -> socket.socket:
+    """Return a bound socket that waits at most ten seconds."""
+    opened = new_socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    opened.bind((address, port))
+    opened.settimeout(10)
+    return opened
+
+
+def message(number: int, body_bytes: int) -> bytes:
+    """Return message `number`, whose content follows from the two arguments."""
+    pattern = bytes((number + index) & 255 for index in range(256))
+    return HEADER.pack(number, body_bytes) + (pattern * (body_bytes // 256 + 1))[:body_bytes]
+
+
+def number_of(octets: bytes) -> int:
+    """Return the number of a message. Raises ValueError if its content is not as sent."""
+    number, body_bytes = HEADER.unpack_from(octets)
+    if octets != message(number, body_bytes):
+        raise ValueError(f"message {number} of {len(octets)} octets has the wrong content")
+    return int(number)
+
+
+def send_numbers(sender: socket.socket, target: tuple[str, int], numbers: range) -> None:
+    """Send one small message for each number, waiting for room."""
+    for number in numbers:
+        sender.sendto(message(number, 100), target)
+
+
+def receive_numbers(receiver: socket.socket, count: int, *, wait_s: float = 20.0) -> list[int]:
+    """Return the numbers of the next `count` messages; of fewer if `wait_s` passes without one."""
+    numbers: list[int] = []
+    receiver.settimeout(wait_s)
+    try:
+        while len(numbers) < count:
+            numbers.append(number_of(receiver.recv(MESSAGE_BYTES_MAX)))
+    except TimeoutError:
+        pass
+    return numbers
+
+
+def exchange(
+    end: socket.socket, target: tuple[str, int], *, count: int, seed: int, idle_s: float
+) -> list[int]:
+    """Send `count` messages of 0 to 6,000 octets while taking as many; return their numbers.
+
+    Ends early when nothing moved for `idle_s`. One thread does both, as the wire is busy both ways.
+    """
+    sizes = random.Random(seed)
+    pending = [message(number, sizes.randint(0, 6000)) for number in reversed(range(count))]
+    numbers: list[int] = []
+    end.setblocking(False)
+    moved_s = time.monotonic()
+    while (pending or len(set(numbers)) < count) and time.monotonic() - moved_s < idle_s:
+        if _send_some(end, target, pending) + _receive_some(end, numbers):
+            moved_s = time.monotonic()
+        else:
+            time.sleep(PAUSE_S)
+    return numbers
+
+
+def _send_some(end: socket.socket, target: tuple[str, int], pending: list[bytes]) -> int:
+    """Send up to eight messages from the end of `pending`; return how many were accepted."""
+    for sent in range(8):
+        if not pending:
+            return sent
+        try:
+            end.sendto(pending[-1], target)
+        except OSError as refusal:
+            if refusal.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                raise
+            return sent
+        pending.pop()
+    return 8
+
+
+def _receive_some(end: socket.socket, numbers: list[int]) -> int:
+    """Add what can be taken without waiting to `numbers`; return how many."""
+    count = 0
+    try:
+        while True:
+            numbers.append(number_of(end.recv(MESSAGE_BYTES_MAX)))
+            count += 1
+    except BlockingIOError:
+        return count
+
+
+def drain(receiver: socket.socket) -> list[int]:
+    """Return the numbers of the messages that can be taken without waiting."""
+    numbers: list[int] = []
+    receiver.setblocking(False)
+    _receive_some(receiver, numbers)
+    return numbers
+
+
+def send_until_refused(sender: socket.socket, target: tuple[str, int], *, count_max: int) -> int:
+    """Send messages of 1,000 octets without waiting until ENOBUFS; return how many were accepted.
+
+    Raises AssertionError if none of `count_max` is refused: the receiver never said it is full.
+    """
+    sender.setblocking(False)
+    accepted = 0
+    while accepted < count_max:
+        try:
+            sender.sendto(message(accepted, 1000), target)
+            accepted += 1
+        except OSError as refusal:
+            if refusal.errno == errno.ENOBUFS:
+                return accepted
+            if refusal.errno != errno.EAGAIN:
+                raise
+        time.sleep(PAUSE_S)  # the map of the other side needs time to come
+    raise AssertionError(f"{accepted} messages were accepted and none refused")
+
+
+def receive_control(receiver: socket.socket, *, wait_s: float = 10.0) -> object:
+    """Wait for the next message or notice; return its octets and control messages."""
+    receiver.settimeout(wait_s)
+    octets, control, _, _ = receiver.recvmsg(MESSAGE_BYTES_MAX, CONTROL_BYTES)
+    return octets, [(level, kind, bytes(data)) for level, kind, data in control]
+
+
+def socket_address(address: str, port: int) -> bytes:
+    """Return a `struct sockaddr_in`."""
+    family = struct.pack("=H", socket.AF_INET)
+    return family + struct.pack(">H4s8x", port, socket.inet_aton(address))
+
+
+def poll_bits(polled: socket.socket) -> int:
+    """Return the events that hold now, of all that poll(2) knows."""
+    poller = select.poll()
+    poller.register(polled, 0x3FF)
+    return sum(bits for _, bits in poller.poll(0))
