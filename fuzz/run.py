@@ -43,6 +43,7 @@ def _fuzz(name: str, seconds: int) -> int:
 
     with atheris.instrument_imports(include=["urds"]):
         from targets import SEEDS, TARGETS
+
         from urds.errors import WireError
     corpus, findings = FOLDER / "corpus" / name, FOLDER / "findings"
     for folder in (corpus, findings):
