@@ -10,7 +10,8 @@ from tests.health.sources import ROOT, Module, definitions, is_public, modules
 # Modules that may catch `Exception`: they keep other people's code from ending ours.
 MAY_CATCH_EXCEPTION = {"urds.node.supervisor"}
 IGNORE = re.compile(r"#\s*(type:\s*ignore|noqa)(?P<rest>.*)$")
-IGNORE_WITH_REASON = re.compile(r"^(\[[\w, -]+\]|: ?[A-Z]+[0-9]+(, ?[A-Z]+[0-9]+)*) {1,2}#? ?\S+")
+CODES = r"(\[[\w, -]+\]|: ?[A-Z]+[0-9]+(, ?[A-Z]+[0-9]+)*)"
+IGNORE_WITH_REASON = re.compile(rf"^{CODES}\s+[-#]\s*\w+")
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
@@ -60,7 +61,7 @@ def test_a_bare_ignore_is_found(line: str) -> None:
     assert not IGNORE_WITH_REASON.match(found["rest"])
 
 
-@pytest.mark.parametrize("line", ["x  # type: ignore[arg-type]  # why", "x  # noqa: E501  # why"])
+@pytest.mark.parametrize("line", ["x  # type: ignore[arg-type]  # why", "x  # noqa: E501 - why"])
 def test_an_ignore_with_a_reason_passes(line: str) -> None:
     found = IGNORE.search(line)
     assert found
