@@ -90,6 +90,7 @@ def test_the_short_form_for_a_hot_loop_is_the_same(
     assert short == header_checksum(sequence, ack, payload_bytes, source, target, flags)
 
 
+@pytest.mark.rule("wire-checksum")
 @given(headers, st.integers(0, HEADER_BYTES * 8 - 1))
 def test_one_flipped_bit_is_refused(header: Header, bit: int) -> None:
     """Holds while the checksum field is not 0 afterwards: zero is "not checked"."""

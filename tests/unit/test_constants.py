@@ -21,11 +21,13 @@ def test_a_name_of_the_socket_module_has_its_number(name: str) -> None:
     assert getattr(constants, name) == getattr(socket, name)
 
 
+@pytest.mark.rule("rds7-pf-rds", "rds7-sol-rds", "rds7-sysctl-sol-rds")
 @linux_only
 def test_the_socket_module_knows_the_family() -> None:
     assert {"AF_RDS", "PF_RDS", "SOL_RDS", "SOCK_SEQPACKET", "MSG_DONTWAIT"} <= set(SHARED)
 
 
+@pytest.mark.rule("rds7-monitor-macros")
 @pytest.mark.parametrize(
     ("port", "bit"), [(0, 0), (1, 1), (63, 63), (64, 0), (4000, 32), (65535, 63)]
 )

@@ -8,6 +8,7 @@ from urds.errors import WireError
 from urds.wire.congestion_map import CongestionMap
 
 
+@pytest.mark.rule("wire-congestion-bits")
 @pytest.mark.parametrize(
     ("port", "offset", "octet"),
     [(0, 0, 0x01), (1, 0, 0x02), (7, 0, 0x80), (8, 1, 0x01), (5000, 625, 0x01), (5100, 637, 0x10),

@@ -26,6 +26,7 @@ V4_OCTETS = bytes.fromhex("0a000001 0a000002" + TAIL)
 V6_OCTETS = bytes.fromhex(f"fd{'00' * 14}01 fd{'00' * 14}02" + TAIL)
 
 
+@pytest.mark.rule("wire-ib-connect-fields", "wire-ib-ack-seq", "wire-ib-credit-offer")
 @pytest.mark.parametrize(("record", "octets"), [(V4, V4_OCTETS), (V6, V6_OCTETS)])
 def test_the_layout(record: ConnectData, octets: bytes) -> None:
     ipv6 = record is V6
@@ -54,6 +55,7 @@ def test_a_value_wider_than_its_field_is_refused() -> None:
         replace(V4, credits=1 << 32).emit()
 
 
+@pytest.mark.rule("wire-ib-major", "wire-ib-minor-mask")
 @pytest.mark.parametrize(
     ("major", "minor", "minor_mask", "answer"),
     [

@@ -77,6 +77,7 @@ EACH_TYPE: list[tuple[ExtensionType, Extension, str]] = [
 ]
 
 
+@pytest.mark.rule("wire-exthdr-none", "wire-exthdr-layout")
 @pytest.mark.parametrize(
     ("written", "expected"),
     [(written, expected) for _, written, expected in PARSER_RULES],
@@ -86,6 +87,14 @@ def test_the_parser_has_the_rules_of_linux(written: str, expected: list[Extensio
     assert parse(space(written)) == tuple(expected)
 
 
+@pytest.mark.rule(
+    "wire-exthdr-layout",
+    "wire-exthdr-version",
+    "wire-exthdr-rdma",
+    "wire-exthdr-rdma-dest",
+    "wire-exthdr-npaths",
+    "wire-exthdr-gen-num",
+)
 @pytest.mark.parametrize(("number", "record", "written"), EACH_TYPE)
 def test_each_type_has_its_layout(number: ExtensionType, record: Extension, written: str) -> None:
     octets = space(written)

@@ -17,6 +17,7 @@ CHECKED = bytes.fromhex(
 RECORD = Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002)
 
 
+@pytest.mark.rule("wire-header-size")
 def test_the_layout_has_48_octets() -> None:
     assert HEADER.size == HEADER_BYTES == 48
 
@@ -26,12 +27,16 @@ def test_a_record_without_checksum_is_written_with_zero() -> None:
     assert Header.parse(PLAIN) == RECORD
 
 
+@pytest.mark.rule("wire-checksum")
 def test_the_checksum_is_the_one_of_the_reference() -> None:
     assert RECORD.emit(checksum=True) == CHECKED
     assert Header.parse(CHECKED).checksum == 0xE0B6
     assert header_checksum(1, 0, 5, 4001, 4002, 0) == 0xE0B6
 
 
+@pytest.mark.rule(
+    "wire-header-fields", "wire-len", "wire-credit", "wire-padding", "wire-exthdr-space"
+)
 def test_each_field_stands_at_its_offset() -> None:
     octets = bytes(range(1, 31)) + bytes(2) + bytes(range(33, 49))
     assert Header.parse(octets) == Header(

@@ -41,6 +41,7 @@ def test_every_file_is_used_here() -> None:
     assert set(file_names()) == {*TCP, RDMA, "linux_6_1_rdma_connect", "linux_6_1_info"}
 
 
+@pytest.mark.rule("wire-header-fields", "wire-header-size")
 @pytest.mark.parametrize("octets", MESSAGES)
 def test_a_header_of_linux_is_written_again_octet_for_octet(octets: bytes) -> None:
     header = Header.parse(octets[:HEADER_BYTES])
@@ -49,6 +50,7 @@ def test_a_header_of_linux_is_written_again_octet_for_octet(octets: bytes) -> No
     assert emit(parse(header.extension)) == header.extension
 
 
+@pytest.mark.rule("wire-checksum")
 @pytest.mark.parametrize("octets", load(RDMA).values(), ids=load(RDMA))
 def test_our_checksum_is_the_one_that_linux_computed(octets: bytes) -> None:
     fields = HEADER.unpack_from(octets)
@@ -100,6 +102,7 @@ def test_a_mark_of_ours_changes_only_octets_that_7_2_leaves_zero() -> None:
     assert not any(extension[10:])
 
 
+@pytest.mark.rule("wire-flags")
 def test_messages_of_linux() -> None:
     vectors = load("linux_6_1_tcp")
     data = Header.parse(vectors["data"][:HEADER_BYTES])
@@ -112,6 +115,7 @@ def test_messages_of_linux() -> None:
     assert Header.parse(vectors["pong"]).source_port == 0
 
 
+@pytest.mark.rule("wire-congestion-format", "wire-congestion-bits")
 @pytest.mark.parametrize(
     ("name", "ports"), [("empty_map", []), ("map_port_5000", [5000]), ("map_port_5100", [5100])]
 )
@@ -139,6 +143,7 @@ def test_rdma_extensions_of_linux() -> None:
     assert parse(vectors["rdma_key"].extension) == (RdmaKey(0x1300),)
 
 
+@pytest.mark.rule("wire-ib-connect-fields")
 @pytest.mark.parametrize(
     ("name", "offset", "source", "target"),
     [("request", 36, "10.78.0.10", "10.78.0.20"), ("reply", 0, "10.78.0.20", "10.78.0.10")],
