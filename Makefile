@@ -79,4 +79,4 @@ environment: python
 	@mkdir -p $(REPORT)
 
 lint-environment: python
-	@$(PYTHON) tools/environment.py --at $(VENV) build test lint
+	@$(PYTHON) tools/environment.py --at $(VENV) build demo test lint
