@@ -23,6 +23,10 @@ class LocalProtocolError(Exception):
     """The caller broke the protocol. Nobody catches it: the caller is mended."""
 
 
+class SettingError(ValueError):
+    """A tunable has a value, a name or a file that cannot be: names key, value, range, source."""
+
+
 class Refusal(Enum):
     """Why a call was refused. One member per reason; several may share an errno."""
 

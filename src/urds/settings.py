@@ -1,0 +1,255 @@
+"""The tunables: what each is called, what it may be, and where its value came from.
+
+Sources in rising order: the defaults here, a TOML file named by URDS_CONFIG, the environment
+(`URDS_` and the name in capitals), Python. The record is complete and valid or it is not made:
+a `SettingError` names key, value, range and source. Names are those of rds(7) and of current
+kernels, where they have one; docs/tunables.md lists every field and a test holds it to that.
+Source of names and defaults: linux v6.12 net/rds/sysctl.c, net/rds/tcp.c, net/core/sock.c.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from urds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, RDS_TCP_PORT
+from urds.errors import SettingError
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
+ENVIRONMENT_PREFIX: Final = "URDS_"
+CONFIG_VARIABLE: Final = "URDS_CONFIG"
+CONFIG_BYTES_MAX: Final = 1 << 20
+ANY: Final = "any"
+AUTO: Final = "auto"
+IN_PROCESS: Final = "inprocess"
+
+# rds(7) has the words of two names in another order; the kernel's TCP sysctls carry a prefix.
+ALIASES: Final[Mapping[str, str]] = {
+    "reconnect_delay_min_ms": "reconnect_min_delay_ms",
+    "reconnect_delay_max_ms": "reconnect_max_delay_ms",
+    "rds_tcp_sndbuf": "tcp_sndbuf",
+    "rds_tcp_rcvbuf": "tcp_rcvbuf",
+}
+
+_YEAR_S: Final = 366 * 24 * 3600
+_BUFFER_BYTES_MAX: Final = (1 << 30) - 1  # a C int holds the double
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value may be: how to read it and the words for it in a message."""
+
+    read: Callable[[object], Any]  # raises ValueError or TypeError
+    allowed: str
+
+
+def _integer(low: int, high: int) -> Rule:
+    def read(value: object) -> int:
+        number = int(value, 0) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
+            raise ValueError
+        return number
+
+    return Rule(read, f"a whole number from {low} to {high}")
+
+
+def _seconds(high: float) -> Rule:
+    def read(value: object) -> float:
+        number = float(value) if isinstance(value, str | int | float) else -1.0
+        if isinstance(value, bool) or not 0 <= number <= high:
+            raise ValueError
+        return number
+
+    return Rule(read, f"seconds from 0 to {high:g}")
+
+
+def _switch() -> Rule:
+    def read(value: object) -> bool:
+        word = str(value).lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError
+        return word in _TRUE
+
+    return Rule(read, "true or false")
+
+
+def _one_of(*choices: int) -> Rule:
+    def read(value: object) -> int:
+        number = int(value, 0) if isinstance(value, str) else value
+        if isinstance(number, bool) or number not in choices:
+            raise ValueError
+        assert isinstance(number, int)
+        return number
+
+    return Rule(read, "one of " + ", ".join(map(str, choices)))
+
+
+def _networks() -> Rule:
+    def read(value: object) -> tuple[str, ...]:
+        given = value.replace(",", " ").split() if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            raise TypeError
+        return tuple(one if one == ANY else _network(one) for one in given)
+
+    return Rule(read, f"networks such as 10.0.0.0/8 or fd00::/8, or `{ANY}`")
+
+
+def _network(text: str) -> str:
+    from ipaddress import ip_network
+
+    return str(ip_network(text, strict=False))
+
+
+def _place() -> Rule:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not (value in {AUTO, IN_PROCESS} or value[:1] == "/"):
+            raise ValueError
+        return value
+
+    return Rule(read, f"`{AUTO}`, `{IN_PROCESS}` or the absolute path of a daemon's socket")
+
+
+def _tunable(default: Any, rule: Rule) -> Any:
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All tunables of a process, each within its range.
+
+    `Settings(...)` takes Python values only and checks them; `Settings.load()` reads all sources.
+    """
+
+    # Reconnecting. Linux counts the delays in ticks and so shows 4 for 1 where HZ is 250.
+    reconnect_min_delay_ms: int = _tunable(1, _integer(1, 60_000))
+    reconnect_max_delay_ms: int = _tunable(1000, _integer(1, 3_600_000))
+    reconnect_give_up_s: float = _tunable(0.0, _seconds(_YEAR_S))  # 0 never gives up
+    # Between own nodes: after so much without ACK_REQUIRED, ask for an acknowledgement.
+    max_unacked_packets: int = _tunable(8, _integer(1, 65_536))
+    max_unacked_bytes: int = _tunable(16 << 20, _integer(1, (1 << 32) - 1))
+    ping_enable: bool = _tunable(True, _switch())  # answer pings to port 0
+    # Buffers of sockets as net.core has them: a default is twice what it can hold, a maximum
+    # bounds what SO_SNDBUF and SO_RCVBUF ask for.
+    wmem_default: int = _tunable(212_992, _integer(4608, _BUFFER_BYTES_MAX))
+    rmem_default: int = _tunable(212_992, _integer(2304, _BUFFER_BYTES_MAX))
+    wmem_max: int = _tunable(212_992, _integer(4608, _BUFFER_BYTES_MAX))
+    rmem_max: int = _tunable(212_992, _integer(2304, _BUFFER_BYTES_MAX))
+    # Above 1 MiB only between own nodes: no kernel takes more.
+    max_message_bytes: int = _tunable(MAX_MESSAGE_BYTES, _integer(1, (1 << 32) - 1))
+    # The TCP connections; 0 leaves a buffer to the kernel's own tuning.
+    tcp_port: int = _tunable(RDS_TCP_PORT, _integer(1, 65_535))  # the same on all nodes
+    tcp_sndbuf: int = _tunable(0, _integer(0, _BUFFER_BYTES_MAX))
+    tcp_rcvbuf: int = _tunable(0, _integer(0, _BUFFER_BYTES_MAX))
+    npaths: int = _tunable(1, _one_of(1, 2, 4, PATHS_MAX))
+    keepalive_idle_s: int = _tunable(5, _integer(1, 32_767))
+    keepalive_interval_s: int = _tunable(5, _integer(1, 32_767))
+    keepalive_count: int = _tunable(5, _integer(1, 127))
+    # Who may connect, and how many of them. A stranger has connected and not yet sent a frame.
+    allow: tuple[str, ...] = _tunable((), _networks())  # beside loopback and the own subnet
+    peers_max: int = _tunable(4096, _integer(1, 65_536))
+    strangers_max: int = _tunable(64, _integer(1, 65_536))
+    strangers_per_address_max: int = _tunable(16, _integer(1, 65_536))
+    stranger_wait_s: float = _tunable(30.0, _seconds(3600))
+    # The end: of the process, and of a socket that has no SO_LINGER of its own.
+    drain_s: float = _tunable(1.0, _seconds(3600))
+    linger_s: float = _tunable(0.0, _seconds(3600))  # 0 cancels at close, as Linux does
+    # Where endpoints live, and whose faults to keep.
+    node: str = _tunable(AUTO, _place())
+    strict_linux: bool = _tunable(False, _switch())  # see docs/differences.md
+
+    def __post_init__(self) -> None:
+        """Check every value and the pairs that belong together. Raises SettingError."""
+        for name in names():
+            object.__setattr__(self, name, _read(name, getattr(self, name), "Python"))
+        if self.reconnect_min_delay_ms > self.reconnect_max_delay_ms:
+            raise SettingError(
+                f"reconnect_min_delay_ms = {self.reconnect_min_delay_ms} is above"
+                f" reconnect_max_delay_ms = {self.reconnect_max_delay_ms}"
+            )
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **values: object) -> Self:
+        """Read file and environment (`os.environ` unless given); `values` outrank them.
+
+        Aliases are understood in every source. Variables that name no tunable are other
+        programs' business. Raises SettingError for a bad value, an unknown key, or a file that
+        cannot be read.
+        """
+        environ = os.environ if environ is None else environ
+        chosen: dict[str, object] = {}
+        if place := environ.get(CONFIG_VARIABLE):
+            chosen |= _checked(_read_file(place), f"file {place}")
+        for name in (*names(), *ALIASES):
+            variable = ENVIRONMENT_PREFIX + name.upper()
+            if variable in environ:
+                chosen |= _checked({name: environ[variable]}, f"variable {variable}")
+        chosen |= _checked(values, "Python")
+        return cls(**chosen)  # type: ignore[arg-type]  # each value was read by its own rule
+
+    def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Return `allow` as networks; `any` is all of IPv4 and all of IPv6."""
+        from ipaddress import ip_network
+
+        texts = [("0.0.0.0/0", "::/0") if one == ANY else (one,) for one in self.allow]
+        return tuple(ip_network(text) for pair in texts for text in pair)
+
+    @property
+    def send_bytes_default(self) -> int:
+        """Return what a new socket's send queue holds: the kernel's figure is the double."""
+        return self.wmem_default // 2
+
+    @property
+    def receive_bytes_default(self) -> int:
+        """Return the size of a new socket's receive buffer."""
+        return self.rmem_default // 2
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all tunables, in the order of the record."""
+    return tuple(one.name for one in fields(Settings))
+
+
+def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """Return the values by their own names. Raises SettingError for an unknown one."""
+    own_names = {name: ALIASES.get(name, name) for name in values}
+    unknown = sorted(name for name, own in own_names.items() if own not in names())
+    if unknown:
+        raise SettingError(f"{unknown[0]}: no such setting, in {source}{_nearest(unknown[0])}")
+    return {own: _read(own, values[name], source) for name, own in own_names.items()}
+
+
+def _read(name: str, value: object, source: str) -> object:
+    rule: Rule = _RULES[name]
+    try:
+        return rule.read(value)
+    except (ValueError, TypeError):
+        raise SettingError(f"{name} = {value!r}, in {source}: must be {rule.allowed}") from None
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [*names(), *ALIASES], n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _read_file(place: str) -> dict[str, object]:
+    import tomllib
+
+    try:
+        with open(place, "rb") as file:  # noqa: PTH123 - pathlib costs milliseconds at import
+            octets = file.read(CONFIG_BYTES_MAX + 1)
+        if len(octets) > CONFIG_BYTES_MAX:
+            raise SettingError(f"file {place} ({CONFIG_VARIABLE}) is over {CONFIG_BYTES_MAX} bytes")
+        return tomllib.loads(octets.decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingError(f"file {place} ({CONFIG_VARIABLE}): {error}") from error
+
+
+_RULES: Final[Mapping[str, Rule]] = {one.name: one.metadata["rule"] for one in fields(Settings)}
