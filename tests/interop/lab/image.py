@@ -3,7 +3,7 @@
 Everything comes from Debian packages. The root holds Python and iproute2, the kernel only the
 modules that the tests load; the guest's program (`agent`) is not in the image but handed over at
 boot, so that an image stays valid until this file changes. Images are cached per kernel and recipe.
-`python -m tests.interop.lab.image` builds one and prints where it is.
+`python -m tests.interop.lab.image` builds one and prints where it is; KERNEL chooses the series.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # What a kernel without built-in drivers needs to find its root, its network and its program.
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "virtio_net", "ext4", "qemu_fw_cfg")
 # `ss -K` asks tcp_diag; the RDMA modules are for RDS over soft RoCE.
-TEST_MODULES = ("rds", "rds_tcp", "rds_rdma", "rdma_rxe", "tcp_diag", "af_packet", "nf_tables")
+TEST_MODULES = ("rds", "rds_tcp", "rds_rdma", "rdma_rxe", "tcp_diag", "veth", "af_packet")
 
 # Runs as process 1 of the initial RAM disk; the root is a throw-away snapshot, hence writable.
 INIT = """\
@@ -72,14 +72,15 @@ def ensure_image(kernel_series: str = "6.1") -> Image:
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
+            for outdated in cache.glob(f"linux-{kernel_series}-*"):
+                shutil.rmtree(outdated)
             with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as work:
-                _build(kernel_series, Path(work))
+                _build(kernel_series, Path(work)).rename(target)
     return Image(target / "vmlinuz", target / "initrd.img", target / "root.img")
 
 
-def _build(kernel_series: str, work: Path) -> None:
-    """Build into `work` and move the result to its place at the end, whole or not at all."""
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+def _build(kernel_series: str, work: Path) -> Path:
+    """Build in `work`; return the directory of the three files."""
     result = work / "result"
     result.mkdir()
     tree = _unpack_kernel(KERNEL_SUITES[kernel_series], work)
@@ -90,7 +91,7 @@ def _build(kernel_series: str, work: Path) -> None:
     shutil.copy(boot_file, result / "vmlinuz")
     _pack_initrd(tree, release, work, result / "initrd.img")
     _pack_root(tree, release, work, result / "root.img")
-    result.rename(cache_directory() / f"linux-{kernel_series}-{recipe}")
+    return result
 
 
 def _unpack_kernel(suite: str, work: Path) -> Path:
