@@ -6,23 +6,18 @@ from urds.constants import Capability, ExtensionType, RdmaBytesFlag
 from urds.errors import WireError
 from urds.wire.exthdr import (
     Extension,
-    Generation,
     Handshake,
     Mark,
-    PathCount,
-    PayloadChecksum,
-    RdmaBytes,
-    RdmaKey,
-    RdmaTarget,
-    SourcePortIndex,
-    UekCapabilities,
-    Unknown,
-    Version,
     emit,
     emit_handshake,
     parse,
     parse_handshake,
 )
+
+
+def entry(name: str, *values: int) -> Extension:
+    """Return the extension of the type called `name`."""
+    return Extension(ExtensionType[name], values)
 
 
 def space(written: str) -> bytes:
@@ -33,47 +28,61 @@ def space(written: str) -> bytes:
 # What stands in the space, what Linux 7.0 (with UEK's 7 and 9) reads, which rule it shows.
 PARSER_RULES: list[tuple[str, str, list[Extension]]] = [
     ("all zero: nothing", "", []),
-    ("one extension", "05 0008", [PathCount(8)]),
+    ("one extension", "05 0008", [entry("NPATHS", 8)]),
     (
         "the probe of 7.0",
         "05 0008 06 11223344 08 00",
-        [PathCount(8), Generation(0x11223344), SourcePortIndex()],
+        [entry("NPATHS", 8), entry("GEN_NUM", 0x11223344), entry("SPORT_IDX", 0)],
     ),
-    ("order is kept", "06 00000001 05 0002", [Generation(1), PathCount(2)]),
-    ("type 0 stops, what follows is not read", "05 0008 00 06 11223344", [PathCount(8)]),
+    ("order is kept", "06 00000001 05 0002", [entry("GEN_NUM", 1), entry("NPATHS", 2)]),
+    ("type 0 stops, what follows is not read", "05 0008 00 06 11223344", [entry("NPATHS", 8)]),
     ("type 16 stops", "10 05 0008", []),
-    ("type 255 stops, what stood before counts", "05 0001 ff 06 11223344", [PathCount(1)]),
-    ("an unknown type has no data", "0f 05 0004", [Unknown(15), PathCount(4)]),
-    ("data of an unknown type are read as types", "0a 05 0004", [Unknown(10), PathCount(4)]),
-    ("a type at the last octet without data", "0a" * 16, [Unknown(10)] * 16),
+    ("type 255 stops, what stood before counts", "05 0001 ff 06 11223344", [entry("NPATHS", 1)]),
+    ("an unknown type has no data", "0f 05 0004", [Extension(15), entry("NPATHS", 4)]),
+    (
+        "data of an unknown type are read as types",
+        "0a 05 0004",
+        [Extension(10), entry("NPATHS", 4)],
+    ),
+    ("a type at the last octet without data", "0a" * 16, [Extension(10)] * 16),
     (
         "data may end with the space",
         "0a" * 13 + "05 0003",
-        [*[Unknown(10)] * 13, PathCount(3)],
+        [*[Extension(10)] * 13, entry("NPATHS", 3)],
     ),
-    ("data past the end are not read", "0a" * 14 + "05 00", [Unknown(10)] * 14),
-    ("a type at the last octet with data", "0a" * 15 + "05", [Unknown(10)] * 15),
-    ("eight octets of data past the end", "03" + "01" * 8 + "03" + "01" * 6, [
-        RdmaTarget(0x01010101, 0x01010101)
-    ]),
-    ("a repeated type is read twice", "05 0001 05 0002", [PathCount(1), PathCount(2)]),
+    ("data past the end are not read", "0a" * 14 + "05 00", [Extension(10)] * 14),
+    ("a type at the last octet with data", "0a" * 15 + "05", [Extension(10)] * 15),
+    (
+        "eight octets of data past the end",
+        "03" + "01" * 8 + "03" + "01" * 6,
+        [entry("RDMA_DEST", 0x01010101, 0x01010101)],
+    ),
+    ("a repeated type is read twice", "05 0001 05 0002", [entry("NPATHS", 1), entry("NPATHS", 2)]),
     (
         "the dummy octet of SPORT_IDX is data, not the end",
         "08 00 05 0008",
-        [SourcePortIndex(), PathCount(8)],
+        [entry("SPORT_IDX", 0), entry("NPATHS", 8)],
     ),
-]  # fmt: skip
+]
 
 EACH_TYPE: list[tuple[ExtensionType, Extension, str]] = [
-    (ExtensionType.VERSION, Version(0x0301), "01 00000301"),
-    (ExtensionType.RDMA, RdmaKey(0x1300), "02 00001300"),
-    (ExtensionType.RDMA_DEST, RdmaTarget(0x1300, 16), "03 00001300 00000010"),
-    (ExtensionType.RDMA_BYTES, RdmaBytes(8192, RdmaBytesFlag.WRITE), "04 00002000 01 000000"),
-    (ExtensionType.NPATHS, PathCount(8), "05 0008"),
-    (ExtensionType.GEN_NUM, Generation(0x11223344), "06 11223344"),
-    (ExtensionType.CAP_BITS, UekCapabilities(1), "07 00000001"),
-    (ExtensionType.SPORT_IDX, SourcePortIndex(), "08 00"),
-    (ExtensionType.CSUM, PayloadChecksum(0xDEADBEEF), "09 deadbeef 01 000000"),
+    (ExtensionType.VERSION, entry("VERSION", 0x0301), "01 00000301"),
+    (ExtensionType.RDMA, entry("RDMA", 0x1300), "02 00001300"),
+    (
+        ExtensionType.RDMA_DEST,
+        entry("RDMA_DEST", 0x1300, 16),
+        "03 00001300 00000010",
+    ),
+    (
+        ExtensionType.RDMA_BYTES,
+        entry("RDMA_BYTES", 8192, RdmaBytesFlag.WRITE),
+        "04 00002000 01 000000",
+    ),
+    (ExtensionType.NPATHS, entry("NPATHS", 8), "05 0008"),
+    (ExtensionType.GEN_NUM, entry("GEN_NUM", 0x11223344), "06 11223344"),
+    (ExtensionType.CAP_BITS, entry("CAP_BITS", 1), "07 00000001"),
+    (ExtensionType.SPORT_IDX, entry("SPORT_IDX", 0), "08 00"),
+    (ExtensionType.CSUM, entry("CSUM", 0xDEADBEEF, 1), "09 deadbeef 01 000000"),
 ]
 
 
@@ -114,27 +123,54 @@ def test_another_number_of_octets_is_refused(count: int) -> None:
 
 
 def test_what_does_not_fit_is_left_out_and_a_shorter_one_follows() -> None:
-    target = RdmaTarget(1, 2)
-    assert parse(emit([target, target, PathCount(1)])) == (target, PathCount(1))
+    target = entry("RDMA_DEST", 1, 2)
+    assert parse(emit([target, target, entry("NPATHS", 1)])) == (
+        target,
+        entry("NPATHS", 1),
+    )
 
 
 def test_a_full_space_has_no_terminator() -> None:
     """Nine and seven octets fill the 16."""
-    extensions = (RdmaTarget(1, 2), Generation(3), SourcePortIndex())
+    extensions = (
+        entry("RDMA_DEST", 1, 2),
+        entry("GEN_NUM", 3),
+        entry("SPORT_IDX", 0),
+    )
     assert emit(extensions)[14:] == b"\x08\x00"
     assert parse(emit(extensions)) == extensions
 
 
-@pytest.mark.parametrize("record", [PathCount(65536), Generation(-1), RdmaKey(1 << 32)])
+@pytest.mark.parametrize(
+    "record",
+    [
+        entry("NPATHS", 65536),
+        entry("GEN_NUM", -1),
+        entry("RDMA", 1 << 32),
+    ],
+)
 def test_a_value_wider_than_its_field_is_refused(record: Extension) -> None:
     with pytest.raises(WireError, match="is not in 0 to"):
         emit([record])
 
 
-@pytest.mark.parametrize("number", [0, 5, 16, 255])
-def test_a_known_or_terminating_type_is_not_unknown(number: int) -> None:
-    with pytest.raises(WireError, match="not an unknown type"):
-        emit([Unknown(number)])
+@pytest.mark.parametrize("number", [-1, 0, 16, 255])
+def test_a_type_that_would_end_the_list_is_refused(number: int) -> None:
+    with pytest.raises(WireError, match=f"type {number} is not in 1 to 15"):
+        emit([Extension(number)])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        entry("RDMA_DEST", 1),
+        Extension(ExtensionType.NPATHS),
+        Extension(15, (1,)),
+    ],
+)
+def test_another_number_of_values_is_refused(record: Extension) -> None:
+    with pytest.raises(WireError, match=r"\d fields .*, not \d"):
+        emit([record])
 
 
 MARKED = Handshake(
@@ -169,9 +205,9 @@ def test_a_handshake_has_its_octets(handshake: Handshake, written: str) -> None:
 
 def test_linux_reads_the_same_list_with_and_without_mark() -> None:
     assert parse(emit_handshake(MARKED)) == (
-        PathCount(8),
-        Generation(0x11223344),
-        SourcePortIndex(),
+        entry("NPATHS", 8),
+        entry("GEN_NUM", 0x11223344),
+        entry("SPORT_IDX", 0),
     )
 
 

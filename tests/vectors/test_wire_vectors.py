@@ -7,19 +7,15 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from tests.vectors import file_names, load
-from urds.constants import Capability, ConnectionFlag, HeaderFlag, InfoOpt
+from urds.constants import Capability, ConnectionFlag, ExtensionType, HeaderFlag, InfoOpt
 from urds.wire import info
 from urds.wire.checksum import header_checksum, header_intact
 from urds.wire.congestion_map import CongestionMap
 from urds.wire.connect_data import ConnectData, accepted_version
 from urds.wire.exthdr import (
-    Generation,
+    Extension,
     Handshake,
     Mark,
-    PathCount,
-    RdmaKey,
-    RdmaTarget,
-    SourcePortIndex,
     emit,
     emit_handshake,
     parse,
@@ -89,7 +85,11 @@ def test_the_probe_of_each_release(
 
 def test_a_mark_of_ours_changes_only_octets_that_7_2_leaves_zero() -> None:
     extension = Header.parse(load("linux_7_2_tcp")["probe_ping"]).extension
-    assert parse(extension) == (PathCount(8), Generation(0x9BCE0FD8), SourcePortIndex())
+    assert parse(extension) == (
+        Extension(ExtensionType.NPATHS, (8,)),
+        Extension(ExtensionType.GEN_NUM, (0x9BCE0FD8,)),
+        Extension(ExtensionType.SPORT_IDX, (0,)),
+    )
     marked = emit_handshake(
         Handshake(
             npaths=8,
@@ -139,8 +139,10 @@ def test_acknowledgements_over_rdma() -> None:
 
 def test_rdma_extensions_of_linux() -> None:
     vectors = {name: Header.parse(octets[:48]) for name, octets in load(RDMA).items()}
-    assert parse(vectors["rdma_target"].extension) == (RdmaTarget(0x1300, 0),)
-    assert parse(vectors["rdma_key"].extension) == (RdmaKey(0x1300),)
+    assert parse(vectors["rdma_target"].extension) == (
+        Extension(ExtensionType.RDMA_DEST, (0x1300, 0)),
+    )
+    assert parse(vectors["rdma_key"].extension) == (Extension(ExtensionType.RDMA, (0x1300,)),)
 
 
 @pytest.mark.rule("wire-ib-connect-fields")

@@ -22,10 +22,10 @@ peer's own.
 """
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Final
 
-from urds.constants import Capability, ExtensionType, RdmaBytesFlag
+from urds.constants import Capability, ExtensionType
 from urds.errors import WireError
 from urds.wire.header import EXTENSION_BYTES
 from urds.wire.layout import Layout
@@ -38,93 +38,11 @@ _MARK: Final = Layout("mark", ">3sBH", octets=EXTENSION_BYTES - _MARK_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """A protocol version; defined by Linux, sent by nobody."""
+class Extension:
+    """One entry of the list; the table below says which values a type has."""
 
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaKey:
-    """The key that the RDMA operation before this message has used."""
-
-    r_key: int
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaTarget:
-    """Memory of the sender that the receiver may read or write: its RDMA cookie."""
-
-    r_key: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaBytes:
-    """How much the RDMA operation before this message has moved (since 7.0)."""
-
-    moved_bytes: int
-    direction: RdmaBytesFlag
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "direction", RdmaBytesFlag(self.direction))
-
-
-@dataclass(frozen=True, slots=True)
-class PathCount:
-    """How many paths the sender can use; the receiver takes the smaller of both numbers."""
-
-    paths: int
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A number that a restart of the sender changes; 0 is no generation."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class UekCapabilities:
-    """Capability bits of UEK; bit 0 is its heartbeat."""
-
-    bits: int
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePortIndex:
-    """The sender's TCP source ports carry the path index (since 7.0)."""
-
-    dummy: int = 0  # any other value would be parsed as a type by kernels before 7.0
-
-
-@dataclass(frozen=True, slots=True)
-class PayloadChecksum:
-    """UEK's checksum over the payload."""
-
-    checksum: int
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """A type below 16 without a meaning here. It has no data."""
-
-    type: int
-
-
-Extension = (
-    Version
-    | RdmaKey
-    | RdmaTarget
-    | RdmaBytes
-    | PathCount
-    | Generation
-    | UekCapabilities
-    | SourcePortIndex
-    | PayloadChecksum
-    | Unknown
-)
+    type: int  # an ExtensionType, or another number below 16, which has no data
+    values: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +63,19 @@ class Handshake:
     mark: Mark | None = None
 
 
-_KNOWN: Final[dict[int, tuple[type[Extension], Layout]]] = {
-    ExtensionType.VERSION: (Version, Layout("VERSION", ">I", octets=4)),
-    ExtensionType.RDMA: (RdmaKey, Layout("RDMA", ">I", octets=4)),
-    ExtensionType.RDMA_DEST: (RdmaTarget, Layout("RDMA_DEST", ">II", octets=8)),
-    ExtensionType.RDMA_BYTES: (RdmaBytes, Layout("RDMA_BYTES", ">IB3x", octets=8)),
-    ExtensionType.NPATHS: (PathCount, Layout("NPATHS", ">H", octets=2)),
-    ExtensionType.GEN_NUM: (Generation, Layout("GEN_NUM", ">I", octets=4)),
-    ExtensionType.CAP_BITS: (UekCapabilities, Layout("CAP_BITS", ">I", octets=4)),
-    ExtensionType.SPORT_IDX: (SourcePortIndex, Layout("SPORT_IDX", ">B", octets=1)),
-    ExtensionType.CSUM: (PayloadChecksum, Layout("CSUM", ">I?3x", octets=8)),
+# One record for all types: ten classes would cost more than a tenth of what `import urds` may.
+_LAYOUTS: Final[dict[int, Layout]] = {
+    ExtensionType.VERSION: Layout("VERSION", ">I", octets=4),  # version; sent by nobody
+    ExtensionType.RDMA: Layout("RDMA", ">I", octets=4),  # r_key just used
+    ExtensionType.RDMA_DEST: Layout("RDMA_DEST", ">II", octets=8),  # r_key, offset: a cookie
+    ExtensionType.RDMA_BYTES: Layout("RDMA_BYTES", ">IB3x", octets=8),  # bytes, RdmaBytesFlag
+    ExtensionType.NPATHS: Layout("NPATHS", ">H", octets=2),  # paths
+    ExtensionType.GEN_NUM: Layout("GEN_NUM", ">I", octets=4),  # generation; 0 is none
+    ExtensionType.CAP_BITS: Layout("CAP_BITS", ">I", octets=4),  # bits; bit 0: UEK's heartbeat
+    ExtensionType.SPORT_IDX: Layout("SPORT_IDX", ">B", octets=1),  # 0, see above
+    ExtensionType.CSUM: Layout("CSUM", ">IB3x", octets=8),  # payload checksum, 1 if it counts
 }
-_TYPE_OF: Final = {record: number for number, (record, _) in _KNOWN.items()}
+_NO_DATA: Final = Layout("unknown extension", ">", octets=0)
 
 
 def parse(octets: bytes) -> tuple[Extension, ...]:
@@ -170,15 +89,11 @@ def parse(octets: bytes) -> tuple[Extension, ...]:
         offset += 1
         if number == ExtensionType.NONE or number >= TYPE_LIMIT:
             break
-        known = _KNOWN.get(number)
-        if known is None:
-            found.append(Unknown(number))
-            continue
-        record, layout = known
+        layout = _LAYOUTS.get(number, _NO_DATA)
         end = offset + layout.octets
         if end > EXTENSION_BYTES:
             break
-        found.append(record(*layout.unpack(octets[offset:end])))
+        found.append(Extension(number, layout.unpack(octets[offset:end])))
         offset = end
     return tuple(found)
 
@@ -207,11 +122,11 @@ def parse_handshake(octets: bytes) -> Handshake:
     generation: int | None = None
     sport_index = False
     for extension in parse(octets):
-        if isinstance(extension, PathCount):
-            npaths = extension.paths
-        elif isinstance(extension, Generation):
-            generation = extension.generation or None  # Linux takes 0 for "none given"
-        elif isinstance(extension, SourcePortIndex):
+        if extension.type == ExtensionType.NPATHS:
+            npaths = extension.values[0]
+        elif extension.type == ExtensionType.GEN_NUM:
+            generation = extension.values[0] or None  # Linux takes 0 for "none given"
+        elif extension.type == ExtensionType.SPORT_IDX:
             sport_index = True
     return Handshake(
         npaths=npaths, generation=generation, sport_index=sport_index, mark=_parse_mark(octets)
@@ -225,24 +140,22 @@ def emit_handshake(handshake: Handshake) -> bytes:
     """
     extensions: list[Extension] = []
     if handshake.npaths is not None:
-        extensions.append(PathCount(handshake.npaths))
+        extensions.append(Extension(ExtensionType.NPATHS, (handshake.npaths,)))
     if handshake.generation is not None:
         if not handshake.generation:
             raise WireError("generation 0 means none: leave it out")
-        extensions.append(Generation(handshake.generation))
+        extensions.append(Extension(ExtensionType.GEN_NUM, (handshake.generation,)))
     if handshake.sport_index:
-        extensions.append(SourcePortIndex())
+        extensions.append(Extension(ExtensionType.SPORT_IDX, (0,)))
     octets = emit(extensions)
     return octets if handshake.mark is None else octets[:_MARK_OFFSET] + _emit_mark(handshake.mark)
 
 
 def _emit_one(extension: Extension) -> bytes:
-    if isinstance(extension, Unknown):
-        if extension.type in _KNOWN or not 0 < extension.type < TYPE_LIMIT:
-            raise WireError(f"{extension} is not an unknown type of 1 to {TYPE_LIMIT - 1}")
-        return bytes([extension.type])
-    number = _TYPE_OF[type(extension)]
-    return bytes([number]) + _KNOWN[number][1].pack(*astuple(extension))
+    if not 0 < extension.type < TYPE_LIMIT:
+        raise WireError(f"extension type {extension.type} is not in 1 to {TYPE_LIMIT - 1}")
+    layout = _LAYOUTS.get(extension.type, _NO_DATA)
+    return bytes([extension.type]) + layout.pack(*extension.values)
 
 
 def _parse_mark(octets: bytes) -> Mark | None:

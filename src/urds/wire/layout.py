@@ -39,8 +39,8 @@ class Layout:
             raise WireError(f"{self._name}: {self._problem(fields)}") from None
 
     def _problem(self, fields: tuple[object, ...]) -> str:
-        for code, value in zip(self._codes, fields, strict=True):
+        for code, value in zip(self._codes, fields, strict=False):
             limit = (1 << _BITS[code]) - 1 if code in _BITS else 0
             if limit and not (isinstance(value, int) and 0 <= value <= limit):
                 return f"{value!r} is not in 0 to {limit}"
-        return f"{fields!r} does not fit {self._struct.format}"
+        return f"{len(fields)} fields {fields!r}, not {len(self._codes)}"
