@@ -1,0 +1,30 @@
+"""How long to wait before the next attempt.
+
+At once first; then a random time in [0, d), where d doubles from its minimum to its maximum. Reset
+by the first frame on a new stream, not by TCP's handshake: TCP accepts before RDS does, and a peer
+that closes at once would be asked thousands of times a second. Source: linux v6.12
+net/rds/threads.c for the shape, linux-peer-notes.md section 3 rule 2 for the reset.
+"""
+
+from random import Random
+
+
+class Backoff:
+    """Delays of one path."""
+
+    __slots__ = ("_min_ns", "_random", "_span_ns")
+
+    def __init__(self, *, min_ns: int, random: Random) -> None:
+        self._min_ns = min_ns
+        self._random = random
+        self._span_ns = 0
+
+    def reset(self) -> None:
+        """Let the next attempt be immediate."""
+        self._span_ns = 0
+
+    def next_ns(self, *, max_ns: int) -> int:
+        """Return the delay before the next attempt; the one after may wait twice as long."""
+        span_ns = min(self._span_ns, max_ns)
+        self._span_ns = min(max(2 * span_ns, self._min_ns), max_ns)
+        return self._random.randrange(span_ns) if span_ns else 0

@@ -1,0 +1,83 @@
+"""What a connection knows of its peer, and how a handshake changes it. Pure.
+
+The mark of a probe or its answer tells an own node from Linux; silence tells Linux too. Between own
+nodes a generation per start tells a new life. A kernel's new life is seen by the data plane, before
+the duplicate rule; here it only means that the next handshake counts afresh.
+"""
+
+from dataclasses import dataclass, replace
+
+from urds.constants import Capability
+from urds.proto.events import PeerKind, ReleaseRule
+from urds.proto.paths import agreed_npaths
+from urds.wire.exthdr import Handshake, Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer as far as it is known."""
+
+    kind: PeerKind = PeerKind.UNKNOWN
+    npaths: int = 1  # what both sides can use
+    generation: int | None = None
+    sport_index: bool = False  # its TCP source ports carry the path index
+    capabilities: Capability = Capability(0)  # of both sides
+    stale: bool = False  # it began a new life: the number of paths counts afresh
+
+    @property
+    def release(self) -> ReleaseRule:
+        """What frees a message that was sent to it."""
+        if self.kind is PeerKind.UNKNOWN:
+            return ReleaseRule.NOT_YET
+        if Capability.ACKNOWLEDGEMENTS in self.capabilities:
+            return ReleaseRule.PEER_ACKNOWLEDGED
+        return ReleaseRule.STREAM_ACKNOWLEDGED
+
+    @property
+    def checksum(self) -> bool:
+        """Whether every header carries its checksum."""
+        return Capability.CHECKSUM in self.capabilities
+
+
+def is_new_life(peer: Peer, handshake: Handshake) -> bool:
+    """Tell whether an own node restarted; the first generation seen is none."""
+    return (
+        peer.kind is PeerKind.URDS
+        and handshake.mark is not None
+        and None not in (peer.generation, handshake.generation)
+        and peer.generation != handshake.generation
+    )
+
+
+def learn(peer: Peer, handshake: Handshake, *, npaths: int, capabilities: Capability) -> Peer:
+    """Return what is known after a handshake; `npaths` and `capabilities` are ours.
+
+    The number of paths never shrinks during a life of the peer.
+    """
+    kind = PeerKind.URDS if handshake.mark else PeerKind.LINUX
+    afresh = peer.stale or kind is not peer.kind or is_new_life(peer, handshake)
+    count = agreed_npaths(npaths, handshake.npaths)
+    generation = handshake.generation
+    if generation is None and kind is peer.kind:
+        generation = peer.generation  # a probe of an own node that does not know us yet has none
+    return Peer(
+        kind=kind,
+        npaths=count if afresh else max(count, peer.npaths),
+        generation=generation,
+        sport_index=handshake.sport_index,
+        capabilities=_shared(capabilities, handshake.mark),
+    )
+
+
+def taken_for_linux(peer: Peer) -> Peer:
+    """Return what is known of a peer that stayed silent: one path, TCP's acknowledgements."""
+    return Peer(kind=PeerKind.LINUX, npaths=peer.npaths, sport_index=peer.sport_index)
+
+
+def restarted(peer: Peer) -> Peer:
+    """Return what is known of a kernel after the plane saw its new life."""
+    return replace(peer, stale=True)
+
+
+def _shared(ours: Capability, mark: Mark | None) -> Capability:
+    return ours & mark.capabilities if mark else Capability(0)

@@ -1,0 +1,48 @@
+"""Settings of the control core. Durations in nanoseconds."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+
+from urds.constants import PATHS_MAX, Capability
+
+Network = IPv4Network | IPv6Network
+_MS = 1_000_000
+_S = 1_000 * _MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """What every connection of a node shares."""
+
+    generation: int  # of this start, 1 to 2**32 - 1; another one at each start
+    npaths: int = 1  # 1, 2, 4 or 8
+    capabilities: Capability = (
+        Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO
+    )
+    reconnect_delay_min_ns: int = 1 * _MS
+    reconnect_delay_max_ns: int = 1 * _S
+    # A lost path is tried for again even if nothing waits here, for something may wait there. Then
+    # the delay grows further, up to this: a server does not knock at departed clients all day.
+    reconnect_delay_idle_max_ns: int = 60 * _S
+    reconnect_give_up_ns: int = 0  # 0: never
+    handshake_wait_ns: int = 1 * _S  # after the first frame; then the peer counts as Linux
+    hello_wait_ns: int = 5 * _S  # the same for a peer that was an own node before
+
+    def __post_init__(self) -> None:
+        assert 0 < self.generation < 1 << 32, f"generation {self.generation}"
+        assert self.npaths in (1, 2, 4, PATHS_MAX), f"npaths {self.npaths}"
+        assert 0 < self.reconnect_delay_min_ns <= self.reconnect_delay_max_ns
+        assert self.reconnect_delay_max_ns <= self.reconnect_delay_idle_max_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSettings:
+    """What one local address allows."""
+
+    # The subnet of the local address and what URDS_ALLOW adds; `any` is 0.0.0.0/0 and ::/0. A
+    # loopback address allows loopback peers without being told.
+    allowed: tuple[Network, ...] = ()
+    peers_max: int = 4096
+    strangers_max: int = 64  # accepted, but no frame yet and no earlier acquaintance
+    strangers_per_address_max: int = 16
+    stranger_wait_ns: int = 30 * _S

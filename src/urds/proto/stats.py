@@ -1,0 +1,38 @@
+"""Counters of the control core: one for everything that happens rarely, one per reason of a drop."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts since the start; shared by all connections of an endpoint or a node."""
+
+    connects: int = 0
+    connect_failures: int = 0
+    knocks: int = 0
+    knocks_received: int = 0
+    accepts: int = 0
+    first_frames: int = 0
+    downs: int = 0
+    refused_by_peer: int = 0  # the stream ended before the peer's first frame
+    superseded: int = 0
+    misplaced: int = 0  # streams dropped because they belong on another path
+    parked: int = 0  # accepted before it was known how many paths there are
+    pokes: int = 0
+    probes: int = 0
+    hellos: int = 0
+    handshakes: int = 0  # probes, hellos and their answers received
+    handshake_timeouts: int = 0
+    pings: int = 0  # received
+    pongs: int = 0  # asked for; the driver counts those it keeps back
+    bad_handshakes: int = 0
+    peer_restarts: int = 0
+    fan_outs: int = 0
+    fan_ins: int = 0
+    gave_up: int = 0  # times; the plane counts the messages
+    evicted: int = 0
+    refused_not_allowed: int = 0
+    refused_strangers: int = 0
+    refused_peers: int = 0
+    refused_no_path: int = 0
+    strangers_silent: int = 0

@@ -1,0 +1,48 @@
+"""Accepted streams of peers that have not said a word yet: few, and not for long.
+
+Whoever may connect can open connections and stay silent. A stream counts until its first frame, and
+only for a peer of which nothing is known; peers that come back after an outage are no strangers.
+"""
+
+from collections import Counter
+
+from urds.proto.paths import Address
+from urds.proto.settings import EndpointSettings
+from urds.proto.timers import TimerKey, TimerKind, Timers
+
+
+class Strangers:
+    """The silent streams of one endpoint."""
+
+    def __init__(self, settings: EndpointSettings, timers: Timers) -> None:
+        self._settings = settings
+        self._timers = timers
+        self._peers: dict[int, Address] = {}
+        self._per_address: Counter[Address] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def admit(self, stream: int, peer: Address, now_ns: int) -> bool:
+        """Count one more and start its time; false if there are too many."""
+        settings = self._settings
+        if (
+            len(self._peers) >= settings.strangers_max
+            or self._per_address[peer] >= settings.strangers_per_address_max
+        ):
+            return False
+        self._peers[stream] = peer
+        self._per_address[peer] += 1
+        key = TimerKey(peer, TimerKind.STRANGER, stream)
+        self._timers.set(key, now_ns + settings.stranger_wait_ns)
+        return True
+
+    def forget(self, stream: int | None) -> None:
+        """The stream spoke or ended; one that was not counted is no mistake."""
+        peer = self._peers.pop(stream, None) if stream is not None else None
+        if stream is None or peer is None:
+            return
+        self._timers.cancel(TimerKey(peer, TimerKind.STRANGER, stream))
+        self._per_address[peer] -= 1
+        if not self._per_address[peer]:
+            del self._per_address[peer]
