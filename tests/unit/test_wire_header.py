@@ -121,3 +121,9 @@ def test_a_flag_that_nobody_knows_stays() -> None:
     octets = Header(flags=HeaderFlag(0xC0)).emit()
     assert octets[24] == 0xC0
     assert Header.parse(octets).flags == 0xC0
+
+
+def test_the_message_names_the_value_that_does_not_fit() -> None:
+    """The greatest value that fits is not blamed."""
+    with pytest.raises(WireError, match="header: 65536 is not in 0 to 65535"):
+        Header(sequence=(1 << 64) - 1, source_port=65535, target_port=65536).emit()
