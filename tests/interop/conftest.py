@@ -15,8 +15,8 @@ from .lab.wire import Orders
 KERNEL_PORT, OUR_PORT = 4000, 5000
 OUR_SOCKETS = """
 import urds
-def new_socket():
-    return urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET, 0)
+def new_socket(kind=urds.SOCK_SEQPACKET, protocol=0):
+    return urds.socket(urds.AF_RDS, kind, protocol)
 """
 # One path by default: with more, kernels up to 6.12 lose and double messages at start-up.
 OUR_SETTINGS = {"URDS_NPATHS": "1", "URDS_WMEM_MAX": "16777216", "URDS_RMEM_MAX": "16777216"}

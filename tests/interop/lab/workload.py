@@ -12,10 +12,18 @@ import struct
 import subprocess
 import time
 
+SO_TIMESTAMP = 29  # Python's socket module does not know it
 AF_RDS = 21
 SOL_RDS = 276
-CANCEL_SENT_TO = 1
-CONG_MONITOR = 6
+CANCEL_SENT_TO, GET_MR, FREE_MR, RECVERR, CONG_MONITOR, TRANSPORT, RXPATH_LATENCY = (
+    1,
+    2,
+    3,
+    5,
+    6,
+    8,
+    10,
+)
 
 BUFFER_BYTES = 8 << 20
 CONTROL_BYTES = 256
@@ -24,9 +32,9 @@ PAUSE_S = 0.005
 HEADER = struct.Struct(">II")  # number, octets that follow
 
 
-def new_socket() -> socket.socket:
-    """Return a socket of the kernel's RDS."""
-    return socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
+def new_socket(kind: int = socket.SOCK_SEQPACKET, protocol: int = 0) -> socket.socket:
+    """Return a socket of the kernel's RDS. Raises OSError for another kind or protocol."""
+    return socket.socket(AF_RDS, kind, protocol)
 
 
 def run(command: str) -> str:
@@ -167,7 +175,17 @@ def socket_address(address: str, port: int) -> bytes:
 
 
 def poll_bits(polled: socket.socket) -> int:
-    """Return the events that hold now, of all that poll(2) knows."""
+    """Return the events of poll(2) that hold now, but for POLLWRBAND."""
     poller = select.poll()
     poller.register(polled, 0x3FF)
-    return sum(bits for _, bits in poller.poll(0))
+    return sum(bits & ~select.POLLWRBAND for _, bits in poller.poll(0))
+
+
+def received(receiver: socket.socket, octets_max: int = 100, flags: int = 0) -> object:
+    """Receive; return the octets, the kinds of control messages, the flags and the sender's port.
+
+    Not the sender's address and no time: two hosts differ there.
+    """
+    octets, control, flags, address = receiver.recvmsg(octets_max, CONTROL_BYTES, flags)
+    kinds = [(level, kind, len(data)) for level, kind, data in control]
+    return octets, kinds, flags, address[1] if address else None
