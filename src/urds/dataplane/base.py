@@ -96,6 +96,7 @@ class Limits:
         8  # then ACK_REQUIRED; name and default as net.rds.max_unacked_packets
     )
     unacked_bytes_max: int = 16 << 20
+    linger_ns: int = 1_000_000_000  # a closed mailbox's queued messages get this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,10 @@ class PeerMap:
 
 @dataclass(frozen=True, slots=True)
 class Congested:
-    """Our map changed: `mailbox` is over its buffer, or below half of it; told to all peers."""
+    """Our map changed: a mailbox is over its buffer, or below half of it; told to all peers."""
 
-    mailbox: Mailbox
+    local: Address
+    port: int
     on: bool
 
 
@@ -191,7 +193,7 @@ class LimitHit:
 
     limit: Limit
     path: Path | None
-    mailbox: Mailbox | None
+    port: int  # of the mailbox, 0 if none is concerned
     count: int
 
 
@@ -292,6 +294,9 @@ class Stream(Protocol):
     def shutdown(self, how: int, /) -> None:
         """End one direction. Raises OSError."""
 
+    def unacknowledged(self) -> int:
+        """Return the octets written that the peer's TCP has not acknowledged. Raises OSError."""
+
     def close(self) -> None:
         """Release the descriptor."""
 
@@ -388,6 +393,12 @@ class Mailbox(Protocol):
     def route(self, peer: Address, path: Path | None) -> None:
         """Say which path leads to `peer`; None forgets it, so that the next send resolves again."""
 
+    def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
+        """Have `callback` called once, from any thread, when a message or room may be there.
+
+        Return what cancels it. For event loops: look, subscribe, look again, then wait.
+        """
+
     def configure(self, settings: MailboxSettings) -> None:
         """Replace the settings; waiters and the descriptor see the change."""
 
@@ -436,6 +447,12 @@ class Plane(Protocol):
     def wake(self) -> None:
         """Make `help` return early."""
 
+    def adopt(self) -> None:
+        """An event loop promises to `pump` whenever `fileno()` is readable: the helper need not."""
+
+    def abandon(self) -> None:
+        """End one `adopt`."""
+
     def pump(self) -> int:
         """Make one pass without blocking: flush, read, acknowledge; return the paths served. For event loops."""
 
@@ -446,4 +463,4 @@ class Plane(Protocol):
         """Return counters and tables."""
 
     def close(self, drain_ns: int) -> int:
-        """Wake everybody with EBADF, flush and wait at most `drain_ns` for acknowledgements; return messages left."""
+        """Drain for at most `drain_ns`, end the streams, wake everybody; return messages left."""

@@ -34,6 +34,8 @@ class Inbox:
         self.detailed = False  # timestamps or traces are wanted
         self.congested = False
         self.over_since_ns: int | None = None
+        self.pausing: set[object] = set()  # paths that wait for this queue to shrink
+        self.special = False  # the next take has more to do than to take
 
     def add(self, messages: int, payload_bytes: int) -> None:
         """Count messages that were appended to the queue."""

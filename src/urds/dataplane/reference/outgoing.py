@@ -1,6 +1,6 @@
 """The sending half of a path: number, keep until acknowledged, repeat after a break.
 
-A value machine: no I/O, no clock, no lock. Messages wait in three queues, always sent in this order:
+A value machine: no I/O, no clock, no lock. Messages wait in three queues, sent in this order:
 
     repeats   were handed to an earlier stream and not acknowledged; keep their number, carry
               RETRANSMITTED, go first and restart from their header
@@ -375,7 +375,7 @@ def _matches(message: Unsent, owner: Owner, target_port: int | None) -> bool:
 
 
 def _without(queue: deque[Sent], owner: Owner, target_port: int | None) -> tuple[deque[Sent], int]:
-    """Return the queue without the owner's messages (to `target_port`, if given) and their count."""
+    """Return the queue without the owner's messages, to one port or all, and their count."""
     kept: deque[Sent] = deque()
     for message in queue:
         if message[2] is owner and target_port in (None, message[4]):

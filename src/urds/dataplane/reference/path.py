@@ -256,6 +256,10 @@ class PathCore:
 
     # -- time
 
+    def is_held(self) -> bool:
+        """Tell whether messages wait for the peer's first frame or hello."""
+        return self.hold is not Hold.NOTHING
+
     def poll_timeout(self) -> int | None:
         """Return when `handle_timeout` has something to do."""
         if self._owed_since_ns is None:

@@ -1,0 +1,68 @@
+"""A descriptor whose readiness is that of a socket, for select, poll, epoll and event loops.
+
+An AF_UNIX stream pair, the user's end with the smallest send buffer. Readable: one octet from the
+far end. Not writable: the user's end is filled until it would block; writable again: the far end
+takes it out. So all four combinations can be shown, level-triggered. An AF_UNIX descriptor shows
+POLLWRBAND together with POLLOUT (docs/differences.md).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+_FILL = bytes(512)
+
+
+class ReadinessDescriptor:
+    """The pair; `sync` makes it show what `wanted` says now."""
+
+    def __init__(self, wanted: Callable[[], tuple[bool, bool]]) -> None:
+        self._wanted = wanted
+        self._user, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._user.setblocking(False)
+        self._far.setblocking(False)
+        self._user.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        self._shown = (False, True)
+        self._lock = threading.Lock()
+        self.sync()
+
+    def fileno(self) -> int:
+        """Return the user's end."""
+        return self._user.fileno()
+
+    def sync(self) -> None:
+        """Show the state as it is now.
+
+        Called after every change and without the plane's lock; whoever comes last reads the last
+        state, and a change in between is seen by the next comparison.
+        """
+        with self._lock, suppress(OSError):  # closed by another thread in between
+            while (wanted := self._wanted()) != self._shown:
+                readable, writable = wanted
+                if readable != self._shown[0]:
+                    if readable:
+                        self._far.send(b"\0")
+                    else:
+                        self._user.recv(1)
+                if writable != self._shown[1]:
+                    self._empty() if writable else self._fill()
+                self._shown = wanted
+
+    def _fill(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                self._user.send(_FILL)
+
+    def _empty(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                self._far.recv(65536)
+
+    def close(self) -> None:
+        """Close both ends; a poller of the user's end sees it as any closed descriptor."""
+        with self._lock:
+            self._user.close()
+            self._far.close()

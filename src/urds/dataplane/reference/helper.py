@@ -1,0 +1,120 @@
+"""The helper: what must happen when no application thread does it.
+
+One daemon thread sits in `Plane.help`. It flushes tails, sends late acknowledgements and asks the
+kernel what a Linux peer's TCP has; and it reads when nobody else does. It sleeps on a set of its
+own: a wake descriptor and, nested, the plane's set armed for one event.
+
+It arms only while no leader exists and nobody has driven for a tick. *Driving* is leaving a wait,
+a pump, and each message taken: a consumer that empties a full queue must not have the helper read
+behind its back, or the queue grows without bound. It sleeps without a deadline only with nothing
+dirty and either armed or a leader present for 16 ticks. That decision and every change that
+matters to it are made under the plane's lock, so none can slip between.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Event
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.plane import Plane
+
+TICK_NS = 1_000_000
+_LEADER_TICKS = 16
+
+
+class Helper:
+    """State of the helper; `wake_if_asleep` is for every thread, the rest for its own."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self.wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._set = select.epoll()
+        self._set.register(self.wake_descriptor, select.EPOLLIN)
+        self._set.register(plane.poll_set.fileno(), 0)
+        self._armed = False
+        self._leader_ticks = 0
+        self.asleep = False  # in a sleep that lasts until woken; plane's lock
+        self.resting = False  # in any sleep; plane's lock
+        self.interrupted = False  # `Plane.wake`: end `run` though there is no event
+        self._wake_due = False
+
+    def want(self, *, now: bool = False) -> None:
+        """There is work: end a long sleep; with `now` any sleep. Plane's lock held."""
+        if self.asleep or (now and self.resting):
+            self.asleep = self.resting = False
+            self._wake_due = True
+
+    def leader_left(self) -> None:
+        """Nobody leads: an unarmed long sleep would leave the streams unread. Lock held."""
+        if self.asleep and not self._armed:
+            self.want()
+
+    def deliver(self) -> None:
+        """Write the wake that `want` found due; called without the lock."""
+        if self._wake_due:
+            self._wake_due = False
+            os.eventfd_write(self.wake_descriptor, 1)
+
+    def run(self, deadline_ns: int | None) -> list[Event]:
+        """Work and sleep until there are events or the deadline passes."""
+        plane = self._plane
+        while True:
+            plane.serve_due()
+            with plane.lock:
+                events = plane.take_events()
+                now_ns = plane.clock_ns()
+                late = deadline_ns is not None and now_ns >= deadline_ns
+                if events or late or plane.closed or self.interrupted:
+                    self.interrupted = False
+                    return events
+                timeout_ns = self._decide(now_ns)
+                if deadline_ns is not None:
+                    remaining_ns = deadline_ns - now_ns
+                    timeout_ns = (
+                        remaining_ns if timeout_ns is None else min(timeout_ns, remaining_ns)
+                    )
+                self.resting = True
+            if self._sleep(timeout_ns):
+                plane.counters.helper_passes += 1
+                plane.serve_ready(0.0)
+
+    def _decide(self, now_ns: int) -> int | None:
+        """Arm if nobody reads; return how long to sleep, None until woken. Plane's lock held."""
+        plane = self._plane
+        driven, plane.driven = plane.driven, False
+        led = plane.desk.leader is not None
+        self._leader_ticks = self._leader_ticks + 1 if led else 0
+        if not led and not driven and not plane.loops and not self._armed:
+            self._set.modify(plane.poll_set.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+            self._armed = True
+        due_ns = plane.next_due_ns(now_ns)
+        if due_ns is not None:
+            return max(0, due_ns - now_ns)
+        idle = self._armed or plane.loops or self._leader_ticks >= _LEADER_TICKS
+        self.asleep = bool(idle)
+        return None if idle else TICK_NS
+
+    def _sleep(self, timeout_ns: int | None) -> bool:
+        """Sleep; return whether the plane's set has something and nobody leads."""
+        timeout_s = -1 if timeout_ns is None else timeout_ns / 1e9
+        ready = self._set.poll(timeout_s)
+        plane = self._plane
+        with plane.lock:
+            self.asleep = self.resting = False
+            read = False
+            for descriptor, _ in ready:
+                if descriptor == self.wake_descriptor:
+                    os.eventfd_read(self.wake_descriptor)
+                else:
+                    self._armed = False  # one event is spent, whoever serves it
+                    read = plane.desk.leader is None
+        return read
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        self._set.close()
+        os.close(self.wake_descriptor)

@@ -1,0 +1,54 @@
+"""One local address of the plane: its bound sockets, its congestion map, and those of its peers."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Address, SocketAddress
+from urds.wire.congestion_map import CongestionMap
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.stream_path import StreamPath
+
+
+class Host:
+    """Tables of one local address; guarded by the plane's lock."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.inboxes: dict[int, Mailbox] = {}
+        self.paths: list[StreamPath] = []
+        # Our map as senders of this process see it; `map_octets` is what goes to peers.
+        self.congested_ports: set[int] = set()
+        self._peer_ports: dict[Address, set[int]] = {}
+
+    def map_octets(self) -> bytes:
+        """Return the 8192 octets of our map as it is now."""
+        return CongestionMap(self.congested_ports).emit()
+
+    def ports_congested_at(self, peer: Address) -> set[int]:
+        """Return the peer's congested ports; the same set for ever, changed in place."""
+        ports = self._peer_ports.get(peer)
+        if ports is None:
+            ports = self._peer_ports[peer] = set()
+        return ports
+
+    def replace_peer_map(self, peer: Address, octets: bytes) -> set[int]:
+        """Put the peer's new map in force; return the ports that were set and are clear now."""
+        ports = self.ports_congested_at(peer)
+        now = set(CongestionMap.parse(octets))
+        cleared = ports - now
+        ports.clear()
+        ports.update(now)
+        return cleared
+
+
+def socket_address(address: Address, port: int) -> SocketAddress:
+    """Return the tuple that Python's socket module uses for an address and a port."""
+    if isinstance(address, IPv6Address):
+        scope = address.scope_id
+        host = str(address).partition("%")[0]
+        return host, port, 0, int(scope) if scope and scope.isdigit() else 0
+    return str(address), port

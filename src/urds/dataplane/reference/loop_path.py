@@ -1,0 +1,102 @@
+"""A path between two addresses of this process: the sender delivers, nothing is in flight.
+
+No header, no numbers, no checks. A delivered message is acknowledged by being in the inbox, so
+the send account never holds it. Congestion is the target's own map. A ping is answered at once.
+Source: linux v6.12 net/rds/loop.c; that every address of 127/8 is a host of its own with
+congestion and a bounded queue is ours (docs/differences.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Address, Buffer, Hold, Release, SocketAddress, Stream
+from urds.dataplane.reference.host import socket_address
+
+if TYPE_CHECKING:
+    from urds.dataplane.base import Path
+    from urds.dataplane.reference.inbox import Item
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.plane import Plane
+
+
+class LoopPath:
+    """Delivers within the plane; the calls of `base.Path` that concern a stream do nothing."""
+
+    def __init__(self, plane: Plane, *, local: Address, peer: Address) -> None:
+        self.local = local
+        self.peer = peer
+        self.index = 0
+        self._plane = plane
+
+    def deliver(
+        self, sender: Mailbox, target_port: int, payload: Buffer, extension: bytes
+    ) -> Mailbox | None:
+        """Queue a message in its target; return the mailbox that got it. Plane's lock held."""
+        plane = self._plane
+        counters = plane.counters
+        counters.send_queued += 1
+        source = socket_address(self.local, sender.port)
+        if not target_port:
+            counters.recv_ping += 1
+            counters.send_pong += 1
+            return self._put(sender, b"", socket_address(self.peer, 0), b"")
+        host = plane.hosts.get(self.peer)
+        target = host.inboxes.get(target_port) if host else None
+        if target is None:
+            counters.recv_drop_no_sock += 1
+            return None
+        return self._put(target, bytes(payload), source, extension)
+
+    def _put(
+        self, target: Mailbox, payload: bytes, source: SocketAddress, extension: bytes
+    ) -> Mailbox:
+        plane = self._plane
+        item: Item = (payload, source)
+        if target.detailed or extension:
+            item = (payload, source, extension, plane.wall_ns(), plane.clock_ns())
+        target.queue.append(item)
+        target.add(1, len(payload))
+        plane.counters.recv_queued += 1
+        plane.counters.recv_bytes_added_to_sock += len(payload)
+        plane.note_arrival(target, 1)
+        return target
+
+    def attach(self, stream: Stream, *, hold: Hold) -> None:
+        """Refuse: a loop has no stream."""
+        raise AssertionError("a loop path has no stream")
+
+    def detach(self) -> Stream | None:
+        """Return None: there is no stream."""
+        return None
+
+    def release(self, *, received_by_peer: int | None) -> None:
+        """Do nothing: a loop is never held."""
+
+    def agree(self, *, release: Release, checksum: bool) -> None:
+        """Do nothing: there is no handshake."""
+
+    def restart_peer(self) -> int:
+        """Return 0: the peer lives and dies with us."""
+        return 0
+
+    def remember_handshake(self, generation: int | None) -> None:
+        """Do nothing: there is no handshake."""
+
+    def control(
+        self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
+    ) -> None:
+        """Do nothing: pings are answered in place."""
+
+    def poke(self) -> None:
+        """Do nothing: a loop cannot be half dead."""
+
+    def hold_behind(self, other: Path) -> None:
+        """Do nothing: nothing is in flight."""
+
+    def drop_queue(self) -> int:
+        """Return 0: nothing is queued."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""

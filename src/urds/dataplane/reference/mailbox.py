@@ -1,0 +1,486 @@
+"""A bound socket: queueing and taking messages, waiting, cancelling, closing.
+
+`sendto` and `recvfrom` have the signature of `socket.socket` and are placed into a bound `Socket`
+as they are; they do the common case in one critical section and leave everything else to
+`_queueing` and `_taking`. `special` marks a mailbox whose next take has more to do than to take:
+it is congested, shows its state on a descriptor, has a notice, or pauses a path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from urds.constants import MSG_DONTWAIT, MSG_PEEK
+from urds.dataplane.base import (
+    ALL_GROUPS,
+    Address,
+    Buffer,
+    CongestionNotice,
+    MailboxSettings,
+    Message,
+    Notice,
+    Path,
+    SocketAddress,
+)
+from urds.dataplane.reference.descriptor import ReadinessDescriptor
+from urds.dataplane.reference.host import Host
+from urds.dataplane.reference.inbox import Inbox, Item
+from urds.dataplane.reference.loop_path import LoopPath
+from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Outgoing
+from urds.dataplane.reference.stream_path import StreamPath
+from urds.dataplane.reference.waiting import Waiter, Waiters
+from urds.errors import Refusal, os_error
+from urds.wire.header import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.plane import Plane
+
+_DONTWAIT = int(MSG_DONTWAIT)
+_PEEK = int(MSG_PEEK)
+_FLOWS_MAX = 4096
+_GROUPS = 64
+# What one destination needs: its path, the queue of it, the port, the peer's congested ports.
+_Flow = tuple[StreamPath, Outgoing, int, set[int]]
+
+
+class Mailbox(Inbox):
+    """See `dataplane.base.Mailbox`."""
+
+    def __init__(self, plane: Plane, host: Host, *, port: int, settings: MailboxSettings) -> None:
+        super().__init__(port=port, buffer_bytes=settings.receive_bytes_max)
+        self.local = host.address
+        self._plane = plane
+        self._lock = plane.lock
+        self._host = host
+        self.closed = False
+        self.send_queued_bytes = 0
+        self.given_up = 0
+        self.receive_waiters = Waiters()
+        self.room_waiters = Waiters()
+        self._flows: dict[SocketAddress, _Flow] = {}
+        self._routes: dict[Address, StreamPath | LoopPath] = {}
+        self._failed: set[Address] = set()
+        self._notice_groups = 0
+        self._wait_groups = 0  # groups that answered ENOBUFS while the monitor was on
+        self._saw_congestion = False  # an ENOBUFS since the last map update: poll must wake
+        self._map_news = False
+        self.descriptor: ReadinessDescriptor | None = None
+        self._apply(settings)
+
+    def _apply(self, settings: MailboxSettings) -> None:
+        self.settings = settings
+        self.buffer_bytes = settings.receive_bytes_max
+        self._send_bytes_max = settings.send_bytes_max
+        self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
+        self.detailed = settings.timestamps or bool(settings.traces)
+        if not settings.monitor:
+            self._notice_groups = self._wait_groups = 0
+
+    # -- sending
+
+    def sendto(
+        self,
+        payload: Buffer,
+        flags_or_address: int | SocketAddress,
+        address: SocketAddress | None = None,
+        /,
+    ) -> int:
+        """Queue one message; return its length."""
+        wait_ns = self.settings.send_wait_ns
+        if address is None:
+            address = flags_or_address  # type: ignore[assignment]  # two-argument form
+        elif flags_or_address:
+            wait_ns = self._wait_of_flags(flags_or_address, wait_ns)
+        if type(payload) is not bytes:
+            payload = _frozen(payload)
+        payload_bytes = len(payload)
+        pending = 0  # stays so if this is not the common case
+        with self._lock:
+            flow = self._flows.get(address)  # type: ignore[arg-type]  # None is no key: a miss
+            if (
+                flow is not None
+                and self.send_queued_bytes < self._send_bytes_max
+                and payload_bytes <= self._payload_bytes_max
+            ):
+                path, outgoing, port, congested = flow
+                if not path.full and port not in congested:
+                    outgoing.unsent.append((self, self.port, port, payload, b""))
+                    self.send_queued_bytes += payload_bytes
+                    pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
+                    outgoing.pending_bytes = pending
+        if not pending or flow is None:
+            return self._queueing(payload, address, b"", wait_ns)
+        path = flow[0]
+        if not path.settled or pending >= self._plane.flush_bytes:
+            path.push()
+            if self.send_queued_bytes * 4 >= self._send_bytes_max:
+                self._half_full(path)
+        return payload_bytes
+
+    def send(
+        self,
+        buffers: Sequence[Buffer],
+        address: SocketAddress,
+        *,
+        wait_ns: int | None,
+        extension: bytes = b"",
+    ) -> int:
+        """Queue one message gathered from `buffers`, which are copied unless there is only one."""
+        payload = _frozen(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
+        return self._queueing(payload, address, extension, wait_ns)
+
+    def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:
+        """Return the wait that MSG_DONTWAIT asks for; every other flag is refused."""
+        if flags == _DONTWAIT:
+            return 0
+        if not isinstance(flags, int):
+            raise TypeError(f"flags must be an integer, not {type(flags).__name__}")
+        raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
+
+    def _queueing(
+        self, payload: Buffer, address: SocketAddress | None, extension: bytes, wait_ns: int | None
+    ) -> int:
+        """Queue a message the long way: resolve, refuse, wait for room or for the peer."""
+        if address is None:
+            raise os_error(Refusal.NO_DESTINATION_GIVEN)
+        peer, port = _parse(address)
+        payload_bytes = len(payload)
+        if payload_bytes > self._payload_bytes_max:
+            self._refuse_length(payload_bytes)
+        counters = self._plane.counters
+        blocked = False
+
+        def attempt() -> bool | None:
+            nonlocal blocked
+            refusal = self._try_queue(payload, peer, port, address, extension)
+            if refusal is None:
+                return True
+            if wait_ns == 0 or self._plane.virtual:
+                if refusal is Refusal.PEER_CONGESTED:
+                    counters.cong_send_error += 1
+                raise os_error(refusal, self._account_detail(refusal, peer, port))
+            if refusal is Refusal.PEER_CONGESTED and not blocked:
+                blocked = True
+                counters.cong_send_blocked += 1
+            return None
+
+        self._resolve(peer)
+        if self._plane.wait(attempt, self.room_waiters, wait_ns, flush=self) is None:
+            raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
+        path = self._routes.get(peer)
+        if isinstance(path, StreamPath):
+            path.push()
+            if self.send_queued_bytes * 4 >= self._send_bytes_max:
+                self._half_full(path)
+        else:
+            self._plane.settle()
+        return payload_bytes
+
+    def _refuse_length(self, payload_bytes: int) -> None:
+        message_bytes_max = self._plane.limits.message_bytes_max
+        if payload_bytes > message_bytes_max:
+            limit, setting = message_bytes_max, "max_message_bytes"
+        else:
+            limit, setting = self._send_bytes_max, "SO_SNDBUF"
+        raise os_error(
+            Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit} ({setting})"
+        )
+
+    def _account_detail(self, refusal: Refusal, peer: Address, port: int) -> str:
+        if refusal is Refusal.PEER_CONGESTED:
+            return f"{peer} port {port} is full"
+        return f"{self.send_queued_bytes} of {self._send_bytes_max} octets are queued"
+
+    def _resolve(self, peer: Address) -> None:
+        """Have a route to the peer; the control plane makes it on the first send."""
+        if peer in self._routes or self.closed:
+            return
+        self._plane.resolve(self, peer)
+
+    def _try_queue(
+        self, payload: Buffer, peer: Address, port: int, address: SocketAddress, extension: bytes
+    ) -> Refusal | None:
+        """Queue, or say why not. Lock held. Raises what no waiting mends."""
+        if self.closed:
+            raise os_error(self._plane.closed_refusal())
+        if peer in self._failed:
+            self._failed.remove(peer)
+            raise os_error(Refusal.PEER_UNREACHABLE, f"{peer}: messages queued for it were dropped")
+        path = self._routes.get(peer)
+        if path is None:
+            raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
+        self._map_news = False
+        loop = isinstance(path, LoopPath)
+        congested = (
+            self._plane.own_congested_ports(peer) if loop else self._host.ports_congested_at(peer)
+        )
+        if port in congested:
+            self._saw_congestion = True
+            if self.settings.monitor:
+                self._wait_groups |= 1 << port % _GROUPS
+            return Refusal.PEER_CONGESTED
+        if isinstance(path, LoopPath):
+            path.deliver(self, port, payload, extension)
+            return None
+        if self.send_queued_bytes >= self._send_bytes_max:
+            self._plane.counters.send_queue_full += 1
+            return Refusal.QUEUE_FULL
+        if path.full:
+            path.room_wanted.add(self)
+            return Refusal.PATH_FULL
+        outgoing = path.core.outgoing
+        outgoing.queue(self, self.port, port, payload, extension)
+        if len(self._flows) >= _FLOWS_MAX:
+            self._flows.clear()
+        self._flows[address] = (path, outgoing, port, congested)
+        return None
+
+    def _half_full(self, path: StreamPath) -> None:
+        """Look for acknowledgements: the account fills, and the peer has perhaps answered."""
+        if self.send_queued_bytes * 2 >= self._send_bytes_max:
+            path.core.outgoing.acknowledgement_wanted = True
+        path.look_for_acknowledgements()
+        self.sync()
+
+    # -- receiving
+
+    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
+        """Take one message; what exceeds `payload_bytes_max` is discarded."""
+        if not flags and not self.special:
+            item: Item | None = None
+            with self._lock:
+                if self.queue:
+                    item = self.queue.popleft()
+                    self.receive_queued_bytes -= len(item[0])
+            if item is not None:
+                self._plane.driven = True
+                if len(item) == 2 and len(item[0]) <= payload_bytes_max:
+                    return item
+                return item[0][:payload_bytes_max], item[1]
+        wait_ns = 0 if flags & _DONTWAIT else self.settings.receive_wait_ns
+        message = self.receive(wait_ns=wait_ns, peek=bool(flags & _PEEK))
+        if message is None:
+            raise os_error(Refusal.NOTHING_TO_RECEIVE if wait_ns == 0 else Refusal.TIMED_OUT)
+        if isinstance(message, CongestionNotice):
+            return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
+        return message.payload[:payload_bytes_max], message.source
+
+    def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
+        """Take (or look at) the next notice or message; None when nothing came in `wait_ns`."""
+        plane = self._plane
+
+        def attempt() -> Message | Notice | None:
+            if self.closed:
+                raise os_error(plane.closed_refusal())
+            return self._take(peek)
+
+        message: Message | Notice | None = plane.wait(
+            attempt, self.receive_waiters, wait_ns, flush=self
+        )
+        plane.driven = True
+        if message is None:
+            self._map_news = False
+        if self.special or self.descriptor is not None:
+            plane.settle()
+        return message
+
+    def _take(self, peek: bool) -> Message | Notice | None:
+        """Take a notice or a message. Lock held."""
+        if self._notice_groups:
+            notice = CongestionNotice(self._notice_groups)
+            self._notice_groups = 0
+            return notice
+        if not self.queue:
+            return None
+        plane = self._plane
+        item = self.queue[0] if peek else self.queue.popleft()
+        if not peek:
+            self.receive_queued_bytes -= len(item[0])
+            if self.special or self.descriptor is not None:
+                plane.note_taken(self)
+        else:
+            plane.counters.recv_delivered += 1  # Linux counts looks as well
+        if len(item) == 2:
+            return Message(item[0], item[1], b"", 0, ())
+        payload, source, extension, wall_ns, arrived_ns = item
+        trace = tuple(
+            (position, plane.clock_ns() - arrived_ns if position == _LAST_POSITION else 0)
+            for position in self.settings.traces
+        )
+        return Message(
+            payload, source, extension, wall_ns if self.settings.timestamps else 0, trace
+        )
+
+    # -- congestion at the peer
+
+    def note_map(self, cleared_groups: int) -> None:
+        """A peer's map changed: notify by the monitor, wake senders, show news. Lock held.
+
+        Linux's own monitor takes every update for a change of all groups over TCP; an installed
+        mask is told exactly. Source: linux v6.12 net/rds/cong.c; rds(7).
+        """
+        if self.settings.monitor:
+            if self.settings.monitor_mask == ALL_GROUPS:
+                self._notice_groups |= self._wait_groups
+                self._wait_groups = 0
+            else:
+                self._notice_groups |= self.settings.monitor_mask & cleared_groups
+            if self._notice_groups:
+                self.special = True
+                self._plane.note_arrival(self, 1)
+        elif self._saw_congestion:
+            self._map_news = True
+        self._saw_congestion = False
+        self._plane.note_room(self)
+
+    def fail(self, peer: Address) -> None:
+        """Messages to the peer were dropped: the next send to it says so, once. Lock held."""
+        self._failed.add(peer)
+        self._flows.clear()
+
+    # -- the rest of the contract
+
+    def route(self, peer: Address, path: Path | None) -> None:
+        """Say which path leads to `peer`; None forgets it."""
+        with self._lock:
+            self._flows.clear()
+            if path is None:
+                self._routes.pop(peer, None)
+            else:
+                assert isinstance(path, StreamPath | LoopPath)
+                self._routes[peer] = path
+
+    def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
+        """Have `callback` called once when a message or room may be there."""
+        waiter = Waiter(callback)
+        waiters = self.room_waiters if room else self.receive_waiters
+
+        def cancel() -> None:
+            with self._lock:
+                waiters.remove(waiter)
+
+        with self._lock:
+            waiters.add(waiter)
+        return cancel
+
+    def configure(self, settings: MailboxSettings) -> None:
+        """Replace the settings; waiters look again."""
+        with self._lock:
+            self._apply(settings)
+            self.room_waiters.tell_all(self._plane.desk)
+            self.receive_waiters.tell_all(self._plane.desk)
+            self._plane.note_taken(self)
+        self._plane.settle()
+
+    def cancel(self, peer: Address | None, port: int | None) -> int:
+        """Remove unacknowledged messages to that address and port, or all; return how many."""
+        count = 0
+        with self._lock:
+            for path in self._host.paths:
+                if peer is None or path.peer == peer:
+                    count += path.core.outgoing.cancel(self, port)
+            self._plane.counters.send_cancelled += count
+            self._plane.note_room(self)
+        self._plane.settle()
+        return count
+
+    def fileno(self) -> int:
+        """Return the readiness descriptor, made on the first call."""
+        with self._lock:
+            if self.closed:
+                raise os_error(self._plane.closed_refusal())
+            if self.descriptor is None:
+                self.descriptor = ReadinessDescriptor(self._wanted_readiness)
+                self.special = True
+                self._plane.helper.want()
+        self._plane.helper.deliver()
+        return self.descriptor.fileno()
+
+    def _wanted_readiness(self) -> tuple[bool, bool]:
+        readable = bool(self.queue) or self._notice_groups != 0 or self._map_news or self.closed
+        writable = self.send_queued_bytes < self._send_bytes_max and not any(
+            path.full for path in self._routes.values() if isinstance(path, StreamPath)
+        )
+        return readable, writable
+
+    def sync(self) -> None:
+        """Show the state on the descriptor, if there is one. No lock held."""
+        if self.descriptor is not None:
+            self.descriptor.sync()
+
+    def settle_special(self) -> None:
+        """Find out whether the next take has more to do than to take. Lock held."""
+        self.special = bool(
+            self.congested
+            or self.descriptor is not None
+            or self._notice_groups
+            or self.pausing
+            or self.over_since_ns is not None
+        )
+
+    def paths(self) -> list[StreamPath]:
+        """Return the paths of this address. Lock held."""
+        return self._host.paths
+
+    def sends_by_loop_to(self, address: Address) -> bool:
+        """Tell whether this socket has sent to an address of this process. Lock held."""
+        return isinstance(self._routes.get(address), LoopPath)
+
+    def shut(self, plane: Plane) -> None:
+        """Leave the port, drop what nobody will read, wake everybody. Lock held."""
+        self._host.inboxes.pop(self.port, None)
+        self._flows.clear()
+        plane.counters.recv_drop_closed += len(self.queue)
+        self.queue.clear()
+        self.receive_queued_bytes = 0
+        self.special = True  # a take finds `closed`
+        if self.congested:
+            self.congested = False
+            plane.show_congestion(self, on=False)
+        self.receive_waiters.tell_all(plane.desk)
+        self.room_waiters.tell_all(plane.desk)
+
+    def abandon_in_child(self, lock: threading.Lock) -> None:
+        """Refuse everything from now on; called in the child of a fork."""
+        self._lock = lock
+        self.closed = self.special = True
+        self._flows = {}
+        if self.descriptor is not None:
+            self.descriptor.close()
+
+    def close(self, linger_ns: int | None = None) -> None:
+        """Unbind; what is queued is given `linger_ns`, by default a second in the background."""
+        self._plane.close_mailbox(self, linger_ns)
+
+
+_LAST_POSITION = 2  # from queueing to the application; the earlier stages fall together here
+
+
+def _frozen(payload: Buffer) -> bytes | memoryview:
+    """Return a payload that does not change: a copy if small, else the caller's own buffer."""
+    if type(payload) is bytes:
+        return payload
+    view = memoryview(payload)
+    octets = view if view.contiguous and view.format == "B" else None
+    if octets is None:
+        if not view.contiguous:
+            return view.tobytes()
+        octets = view.cast("B")
+    return octets if len(octets) >= REFERENCE_BYTES else bytes(octets)
+
+
+def _parse(address: SocketAddress) -> tuple[Address, int]:
+    """Return the peer and port of a socket address whose host is a literal."""
+    try:
+        host, port = address[0], address[1]
+        if len(address) == 4 and address[3] and "%" not in host:
+            host = f"{host}%{address[3]}"
+        peer = ip_address(host)
+    except (TypeError, IndexError, ValueError) as failure:
+        raise os_error(Refusal.BAD_ADDRESS, f"{address!r}") from failure
+    if not 0 <= port <= 65535:
+        raise OverflowError(f"port {port} is not in 0..65535")
+    return peer, port

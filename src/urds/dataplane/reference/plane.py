@@ -1,0 +1,585 @@
+"""All of a process's data plane: hosts, paths, who reads, what is due, what goes to control.
+
+One short lock guards every piece of state, because under the interpreter lock finer ones would
+cost a tenth of a message each and buy nothing (docs/adr/0002). It is never held across a system
+call that may block, and wake-ups and descriptor changes happen after it is released (`deliver`,
+`settle`). Methods marked "Lock held" belong to the modules of this package.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from urds.dataplane.base import (
+    Address,
+    Congested,
+    DownReason,
+    Event,
+    Interest,
+    Limits,
+    MailboxSettings,
+    PeerMap,
+    Ready,
+    Snapshot,
+)
+from urds.dataplane.reference.counters import Counters
+from urds.dataplane.reference.helper import Helper
+from urds.dataplane.reference.host import Host
+from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.loop_path import LoopPath
+from urds.dataplane.reference.mailbox import Mailbox
+from urds.dataplane.reference.snapshots import take_snapshot
+from urds.dataplane.reference.stream_path import StreamPath
+from urds.dataplane.reference.waiting import Doing, Waiters, WaitingDesk
+from urds.errors import Refusal
+
+_T = TypeVar("_T")
+_READY_MAX = 64
+_GROUPS = 64
+_DRAIN_POLL_S = 0.01
+_END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
+
+
+class Plane:
+    """See `dataplane.base.Plane`."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        resolve: Callable[[Mailbox, Address], None],
+        clock_ns: Callable[[], int] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.flush_bytes = limits.flush_bytes
+        self.resolve = resolve
+        self.virtual = clock_ns is not None  # a clock of the caller's: nothing ever waits
+        self.clock_ns = clock_ns or time.monotonic_ns
+        self.wall_ns = time.time_ns
+        self.lock = threading.Lock()
+        self.counters = Counters()
+        self.hosts: dict[Address, Host] = {}
+        self.poll_set = select.epoll()
+        self.desk = WaitingDesk(self.lock)
+        self.poll_set.register(self.desk.kick, select.EPOLLIN)
+        self.helper = Helper(self)
+        self.loops = 0  # event loops that promised to pump
+        self.driven = False
+        self.closed = False
+        self.forked = False
+        self._paths: dict[int, StreamPath] = {}  # by descriptor
+        self._watched: dict[int, Interest] = {}
+        self._events: list[Event] = []
+        self._dirty: dict[StreamPath, None] = {}
+        self._touched: set[Mailbox] = set()
+        self._looks: set[Mailbox] = set()
+        self._lingering: dict[Mailbox, int] = {}
+
+    # -- making things
+
+    def mailbox(self, *, local: Address, port: int, settings: MailboxSettings) -> Mailbox:
+        """Bind a mailbox; the caller has checked that the port is free."""
+        with self.lock:
+            host = self._host(local)
+            mailbox = Mailbox(self, host, port=port, settings=settings)
+            host.inboxes[port] = mailbox
+        return mailbox
+
+    def path(self, *, local: Address, peer: Address, index: int, sequence_first: int) -> StreamPath:
+        """Make a path without a stream."""
+        with self.lock:
+            host = self._host(local)
+            path = StreamPath(self, host, peer=peer, index=index, sequence_first=sequence_first)
+            host.paths.append(path)
+        return path
+
+    def loop(self, *, local: Address, peer: Address) -> LoopPath:
+        """Make a path between two addresses of this process."""
+        return LoopPath(self, local=local, peer=peer)
+
+    def _host(self, address: Address) -> Host:
+        host = self.hosts.get(address)
+        if host is None:
+            host = self.hosts[address] = Host(address)
+        return host
+
+    def remove_path(self, path: StreamPath) -> None:
+        """Forget a path. Lock held."""
+        path.core.outgoing.drop_all()
+        self._dirty.pop(path, None)
+        if path in path.host.paths:
+            path.host.paths.remove(path)
+
+    # -- waiting
+
+    def wait(
+        self,
+        attempt: Callable[[], _T | None],
+        waiters: Waiters,
+        wait_ns: int | None,
+        *,
+        flush: Mailbox,
+    ) -> _T | None:
+        """Attempt under the lock until it gives something or `wait_ns` is over; read meanwhile."""
+        with self.lock:
+            result = attempt()
+        if result is not None or self.virtual:
+            return result
+        if wait_ns == 0:
+            self.pump()  # a call that never waits still looks at what has arrived
+            with self.lock:
+                return attempt()
+        return self._wait(attempt, waiters, wait_ns, flush)
+
+    def _wait(
+        self,
+        attempt: Callable[[], _T | None],
+        waiters: Waiters,
+        wait_ns: int | None,
+        mailbox: Mailbox,
+    ) -> _T | None:
+        desk = self.desk
+        waiter = desk.waiter()
+        deadline_ns = None if wait_ns is None else self.clock_ns() + wait_ns
+        used = False
+        try:
+            while True:
+                self.flush_tails()
+                with self.lock:
+                    result = attempt()
+                    now_ns = self.clock_ns()
+                    if result is not None or (deadline_ns is not None and now_ns >= deadline_ns):
+                        used = result is not None
+                        return result
+                    waiters.add(waiter)
+                    leads = desk.sit_down(waiter)
+                    due_ns = self.next_due_ns(now_ns) if leads else None
+                times = [at_ns for at_ns in (deadline_ns, due_ns) if at_ns is not None]
+                timeout_s = max(0, min(times) - now_ns) / 1e9 if times else None
+                if leads:
+                    self.serve_ready(timeout_s, leading=True)
+                    self.serve_due()
+                else:
+                    desk.sleep(waiter, timeout_s)
+                mailbox.sync()
+        finally:
+            self._leave(waiters, used=used)
+
+    def _leave(self, waiters: Waiters, *, used: bool) -> None:
+        with self.lock:
+            unled = self.desk.stand_up(self.desk.waiter(), waiters, used=used)
+            self.driven = True
+            if unled:
+                if self._dirty or self._looks:
+                    self.helper.want()
+                else:
+                    self.helper.leader_left()
+        self.deliver()
+
+    def flush_tails(self) -> None:
+        """Send what was left to coalesce: whoever is about to sleep has nothing to add."""
+        if not self._dirty:
+            return
+        with self.lock:
+            paths = [path for path in self._dirty if path.core.wants_to_write()]
+        for path in paths:
+            path.flush()
+
+    def deliver(self) -> None:
+        """Wake whoever was told something; called without the lock."""
+        self.desk.deliver()
+        self.helper.deliver()
+
+    # -- what arrives
+
+    def serve_ready(self, timeout_s: float | None, *, leading: bool = False) -> int:
+        """Poll the set once and serve what is ready; return how many descriptors were."""
+        ready = self.poll_set.poll(-1 if timeout_s is None else timeout_s, _READY_MAX)
+        desk = self.desk
+        if leading:
+            with self.lock:
+                leader = desk.leader
+                if leader is not None and leader.doing is Doing.IN_POLL:
+                    leader.doing = Doing.RUNNING
+        for descriptor, mask in ready:
+            if descriptor == desk.kick:
+                if leading or desk.leader is None:
+                    desk.read_kick()
+                continue
+            path = self._paths.get(descriptor)
+            if path is None:
+                self._note_ready(descriptor, mask)
+                continue
+            if mask & ~select.EPOLLOUT:
+                self.counters.tcp_data_ready_calls += 1
+                path.read()
+            if mask & select.EPOLLOUT:
+                path.unblock()
+        self.settle()
+        return len(ready)
+
+    def _note_ready(self, descriptor: int, mask: int) -> None:
+        with self.lock:
+            if self._watched.pop(descriptor, None) is None:
+                return
+            with suppress(OSError):
+                self.poll_set.unregister(descriptor)
+            readable = mask & ~select.EPOLLOUT
+            self.emit(Ready(descriptor, Interest.READ if readable else Interest.WRITE))
+
+    def note_arrival(self, inbox: Inbox, messages: int) -> None:
+        """Tell receivers; the mailbox is judged at the end of the pass. Lock held."""
+        assert isinstance(inbox, Mailbox)
+        inbox.receive_waiters.tell(messages, self.desk)
+        self._touched.add(inbox)
+
+    def note_room(self, mailbox: Mailbox) -> None:
+        """Tell senders that there may be room. Lock held."""
+        mailbox.room_waiters.tell_all(self.desk)
+        if not mailbox.send_queued_bytes:
+            self.counters.send_queue_empty += 1
+        if mailbox.descriptor is not None:
+            self._touched.add(mailbox)
+
+    def note_taken(self, mailbox: Mailbox) -> None:
+        """A message was taken from a mailbox that has more to do then. Lock held."""
+        self._touched.add(mailbox)
+
+    def note_peer_map(self, host: Host, peer: Address, octets: bytes) -> None:
+        """Put a peer's map in force and tell the sockets of the address. Lock held."""
+        self.counters.cong_update_received += 1
+        cleared = host.replace_peer_map(peer, octets)
+        groups = 0
+        for port in cleared:
+            groups |= 1 << port % _GROUPS
+        for mailbox in host.inboxes.values():
+            mailbox.note_map(groups)
+            self._touched.add(mailbox)
+        self.emit(PeerMap(host.address, peer))
+
+    def own_congested_ports(self, address: Address) -> set[int]:
+        """Return the congested ports of an address of this process. Lock held."""
+        return self._host(address).congested_ports
+
+    def is_over_hard_bound(self, inbox: Inbox) -> bool:
+        """Tell whether a mailbox is so full that its peers' streams must wait."""
+        limits = self.limits
+        bound = limits.receive_hard_factor * inbox.buffer_bytes + limits.receive_hard_bytes
+        return inbox.hard_bytes() > bound
+
+    def count_breach(self, reason: DownReason) -> None:
+        """Count why a peer's stream is cut. Lock held."""
+        counters = self.counters
+        if reason is DownReason.TOO_LONG:
+            counters.recv_drop_too_long += 1
+        elif reason is DownReason.BAD_MAP:
+            counters.recv_drop_bad_map += 1
+        elif reason is DownReason.BAD_CHECKSUM:
+            counters.recv_drop_bad_checksum += 1
+        elif reason is DownReason.BAD_ACKNOWLEDGEMENT:
+            counters.recv_drop_bad_ack += 1
+
+    # -- congestion of our own, and descriptors
+
+    def settle(self) -> None:
+        """End a pass: judge the mailboxes it touched, send maps, show states, wake."""
+        if self._touched:
+            with self.lock:
+                touched, self._touched = self._touched, set()
+                now_ns = self.clock_ns()
+                changed = [mailbox for mailbox in touched if self._judge(mailbox, now_ns)]
+                paths = [path for mailbox in changed for path in mailbox.paths()]
+                resumed = [path for mailbox in touched for path in self._resumed(mailbox)]
+            for path in paths:
+                path.flush()
+            for path in resumed:
+                path.resume()
+            for mailbox in touched:
+                mailbox.sync()
+        self.deliver()
+
+    def _judge(self, mailbox: Mailbox, now_ns: int) -> bool:
+        """Judge a mailbox's congestion; return whether our map changed. Lock held."""
+        state = None if mailbox.closed else mailbox.judge_congestion(now_ns)
+        mailbox.settle_special()
+        if mailbox.look_again_ns() is not None:
+            self._looks.add(mailbox)
+            self.helper.want()
+        if state is None:
+            return False
+        self.show_congestion(mailbox, on=state)
+        return True
+
+    def show_congestion(self, mailbox: Mailbox, *, on: bool) -> None:
+        """Set or clear a port's bit in our map; maps go out with the next flush. Lock held."""
+        host = self.hosts[mailbox.local]
+        (host.congested_ports.add if on else host.congested_ports.discard)(mailbox.port)
+        for path in host.paths:
+            path.core.map_due = path.core.attached
+        groups = 0 if on else 1 << mailbox.port % _GROUPS
+        for other in self.hosts.values():
+            for sender in other.inboxes.values():
+                if sender.sends_by_loop_to(mailbox.local):
+                    sender.note_map(groups)
+                    self._touched.add(sender)
+        self.emit(Congested(mailbox.local, mailbox.port, on))
+
+    def _resumed(self, mailbox: Mailbox) -> list[StreamPath]:
+        """Return the paths that a mailbox at half of its hard bound lets go. Lock held."""
+        if not mailbox.pausing:
+            return []
+        limits = self.limits
+        bound = limits.receive_hard_factor * mailbox.buffer_bytes + limits.receive_hard_bytes
+        if mailbox.hard_bytes() > bound // 2 and not mailbox.closed:
+            return []
+        paths = [path for path in mailbox.pausing if isinstance(path, StreamPath)]
+        mailbox.pausing.clear()
+        return paths
+
+    # -- what is due
+
+    def mark_dirty(self, path: StreamPath) -> None:
+        """A path has something that time makes due. Lock held."""
+        self._dirty[path] = None
+        leader = self.desk.leader
+        if leader is None or leader.doing is not Doing.RUNNING:
+            self.helper.want()
+
+    def next_due_ns(self, now_ns: int) -> int | None:
+        """Return the earliest time at which `serve_due` has work. Lock held."""
+        earliest: int | None = None
+        for path in list(self._dirty):
+            due_ns = path.due_ns()
+            if due_ns is None:
+                del self._dirty[path]
+            elif earliest is None or due_ns < earliest:
+                earliest = due_ns
+        looks = (mailbox.look_again_ns() for mailbox in self._looks)
+        for at_ns in (*looks, *self._lingering.values()):
+            if at_ns is not None and (earliest is None or at_ns < earliest):
+                earliest = at_ns
+        return earliest
+
+    def serve_due(self) -> None:
+        """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
+        if not self._dirty and not self._looks and not self._lingering:
+            return
+        with self.lock:
+            now_ns = self.clock_ns()
+            due = [
+                path
+                for path in self._dirty
+                if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
+            ]
+            looks, self._looks = self._looks, set()
+            self._touched |= looks
+            for mailbox in [m for m, at_ns in self._lingering.items() if at_ns <= now_ns]:
+                del self._lingering[mailbox]
+                for path in mailbox.paths():
+                    self.counters.send_cancelled += path.core.outgoing.cancel(mailbox, None)
+        for path in due:
+            path.serve(now_ns)
+        self.settle()
+
+    # -- the control plane's calls
+
+    def emit(self, event: Event) -> None:
+        """Keep an event for `help`. Lock held."""
+        self._events.append(event)
+        self.helper.want(now=True)
+
+    def take_events(self) -> list[Event]:
+        """Return and forget the events. Lock held."""
+        events, self._events = self._events, []
+        return events
+
+    def help(self, deadline_ns: int | None) -> list[Event]:
+        """See `base.Plane.help`; one thread only."""
+        if deadline_ns is not None and deadline_ns <= self.clock_ns():
+            self.pump()
+            with self.lock:
+                return self.take_events()
+        return self.helper.run(deadline_ns)
+
+    def wake(self) -> None:
+        """Make `help` return early."""
+        with self.lock:
+            self.helper.want(now=True)
+            self.helper.interrupted = True
+        self.helper.deliver()
+
+    def adopt(self) -> None:
+        """An event loop will pump."""
+        self.loops += 1
+
+    def abandon(self) -> None:
+        """An event loop ended."""
+        with self.lock:
+            self.loops -= 1
+            self.helper.leader_left()
+        self.deliver()
+
+    def pump(self) -> int:
+        """Make one pass without blocking."""
+        self.driven = True
+        self.flush_tails()
+        served = self.serve_ready(0.0)
+        self.serve_due()
+        return served
+
+    def fileno(self) -> int:
+        """Return the plane's poll set."""
+        return self.poll_set.fileno()
+
+    def watch(self, descriptor: int, interest: Interest) -> None:
+        """Report `Ready` once."""
+        with self.lock:
+            self._watched[descriptor] = interest
+        mask = select.EPOLLIN if interest & Interest.READ else 0
+        mask |= select.EPOLLOUT if interest & Interest.WRITE else 0
+        self.poll_set.register(descriptor, mask)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop watching."""
+        with self.lock:
+            known = self._watched.pop(descriptor, None)
+        if known is not None:
+            with suppress(OSError):
+                self.poll_set.unregister(descriptor)
+
+    def register_path(self, path: StreamPath) -> None:
+        """Put a path's stream into the poll set. Lock held."""
+        assert path.stream is not None
+        descriptor = path.stream.fileno()
+        self._paths[descriptor] = path
+        self.poll_set.register(descriptor, select.EPOLLIN)
+
+    def forget_path(self, path: StreamPath) -> None:
+        """Take a path's stream out of the poll set. Lock held."""
+        assert path.stream is not None
+        descriptor = path.stream.fileno()
+        self._paths.pop(descriptor, None)
+        self._dirty.pop(path, None)
+        with suppress(OSError, ValueError):
+            self.poll_set.unregister(descriptor)
+
+    def watch_path(self, path: StreamPath) -> None:
+        """Poll a path for what it waits for now."""
+        with self.lock, suppress(OSError, ValueError):
+            if path.stream is None:
+                return
+            mask = 0 if path.paused else select.EPOLLIN
+            mask |= select.EPOLLOUT if path.blocked else 0
+            self.poll_set.modify(path.stream.fileno(), mask)
+
+    def snapshot(self) -> Snapshot:
+        """Return counters and tables."""
+        with self.lock:
+            return take_snapshot(self)
+
+    # -- endings
+
+    def closed_refusal(self) -> Refusal:
+        """Return why a closed mailbox refuses."""
+        return Refusal.AFTER_FORK if self.forked else Refusal.CLOSED
+
+    def close_mailbox(self, mailbox: Mailbox, linger_ns: int | None) -> None:
+        """Unbind; linger in the foreground if asked, else in the background."""
+        if linger_ns and not self.virtual:
+            self.wait(
+                lambda: True if not mailbox.send_queued_bytes or mailbox.closed else None,
+                mailbox.room_waiters,
+                linger_ns,
+                flush=mailbox,
+            )
+        with self.lock:
+            if mailbox.closed:
+                return
+            mailbox.closed = True
+            mailbox.shut(self)
+            if linger_ns is None and mailbox.send_queued_bytes:
+                self._lingering[mailbox] = self.clock_ns() + self.limits.linger_ns
+                self.helper.want()
+            else:
+                for path in mailbox.paths():
+                    self.counters.send_cancelled += path.core.outgoing.cancel(mailbox, None)
+            self._touched.add(mailbox)
+        self.flush_tails()
+        self.settle()
+        if mailbox.descriptor is not None:
+            mailbox.descriptor.close()
+
+    def close(self, drain_ns: int) -> int:
+        """Drain, end the streams in order, wake everybody."""
+        if self.closed:
+            return 0
+        deadline_ns = self.clock_ns() + drain_ns
+        with self.lock:
+            paths = [path for host in self.hosts.values() for path in host.paths]
+        while left := sum(path.undelivered() for path in paths):
+            if self.clock_ns() >= deadline_ns or self.virtual:
+                break
+            for path in paths:
+                path.flush()
+            self.serve_ready(_DRAIN_POLL_S)
+            self.serve_due()
+        self._end_streams(paths)
+        with self.lock:
+            self.closed = True
+            for host in self.hosts.values():
+                for mailbox in list(host.inboxes.values()):
+                    mailbox.closed = True
+                    mailbox.shut(self)
+            self.helper.want(now=True)
+        self.deliver()
+        return left
+
+    def _end_streams(self, paths: list[StreamPath]) -> None:
+        """End our direction, read the peer's to its end, close: nothing acknowledged is lost."""
+        streams = []
+        for path in paths:
+            stream = path.detach()
+            if stream is not None:
+                with suppress(OSError):
+                    stream.shutdown(socket.SHUT_WR)
+                streams.append(stream)
+        deadline = time.monotonic() + _END_OF_STREAM_S
+        for stream in streams:
+            with suppress(OSError):
+                while time.monotonic() < deadline:
+                    select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+                    if not stream.recv(65536):
+                        break
+            stream.close()
+
+    def release(self) -> None:
+        """Close the plane's own descriptors; the helper has left `help` for good."""
+        self.helper.close()
+        self.poll_set.close()
+        self.desk.close()
+
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: refuse everything, close copies, touch nothing shared.
+
+        No lock is taken, for its holder is not here. No `epoll_ctl` and no `shutdown` is made: the
+        poll set and the connections are the parent's.
+        """
+        self.closed = self.forked = True
+        self.lock = threading.Lock()
+        for host in self.hosts.values():
+            for mailbox in host.inboxes.values():
+                mailbox.abandon_in_child(self.lock)
+            for path in host.paths:
+                path.abandon_in_child()
+        self.poll_set.close()
+
+
+def after_fork_in_child(plane: Plane) -> None:
+    """Mark a plane dead in the child of a fork; for `os.register_at_fork`."""
+    plane.abandon_in_child()

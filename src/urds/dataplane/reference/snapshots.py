@@ -1,0 +1,131 @@
+"""Counters and tables of a plane, as rds-info and operators read them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.dataplane.reference.outgoing import Fence
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.plane import Plane
+    from urds.dataplane.reference.stream_path import StreamPath
+
+_ROWS_MAX = 65536  # of each message table
+
+
+def take_snapshot(plane: Plane) -> Snapshot:
+    """Copy everything that can be looked at. Plane's lock held."""
+    mailboxes = [box for host in plane.hosts.values() for box in host.inboxes.values()]
+    paths = [path for host in plane.hosts.values() for path in host.paths]
+    counters = plane.counters.as_dict()
+    counters["recv_delivered"] += (
+        counters["recv_queued"]
+        - counters["recv_drop_closed"]
+        - sum(len(box.queue) for box in mailboxes)
+    )
+    freed = sum(box.receive_queued_bytes for box in mailboxes)
+    counters["recv_bytes_freed_fromsock"] = counters["recv_bytes_added_to_sock"] - freed
+    counters["send_queued"] += sum(len(path.core.outgoing.unsent) for path in paths)
+    return Snapshot(
+        counters=counters,
+        mailboxes=[_mailbox_row(box) for box in mailboxes],
+        paths=[_path_row(path) for path in paths],
+        send_queue=[row for path in paths for row in _unsent_rows(path)][:_ROWS_MAX],
+        retransmit_queue=[row for path in paths for row in _sent_rows(path)][:_ROWS_MAX],
+        receive_queue=[row for box in mailboxes for row in _received_rows(box)][:_ROWS_MAX],
+    )
+
+
+def _mailbox_row(box: Mailbox) -> MailboxRow:
+    inode = 0
+    if box.descriptor is not None:
+        with suppress(OSError):
+            inode = os.fstat(box.descriptor.fileno()).st_ino
+    return MailboxRow(
+        local=box.local,
+        port=box.port,
+        send_bytes_max=box.settings.send_bytes_max,
+        receive_bytes_max=box.settings.receive_bytes_max,
+        send_queued_bytes=box.send_queued_bytes,
+        receive_queued_bytes=box.receive_queued_bytes,
+        receive_queued_messages=len(box.queue),
+        congested=box.congested,
+        inode=inode,
+    )
+
+
+def _path_row(path: StreamPath) -> PathRow:
+    core = path.core
+    outgoing = core.outgoing
+    header_missing, data_missing = core.incoming.remaining()
+    local, peer = _stream_addresses(path)
+    acknowledged = core.octets_written
+    if path.stream is not None:
+        with suppress(OSError):
+            acknowledged -= path.stream.unacknowledged()
+    return PathRow(
+        local=path.local,
+        peer=path.peer,
+        index=path.index,
+        up=path.stream is not None,
+        sending=path.writing,
+        held=core.is_held(),
+        loop=False,
+        sequence_next=outgoing.sequence_next,
+        sequence_expected=core.incoming.sequence_expected,
+        unsent_messages=len(outgoing.unsent) + len(outgoing.repeats),
+        unacknowledged_messages=len(outgoing.unacked),
+        local_stream=local,
+        peer_stream=peer,
+        header_remaining_bytes=header_missing,
+        data_remaining_bytes=data_missing,
+        stream_sent_octets=core.octets_written,
+        stream_expected_octets=outgoing.unacked[-1][1] if outgoing.unacked else outgoing.position,
+        stream_acknowledged_octets=acknowledged,
+    )
+
+
+def _stream_addresses(path: StreamPath) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
+    stream = path.stream
+    if not isinstance(stream, socket.socket):
+        return None, None
+    with suppress(OSError):
+        local, peer = stream.getsockname(), stream.getpeername()
+        if isinstance(local, tuple) and isinstance(peer, tuple):
+            return local[:2], peer[:2]
+    return None, None
+
+
+def _unsent_rows(path: StreamPath) -> list[MessageRow]:
+    return [
+        MessageRow(0, len(message[3]), path.local, message[1], path.peer, message[2])
+        for message in islice(path.core.outgoing.unsent, _ROWS_MAX)
+        if not isinstance(message, Fence)
+    ]
+
+
+def _sent_rows(path: StreamPath) -> list[MessageRow]:
+    outgoing = path.core.outgoing
+    return [
+        MessageRow(message[0], len(message[5]), path.local, message[3], path.peer, message[4])
+        for queue in (outgoing.unacked, outgoing.repeats)
+        for message in islice(queue, _ROWS_MAX)
+    ]
+
+
+def _received_rows(box: Mailbox) -> list[MessageRow]:
+    rows = []
+    for item in islice(box.queue, _ROWS_MAX):
+        source = _address_of(box, item[1][0])
+        rows.append(MessageRow(0, len(item[0]), box.local, box.port, source, item[1][1]))
+    return rows
+
+
+def _address_of(box: Mailbox, host: str) -> Address:
+    return type(box.local)(host)

@@ -1,0 +1,521 @@
+"""The shell of a path: its stream, who reads and writes it, and when a tail leaves.
+
+Writing. Whoever finds `writing` set leaves; the writer looks again before it clears it, so nothing
+stays. A send on an idle path writes in the caller's thread (credits); in a burst messages coalesce
+to `flush_bytes`. Reading. One thread at a time; a write error does not end the stream, for what
+the peer sent before is acknowledged to it already and must be read first.
+
+`_settle`, `_end` and whatever says so are called with the plane's lock held; no system call that
+may block is made under it.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import (
+    Address,
+    Control,
+    Down,
+    DownReason,
+    FirstFrame,
+    Hold,
+    Limit,
+    LimitHit,
+    Path,
+    PeerRestarted,
+    Release,
+    Stream,
+    Wanted,
+)
+from urds.dataplane.reference.host import Host, socket_address
+from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.path import PathCore
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.plane import Plane
+
+_GAP_NS = 20_000  # a pause that makes the next two sends leave at once
+_CREDITS = 2
+_TAIL_NS = 500_000  # age at which the helper sends a tail
+_ACK_POLL_NS = 1_000_000
+_ACK_POLL_MAX_NS = 16_000_000
+_READS_PER_PASS = 4
+_DRAIN_READS = 1024
+
+
+class StreamPath:
+    """A `base.Path` over a stream. Public attributes are guarded by the plane's lock."""
+
+    def __init__(
+        self, plane: Plane, host: Host, *, peer: Address, index: int, sequence_first: int
+    ) -> None:
+        self.local = host.address
+        self.peer = peer
+        self.index = index
+        self._plane = plane
+        self.host = host
+        self.core = PathCore(
+            plane.limits,
+            plane.counters,
+            sequence_first=sequence_first,
+            inboxes=host.inboxes,
+            source_of=lambda port: socket_address(peer, port),
+            map_octets=host.map_octets,
+            wall_ns=plane.wall_ns,
+        )
+        self.stream: Stream | None = None
+        self.writing = False
+        self.reading = False
+        self.blocked = False  # the stream took less than offered: wait for POLLOUT
+        self.broken = False  # writing failed; what the peer sent is still read
+        self.paused = False  # a mailbox is over its hard bound
+        # Nothing to decide before `flush_bytes` are pending: a tail is noted, or no stream is.
+        self.settled = False
+        self.wanted = False
+        self.full = False
+        self.room_wanted: set[Mailbox] = set()
+        self.dependents: list[StreamPath] = []  # held behind a fence of ours
+        self._credits = 0
+        self._idle_since_ns = 0
+        self._tail_since_ns: int | None = None
+        self._ack_poll_ns = 0
+        self._ack_poll_delay_ns = _ACK_POLL_NS
+        self._first_frame_told = False
+        self._doomed: list[Stream] = []  # closed once nobody writes to them
+
+    # -- sending
+
+    def push(self) -> None:
+        """Decide, after a message was queued, whether it leaves now."""
+        plane = self._plane
+        outgoing = self.core.outgoing
+        with plane.lock:
+            self.full = outgoing.message_count() >= plane.limits.path_messages_max
+            flush = outgoing.pending_bytes >= plane.limits.flush_bytes
+            if not self.core.attached:
+                self._want()
+                self.settled = True
+                flush = False
+            elif not flush:
+                now_ns = plane.clock_ns()
+                if now_ns - self._idle_since_ns > _GAP_NS:
+                    self._credits = _CREDITS
+                self._idle_since_ns = now_ns
+                if self._credits:
+                    self._credits -= 1
+                    flush = True
+                else:
+                    self.settled = True
+                    self._tail_since_ns = now_ns
+                    plane.mark_dirty(self)
+        if flush:
+            self.flush()
+        plane.deliver()
+
+    def _want(self) -> None:
+        """Ask the control plane for a stream, once per outage. Lock held."""
+        if not self.wanted:
+            self.wanted = True
+            self._plane.emit(Wanted(self))
+
+    def flush(self) -> None:
+        """Write until nothing is left or the stream takes no more; never blocks."""
+        plane, core = self._plane, self.core
+        plane.lock.acquire()
+        if self.writing or self.blocked or self.broken or self.stream is None:
+            plane.lock.release()
+            return
+        self.writing = True
+        stream = self.stream
+        while buffers := core.poll_transmit():
+            plane.lock.release()
+            taken = 0
+            blocked = broken = False
+            try:
+                taken = stream.sendmsg(buffers)
+            except BlockingIOError:
+                blocked = True
+            except OSError:
+                broken = True
+            plane.lock.acquire()
+            if self.stream is not stream:  # superseded meanwhile; its core began anew
+                if self.stream is None:
+                    break
+                stream = self.stream
+                continue
+            core.transmitted(taken)
+            if blocked or broken:
+                self.blocked, self.broken = blocked, broken
+                if blocked:
+                    plane.counters.tcp_sndbuf_full += 1
+                break
+        self.writing = False
+        self._written()
+        plane.lock.release()
+        if self.blocked:
+            plane.watch_path(self)
+
+    def _written(self) -> None:
+        """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
+        outgoing = self.core.outgoing
+        self._idle_since_ns = self._plane.clock_ns()
+        self._tail_since_ns = None
+        self.settled = not self.core.attached
+        self.full = outgoing.message_count() >= self._plane.limits.path_messages_max
+        if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
+            self._ack_poll_delay_ns = _ACK_POLL_NS
+            self._ack_poll_ns = self._idle_since_ns + _ACK_POLL_NS
+            self._plane.mark_dirty(self)
+        for stream in self._doomed:
+            stream.close()
+        self._doomed.clear()
+
+    def look_for_acknowledgements(self) -> None:
+        """Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has."""
+        if self.core.outgoing.release is Release.PEER_ACKNOWLEDGED:
+            self.read()
+        else:
+            self._ask_stream()
+
+    def _ask_stream(self) -> None:
+        plane, stream = self._plane, self.stream
+        written = self.core.octets_written  # read first: what is written later only adds to it
+        if stream is None:
+            return
+        with suppress(OSError):
+            acknowledged = written - stream.unacknowledged()
+            with plane.lock:
+                if self.stream is stream:
+                    self.core.handle_stream_acknowledged(acknowledged)
+                    self._settle_freed()
+            plane.deliver()
+
+    # -- receiving
+
+    def read(self) -> bool:
+        """Read what is there, at most four times; return whether anything came."""
+        plane = self._plane
+        with plane.lock:
+            stream = self.stream
+            if stream is None or self.reading or self.paused:
+                return False
+            self.reading = True
+        read = 0
+        try:
+            while read < _READS_PER_PASS and self._read_once(stream):
+                read += 1
+        finally:
+            self.reading = False
+        if self.core.wants_to_write():
+            self.flush()
+        for path in self.dependents:
+            if path.core.wants_to_write():
+                path.flush()
+        return read > 0
+
+    def _read_once(self, stream: Stream) -> bool:
+        """Read once and take the octets in; return whether there may be more."""
+        plane, core = self._plane, self.core
+        octets_max = core.incoming.octets_wanted()
+        error = 0
+        try:
+            data = stream.recv(octets_max)
+        except BlockingIOError:
+            return False
+        except OSError as failure:
+            data, error = b"", failure.errno or 0
+        with plane.lock:
+            if self.stream is not stream:
+                return False
+            if not data:
+                self._end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
+                return False
+            reason = core.receive_data(data, plane.clock_ns())
+            self._settle()
+            if reason is not None:
+                plane.count_breach(reason)
+                self._end(reason, 0)
+                return False
+        return len(data) == octets_max
+
+    def _settle(self) -> None:
+        """Report what a read brought: arrivals, room, control messages, maps. Lock held."""
+        plane, incoming = self._plane, self.core.incoming
+        for inbox, messages in incoming.touched:
+            plane.note_arrival(inbox, messages)
+            if plane.is_over_hard_bound(inbox):
+                self._pause(inbox)
+        incoming.touched.clear()
+        self._settle_freed()
+        if incoming.frames and not self._first_frame_told:
+            self._first_frame_told = True
+            plane.emit(FirstFrame(self))
+        while incoming.controls:
+            message = incoming.controls.popleft()
+            if not message.target_port:
+                plane.counters.recv_ping += 1
+            plane.emit(Control(self, *message))
+        if incoming.controls_dropped:
+            plane.counters.recv_drop_control_full += incoming.controls_dropped
+            plane.emit(LimitHit(Limit.CONTROL_EVENTS, self, 0, incoming.controls_dropped))
+            incoming.controls_dropped = 0
+        if incoming.restarted:
+            incoming.restarted = False
+            plane.counters.peer_restarted += 1
+            plane.emit(PeerRestarted(self))
+        if incoming.peer_map is not None:
+            octets, incoming.peer_map = incoming.peer_map, None
+            plane.note_peer_map(self.host, self.peer, octets)
+        if self.core.poll_timeout() is not None:
+            plane.mark_dirty(self)
+
+    def _settle_freed(self) -> None:
+        """Tell the owners of freed messages that there is room. Lock held."""
+        freed = self.core.outgoing.freed
+        if not freed:
+            return
+        for owner in freed:
+            self._plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
+        freed.clear()
+        if self.full or self.room_wanted:
+            limit = self._plane.limits.path_messages_max
+            count = self.core.outgoing.message_count()
+            self.full = count >= limit
+            if count < limit:
+                for mailbox in self.room_wanted:
+                    self._plane.note_room(mailbox)
+                self.room_wanted.clear()
+
+    def _pause(self, inbox: Inbox) -> None:
+        """Stop reading until the mailbox is at half of its hard bound. Lock held."""
+        self.paused = True
+        inbox.pausing.add(self)
+        inbox.special = True
+        self._plane.counters.recv_paused += 1
+        self._plane.emit(LimitHit(Limit.RECEIVE_HARD, self, inbox.port, 0))
+
+    # -- the stream comes and goes
+
+    def attach(self, stream: Stream, *, hold: Hold) -> None:
+        """Take a stream; one attached before is read until it would block and closed."""
+        old = self.detach()
+        plane = self._plane
+        with plane.lock:
+            if old is not None:
+                self._dispose(old)
+            self.stream = stream
+            self.blocked = self.broken = self.paused = self.wanted = False
+            self._first_frame_told = False
+            self.core.attach(hold)
+            self.settled = False
+            plane.register_path(self)
+        self.flush()
+        plane.deliver()
+
+    def detach(self) -> Stream | None:
+        """Give the stream back, read until it would block; no Down follows."""
+        plane = self._plane
+        while True:
+            with plane.lock:
+                stream = self.stream
+                if stream is None:
+                    return None
+                if not self.reading:
+                    self.reading = True
+                    break
+            time.sleep(0.0002)  # another thread is reading it: a matter of microseconds
+        try:
+            for _ in range(_DRAIN_READS):
+                if not self._drain_once(stream):
+                    break
+        finally:
+            self.reading = False
+        with plane.lock:
+            if self.stream is not stream:
+                return None  # it ended while it was drained
+            self._release_stream(stream)
+        plane.deliver()
+        return stream
+
+    def _drain_once(self, stream: Stream) -> bool:
+        self._read_once(stream)
+        # A short read is no end here: only "would block" and the end of the stream are.
+        return self.stream is stream and bool(
+            select.select([stream], [], [], 0)[0] if stream.fileno() >= 0 else False
+        )
+
+    def _end(self, reason: DownReason, error: int) -> None:
+        """The stream is at its end: report it, close it, keep the queue. Lock held."""
+        stream = self.stream
+        assert stream is not None
+        plane, core = self._plane, self.core
+        with suppress(OSError):
+            # Still true after a reset: what the peer's TCP had is delivered, for a kernel.
+            core.handle_stream_acknowledged(core.octets_written - stream.unacknowledged())
+        frames = core.incoming.frames
+        self._release_stream(stream)
+        self._dispose(stream)
+        self._settle_freed()
+        plane.emit(Down(self, reason, error, frames))
+        if core.outgoing.message_count():
+            self._want()
+
+    def _dispose(self, stream: Stream) -> None:
+        """Close a stream; if it is being written to, the writer does. Lock held."""
+        if self.writing:
+            self._doomed.append(stream)
+        else:
+            stream.close()
+
+    def _release_stream(self, stream: Stream) -> None:
+        self._plane.forget_path(self)
+        self.stream = None
+        self.core.detach()
+        self.settled = False
+        self.wanted = False
+        self._tail_since_ns = None
+
+    # -- what the control plane asks for
+
+    def release(self, *, received_by_peer: int | None) -> None:
+        """End `Hold.RELEASE`."""
+        with self._plane.lock:
+            self.core.release(received_by_peer)
+            self._settle_freed()
+        self.flush()
+        self._plane.deliver()
+
+    def agree(self, *, release: Release, checksum: bool) -> None:
+        """Set what a handshake found out about the peer."""
+        with self._plane.lock:
+            self.core.agree(release=release, checksum=checksum)
+            self._plane.mark_dirty(self)
+        self.flush()
+
+    def restart_peer(self) -> int:
+        """Begin a new life of the peer; return how many messages its old life took with it."""
+        with self._plane.lock:
+            count = self.core.restart_peer()
+            self._plane.counters.peer_restarted += 1
+            self._plane.counters.send_given_up += count
+            self._settle_freed()
+        self._plane.deliver()
+        return count
+
+    def remember_handshake(self, generation: int | None) -> None:
+        """Note a kernel's generation."""
+        with self._plane.lock:
+            self.core.incoming.remember_generation(generation)
+
+    def control(
+        self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
+    ) -> None:
+        """Queue a ping, pong or probe; dropped without a stream, for it answers a stream."""
+        with self._plane.lock:
+            if not self.core.attached:
+                return
+            self.core.control(
+                source_port=source_port, target_port=target_port, extension=extension, hello=hello
+            )
+        self.flush()
+
+    def poke(self) -> None:
+        """Send our map, so that a dead connection answers with a reset."""
+        with self._plane.lock:
+            self.core.map_due = self.core.attached
+        self.flush()
+
+    def hold_behind(self, other: Path) -> None:
+        """Hold new messages until `other` has delivered what it has queued now."""
+        assert isinstance(other, StreamPath)
+        with self._plane.lock:
+            self.core.hold_behind(other.core.outgoing.fence())
+            other.dependents.append(self)
+
+    def drop_queue(self) -> int:
+        """Drop every message; its senders learn it once, by EHOSTUNREACH."""
+        plane = self._plane
+        with plane.lock:
+            outgoing = self.core.outgoing
+            count = outgoing.drop_all()
+            plane.counters.send_given_up += count
+            for owner in outgoing.freed:
+                owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
+            self.wanted = False
+            self.settled = False
+            self._settle_freed()
+        plane.deliver()
+        return count
+
+    def close(self) -> None:
+        """Forget the path; its stream is closed."""
+        stream = self.detach()
+        with self._plane.lock:
+            if stream is not None:
+                self._dispose(stream)
+            self._plane.remove_path(self)
+
+    def undelivered(self) -> int:
+        """Return how many messages the peer does not have yet and could get."""
+        if self.stream is None:
+            return len(self.core.outgoing.unsent)
+        return self.core.outgoing.message_count()
+
+    def abandon_in_child(self) -> None:
+        """Close our copy of the stream after a fork; a plain close sends nothing while shared."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+        self.core.attached = False
+
+    # -- time
+
+    def due_ns(self) -> int | None:
+        """Return when `serve` has something to do. Lock held."""
+        core = self.core
+        if self.stream is None:
+            return None
+        due: int | None = core.poll_timeout()
+        if self._tail_since_ns is not None:
+            tail_ns = self._tail_since_ns + _TAIL_NS
+            due = tail_ns if due is None else min(due, tail_ns)
+        if core.incoming.acknowledgement_due and not self.blocked and not self.broken:
+            return 0
+        if core.outgoing.unacked and core.outgoing.release is Release.STREAM_ACKNOWLEDGED:
+            due = self._ack_poll_ns if due is None else min(due, self._ack_poll_ns)
+        return due
+
+    def serve(self, now_ns: int) -> None:
+        """Do what is due: the tail, an acknowledgement, a question to TCP. No lock held."""
+        with self._plane.lock:
+            self.core.handle_timeout(now_ns)
+            outgoing = self.core.outgoing
+            ask = outgoing.release is Release.STREAM_ACKNOWLEDGED and bool(outgoing.unacked)
+            ask = ask and now_ns >= self._ack_poll_ns
+            self._tail_since_ns = None
+        if ask:
+            before = len(outgoing.unacked)
+            self._ask_stream()
+            if len(outgoing.unacked) == before:
+                self._ack_poll_delay_ns = min(2 * self._ack_poll_delay_ns, _ACK_POLL_MAX_NS)
+            self._ack_poll_ns = now_ns + self._ack_poll_delay_ns
+        self.flush()
+
+    def unblock(self) -> None:
+        """The stream takes octets again."""
+        with self._plane.lock:
+            self.blocked = False
+            self._plane.counters.tcp_write_space_calls += 1
+        self._plane.watch_path(self)
+        self.flush()
+
+    def resume(self) -> None:
+        """The mailbox that paused us is at half again."""
+        with self._plane.lock:
+            self.paused = False
+        self._plane.watch_path(self)

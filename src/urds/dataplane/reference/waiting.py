@@ -1,0 +1,182 @@
+"""Who sleeps, who reads for everybody, and who is told.
+
+A thread that waits for its mailbox either becomes the *leader*, sleeps in `epoll` on the plane's
+set and serves whatever comes, or it is a *follower* and sleeps on a gate of its own. The rules,
+each with a scenario in tests/sockets/test_wakeups.py that hangs without it:
+
+    list before sleeping   a waiter lists itself in the same critical section that found nothing
+    look after notice      to notify is to set NOTIFIED first; a waiter so marked does not sleep
+    kick the leader        a leader sleeps in epoll, so it is woken by the kick descriptor
+    only the leader reads the kick
+    name a successor       a leader that leaves with followers present names one and wakes it
+    pass it on             who was notified and leaves without using it tells the next one
+
+All state is guarded by the plane's lock; descriptors are written after it is released.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class Doing(Enum):
+    """What a waiter is doing; every change is made under the plane's lock."""
+
+    RUNNING = auto()
+    IN_POLL = auto()
+    AT_GATE = auto()
+    NOTIFIED = auto()
+
+
+class Waiter:
+    """One per waiting thread, or a callback that stands in for one."""
+
+    __slots__ = ("callback", "doing", "gate")
+
+    def __init__(self, callback: Callable[[], None] | None = None) -> None:
+        self.doing = Doing.RUNNING
+        self.callback = callback
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+
+class Waiters:
+    """The waiters of one mailbox for one thing, first come first told."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue: deque[Waiter] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, waiter: Waiter) -> None:
+        """List a waiter once."""
+        if waiter not in self._queue:
+            self._queue.append(waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Take a waiter off; one that was told is off already."""
+        if waiter in self._queue:
+            self._queue.remove(waiter)
+
+    def tell(self, count: int, desk: WaitingDesk) -> None:
+        """Notify at most `count` waiters; the reading thread counts: it looks before it sleeps."""
+        leader = desk.leader
+        if leader is not None and leader.doing is Doing.RUNNING and leader in self._queue:
+            self._queue.remove(leader)
+            count -= 1
+        while count > 0 and self._queue:
+            desk.notify(self._queue.popleft())
+            count -= 1
+
+    def tell_all(self, desk: WaitingDesk) -> None:
+        """Notify everybody: what they wait for changed for all."""
+        while self._queue:
+            desk.notify(self._queue.popleft())
+
+
+class WaitingDesk:
+    """Leader, followers and the wake-ups that are due once the lock is free."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
+        self.leader: Waiter | None = None
+        self.followers: deque[Waiter] = deque()
+        self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._kick_due = False
+        self._callbacks: list[Callable[[], None]] = []
+        self._gates: list[threading.Lock] = []
+        self._own = threading.local()
+
+    def waiter(self) -> Waiter:
+        """Return the calling thread's waiter, reused from wait to wait."""
+        waiter: Waiter | None = getattr(self._own, "waiter", None)
+        if waiter is None:
+            waiter = self._own.waiter = Waiter()
+        return waiter
+
+    def notify(self, waiter: Waiter) -> None:
+        """Mark a waiter and note how to wake it; call `deliver` after the lock is released."""
+        if waiter.callback is not None:
+            self._callbacks.append(waiter.callback)
+            return
+        before, waiter.doing = waiter.doing, Doing.NOTIFIED
+        if before is Doing.IN_POLL:
+            self._kick_due = True
+        elif before is Doing.AT_GATE:
+            self._gates.append(waiter.gate)
+
+    def deliver(self) -> None:
+        """Wake whom `notify` marked; called without the lock by everybody who may have notified."""
+        if not (self._gates or self._kick_due or self._callbacks):
+            return
+        with self.lock:
+            gates, self._gates = self._gates, []
+            kick, self._kick_due = self._kick_due, False
+            callbacks, self._callbacks = self._callbacks, []
+        for gate in gates:
+            # Open already if its owner left in between; he closes it before he sleeps again.
+            with suppress(RuntimeError):
+                gate.release()
+        if kick:
+            os.eventfd_write(self.kick, 1)
+        for callback in callbacks:
+            callback()
+
+    def read_kick(self) -> None:
+        """Take the kick; only the leader does, or a pump while there is none."""
+        try:
+            os.eventfd_read(self.kick)
+        except BlockingIOError:
+            return
+
+    def sit_down(self, waiter: Waiter) -> bool:
+        """Become the leader if there is none; return whether the waiter leads. Lock held."""
+        if self.leader is None or self.leader is waiter:
+            self.leader = waiter
+            waiter.doing = Doing.IN_POLL
+            if waiter in self.followers:
+                self.followers.remove(waiter)
+            return True
+        if waiter not in self.followers:
+            self.followers.append(waiter)
+        waiter.gate.acquire(blocking=False)
+        waiter.doing = Doing.AT_GATE
+        return False
+
+    def sleep(self, waiter: Waiter, timeout_s: float | None) -> None:
+        """Sleep at the gate until notified; a signal handler runs in between. No lock held."""
+        waiter.gate.acquire(timeout=-1 if timeout_s is None else timeout_s)
+
+    def stand_up(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
+        """Leave for whatever reason; return true if nobody leads now. Lock held."""
+        waiters.remove(waiter)
+        if waiter in self.followers:
+            self.followers.remove(waiter)
+        told = waiter.doing is Doing.NOTIFIED
+        waiter.doing = Doing.RUNNING
+        if told and not used:
+            waiters.tell(1, self)
+        if self.leader is waiter:
+            self.leader = None
+            self.name_leader()
+        return self.leader is None
+
+    def name_leader(self) -> None:
+        """Wake a follower so that it finds the chair empty and takes it. Lock held."""
+        if self.leader is None and self.followers:
+            self.notify(self.followers.popleft())
+
+    def close(self) -> None:
+        """Release the kick descriptor."""
+        os.close(self.kick)
