@@ -1,0 +1,100 @@
+"""Where a socket's endpoint lives, and which backend this process uses.
+
+The one piece of state that belongs to a process and not to a socket: the settings, the backend
+made with them at the first bind, and whom its sockets are connected to. A forked child starts
+with a fresh one; what the parent had stays the parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from urds.errors import Refusal, SettingError, os_error
+from urds.settings import AUTO, IN_PROCESS, Settings
+
+if TYPE_CHECKING:
+    from urds.backend.base import Address, Backend
+
+    Endpoint = tuple[Address, int]
+
+
+class Process:
+    """Settings, backend and connected peers of one process; thread-safe."""
+
+    def __init__(self) -> None:
+        self.connected: dict[Endpoint, Endpoint] = {}  # for the lists of rds-info
+        self._values: dict[str, object] = {}
+        self._settings: Settings | None = None
+        self._backend: Backend | None = None
+        self._lock = threading.Lock()
+
+    def configure(self, values: dict[str, object]) -> Settings:
+        """Add values that outrank file and environment; return the settings that result."""
+        with self._lock:
+            if self._backend is not None:
+                raise SettingError(
+                    f"{', '.join(sorted(values))}: settings are fixed once a socket was bound"
+                )
+            settings = Settings.load(**{**self._values, **values})
+            self._values.update(values)
+            self._settings = settings
+            return settings
+
+    def settings(self) -> Settings:
+        """Return the settings, read from their sources at the first call."""
+        with self._lock:
+            return self._read_settings()
+
+    def backend(self) -> Backend:
+        """Return the backend, made at the first call."""
+        with self._lock:
+            if self._backend is None:
+                self._backend = _make(self._read_settings())
+            return self._backend
+
+    def use(self, backend: Backend | None) -> Backend | None:
+        """Put another backend in place; return the one before. For tests and embedders."""
+        with self._lock:
+            before, self._backend = self._backend, backend
+            self._settings = backend.settings if backend is not None else None
+            return before
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's backend; its settings stay. Its lock may be held: take a new one."""
+        self._lock = threading.Lock()
+        self._backend = None
+        self.connected = {}
+
+    def _read_settings(self) -> Settings:
+        if self._settings is None:
+            self._settings = Settings.load(**self._values)
+        return self._settings
+
+
+def _make(settings: Settings) -> Backend:
+    if settings.node not in {AUTO, IN_PROCESS}:
+        detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
+        raise os_error(Refusal.NOT_SUPPORTED, detail)
+    from urds.backend.inprocess import InProcess
+
+    return InProcess(settings)
+
+
+process = Process()
+os.register_at_fork(after_in_child=process.after_fork_in_child)
+
+
+def current() -> Backend:
+    """Return the backend of this process, made at the first call. Raises SettingError, OSError."""
+    return process.backend()
+
+
+def configure(**values: object) -> Settings:
+    """Set tunables from Python, above file and environment; return all of them.
+
+    Works before the first bind of the process. Raises SettingError for an unknown name, a bad
+    value, or when it is too late.
+    """
+    return process.configure(values)

@@ -1,0 +1,76 @@
+"""What a socket asks of the place where its endpoint lives.
+
+A backend owns addresses, ports and connections; a `Mailbox` is all that a bound socket sees of
+it. Two kinds: `inprocess`, and `attached` to the daemon of the host. Rules: any thread may make
+any call at any time; a call that is refused raises `errors.os_error`; only `bind` may wait, for
+a listener to be set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from urds.constants import Transport
+from urds.dataplane.base import (
+    ALL_GROUPS,
+    Address,
+    CongestionNotice,
+    Mailbox,
+    MailboxSettings,
+    Message,
+    Snapshot,
+    SocketAddress,
+)
+from urds.settings import Settings
+
+__all__ = [
+    "ALL_GROUPS",
+    "Address",
+    "Backend",
+    "CongestionNotice",
+    "Mailbox",
+    "MailboxSettings",
+    "Message",
+    "Snapshot",
+    "SocketAddress",
+]
+
+
+class Backend(Protocol):
+    """Host addresses for the sockets of this process. Made as `Kind(settings)`."""
+
+    settings: Settings
+
+    def bind(
+        self,
+        *,
+        address: Address,
+        port: int,
+        settings: MailboxSettings,
+        transport: Transport | None,
+    ) -> Mailbox:
+        """Bind a socket; port 0 chooses a free one at random, 1 is reserved.
+
+        The caller has checked that the address is unicast and, if IPv4, not v4-mapped IPv6.
+        `transport` is what SO_RDS_TRANSPORT chose. Raises OSError: EINVAL for port 1,
+        EADDRINUSE if a socket of this process has the address and port, or another process the
+        address (the text says what to do), EADDRNOTAVAIL if the address is not of this host,
+        ENOPROTOOPT if it is not and a transport was chosen.
+        """
+
+    def closed(self, mailbox: Mailbox) -> None:
+        """Free the port of a mailbox that its socket has closed; the address stays if others use it."""
+
+    def abandoned(self, mailbox: Mailbox) -> None:
+        """Note a mailbox whose socket was forgotten; close it and free its port soon.
+
+        Called by a finaliser, which may run in any thread inside any call: takes no lock and
+        does not close here.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Return counters and tables of the whole process."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters, those of the control plane among them, in the order of rds-info."""
