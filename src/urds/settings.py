@@ -174,7 +174,12 @@ class Settings:
             )
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, **values: object) -> Self:
+    def load(
+        cls,
+        values: Mapping[str, object] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> Self:
         """Read file and environment (`os.environ` unless given); `values` outrank them.
 
         Aliases are understood in every source. Variables that name no tunable are other
@@ -189,7 +194,7 @@ class Settings:
             variable = ENVIRONMENT_PREFIX + name.upper()
             if variable in environ:
                 chosen |= _checked({name: environ[variable]}, f"variable {variable}")
-        chosen |= _checked(values, "Python")
+        chosen |= _checked(values or {}, "Python")
         return cls(**chosen)  # type: ignore[arg-type]  # each value was read by its own rule
 
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

@@ -37,7 +37,7 @@ class Process:
                 raise SettingError(
                     f"{', '.join(sorted(values))}: settings are fixed once a socket was bound"
                 )
-            settings = Settings.load(**{**self._values, **values})
+            settings = Settings.load({**self._values, **values})
             self._values.update(values)
             self._settings = settings
             return settings
@@ -69,7 +69,7 @@ class Process:
 
     def _read_settings(self) -> Settings:
         if self._settings is None:
-            self._settings = Settings.load(**self._values)
+            self._settings = Settings.load(self._values)
         return self._settings
 
 

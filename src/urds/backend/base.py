@@ -60,7 +60,7 @@ class Backend(Protocol):
         """
 
     def closed(self, mailbox: Mailbox) -> None:
-        """Free the port of a mailbox that its socket has closed; the address stays if others use it."""
+        """Free the port of a mailbox that its socket has closed."""
 
     def abandoned(self, mailbox: Mailbox) -> None:
         """Note a mailbox whose socket was forgotten; close it and free its port soon.
