@@ -47,6 +47,7 @@ class Refusal(Enum):
     FLAGS_NOT_SUPPORTED = auto()
     NOT_SUPPORTED = auto()
     BAD_ADDRESS = auto()
+    ADDRESS_PROTOTYPE = auto()
     BAD_ARGUMENT = auto()
     BAD_CMSG = auto()
     FAMILY_MISMATCH = auto()
@@ -64,6 +65,7 @@ class Refusal(Enum):
     NO_SUCH_OPTION = auto()
     OPTION_SIZE = auto()
     OPTION_FAULT = auto()
+    OPTION_RANGE = auto()
     TRANSPORT_ATTACHED = auto()
     TRANSPORT_PROTOTYPE = auto()
     TRANSPORT_MISSING = auto()
@@ -91,6 +93,7 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.FLAGS_NOT_SUPPORTED: errno.EOPNOTSUPP,
     Refusal.NOT_SUPPORTED: errno.EOPNOTSUPP,
     Refusal.BAD_ADDRESS: errno.EINVAL,
+    Refusal.ADDRESS_PROTOTYPE: errno.EPROTOTYPE,  # connect to IPv6 that is not unicast
     Refusal.BAD_ARGUMENT: errno.EINVAL,
     Refusal.BAD_CMSG: errno.EINVAL,
     Refusal.FAMILY_MISMATCH: errno.EOPNOTSUPP,  # IPv4 to IPv6 or back on one socket
@@ -106,6 +109,7 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.NO_SUCH_OPTION: errno.ENOPROTOOPT,
     Refusal.OPTION_SIZE: errno.EINVAL,
     Refusal.OPTION_FAULT: errno.EFAULT,
+    Refusal.OPTION_RANGE: errno.EDOM,  # SO_SNDTIMEO, SO_RCVTIMEO: microseconds of a second or more
     Refusal.TRANSPORT_ATTACHED: errno.EOPNOTSUPP,
     Refusal.TRANSPORT_PROTOTYPE: errno.EPROTOTYPE,
     Refusal.TRANSPORT_MISSING: errno.ENOPROTOOPT,  # chosen, but not loaded or not at this address

@@ -156,9 +156,9 @@ class Settings:
     strangers_max: int = _tunable(64, _integer(1, 65_536))
     strangers_per_address_max: int = _tunable(16, _integer(1, 65_536))
     stranger_wait_s: float = _tunable(30.0, _seconds(3600))
-    # The end: of the process, and of a socket that has no SO_LINGER of its own.
+    # The end: of the process, and in the background of a closed socket without SO_LINGER.
     drain_s: float = _tunable(1.0, _seconds(3600))
-    linger_s: float = _tunable(0.0, _seconds(3600))  # 0 cancels at close, as Linux does
+    linger_s: float = _tunable(1.0, _seconds(3600))  # 0 cancels at close, as Linux does
     # Where endpoints live, and whose faults to keep.
     node: str = _tunable(AUTO, _place())
     strict_linux: bool = _tunable(False, _switch())  # see docs/differences.md

@@ -1,0 +1,160 @@
+"""Socket addresses: what a program gives, checked as Linux checks it, and what it gets back.
+
+A program gives a tuple as with `socket.socket`, `(host, port)` or `(host, port, flow, scope)`, the
+host being a literal or a name; or the octets of a C `sockaddr_in` or `sockaddr_in6`. Inside, an
+address is an `ipaddress` object and a v4-mapped one is IPv4. Each call has rules of its own.
+Source: linux v6.12 net/rds/bind.c, net/rds/af_rds.c (connect), net/rds/send.c; rds.md 3.1, 3.4.
+"""
+
+from __future__ import annotations
+
+import socket
+from enum import Enum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from struct import Struct
+from typing import Final
+
+from urds.errors import Refusal, os_error
+
+Address = IPv4Address | IPv6Address
+SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+
+# Family and scope in host order, port and address as on the wire.
+_SOCKADDR_IN: Final = Struct("=H2s4s8x")
+_SOCKADDR_IN6: Final = Struct("=H2s4x16sI")
+_FAMILY: Final = Struct("=H")
+_PORT_MAX: Final = 65535
+_BROADCAST: Final = IPv4Address("255.255.255.255")
+
+
+class Call(Enum):
+    """Which call an address was given to."""
+
+    BIND = "bind"
+    CONNECT = "connect"
+    SEND = "sendto"
+
+
+# What Linux answers to a destination or name that is no unicast address, per call and version.
+_NOT_UNICAST: Final = {
+    (Call.BIND, 4): Refusal.BAD_ADDRESS,
+    (Call.BIND, 6): Refusal.BAD_ADDRESS,
+    (Call.CONNECT, 4): Refusal.BAD_ADDRESS,
+    (Call.CONNECT, 6): Refusal.ADDRESS_PROTOTYPE,
+    (Call.SEND, 4): Refusal.BAD_ADDRESS,
+    (Call.SEND, 6): Refusal.BAD_ADDRESS,
+}
+
+
+def parse(given: object, call: Call) -> tuple[Address, int]:
+    """Return the address and port that a program gave to `call`.
+
+    A name is looked up, IPv4 first. Raises OSError as Linux does, TypeError and OverflowError as
+    `socket.socket` does, socket.gaierror for a name that nobody knows.
+    """
+    if isinstance(given, bytes):
+        address, port = parse_sockaddr(given, call)
+    else:
+        address, port = _parse_tuple(given, call)
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    _check(address, call)
+    return address, port
+
+
+def parse_target(given: object, local: Address) -> tuple[Address, int]:
+    """Return the address and port of a destination that a socket bound to `local` can reach."""
+    address, port = parse(given, Call.SEND)
+    if address.version != local.version:
+        detail = f"to IPv{address.version} from a socket bound to IPv{local.version}"
+        raise os_error(Refusal.FAMILY_MISMATCH, detail)
+    return address, port
+
+
+def parse_sockaddr(octets: bytes, call: Call) -> tuple[Address, int]:
+    """Read a C socket address. Raises OSError for a short one or another family."""
+    family = _FAMILY.unpack_from(octets)[0] if len(octets) >= _FAMILY.size else None
+    shapes = {socket.AF_INET: _SOCKADDR_IN, socket.AF_INET6: _SOCKADDR_IN6}
+    shape = shapes.get(family) if family is not None else None
+    short = len(octets) < (_SOCKADDR_IN if shape is None else shape).size
+    if shape is None and not short and call is Call.CONNECT:
+        raise os_error(Refusal.FAMILY_UNKNOWN, f"family {family}")
+    if shape is None or short:
+        raise os_error(Refusal.BAD_ADDRESS, f"{len(octets)} octets of family {family}")
+    return unpack_sockaddr(octets)
+
+
+def unpack_sockaddr(octets: bytes) -> tuple[Address, int]:
+    """Read 28 octets or more as IPv6, else 16 as IPv4, whatever the family says.
+
+    That is how RDS_CANCEL_SENT_TO reads its value: kernel parity.
+    """
+    if len(octets) < _SOCKADDR_IN6.size:
+        _, port, address4 = _SOCKADDR_IN.unpack_from(octets)
+        return IPv4Address(address4), int.from_bytes(port, "big")
+    _, port, address6, scope = _SOCKADDR_IN6.unpack_from(octets)
+    address = IPv6Address(address6)
+    return address.ipv4_mapped or _scoped(address, scope), int.from_bytes(port, "big")
+
+
+def socket_address(address: Address, port: int) -> SocketAddress:
+    """Return the tuple that a program sees: two members for IPv4, four for IPv6."""
+    if isinstance(address, IPv4Address):
+        return str(address), port
+    host, _, scope = str(address).partition("%")
+    return host, port, 0, int(scope or 0)
+
+
+def _parse_tuple(given: object, call: Call) -> tuple[Address, int]:
+    name = call.value
+    if not isinstance(given, tuple):
+        kind = type(given).__name__
+        raise TypeError(f"{name}(): AF_RDS address must be tuple, not {kind}")
+    if len(given) not in (2, 4):
+        raise TypeError(
+            f"{name}(): AF_RDS address must be (host, port) or (host, port, flow, scope)"
+        )
+    host, port, *rest = given
+    if not isinstance(host, str) or not all(isinstance(one, int) for one in (port, *rest)):
+        raise TypeError(f"{name}(): AF_RDS address must be a host and integers, not {given!r}")
+    if not 0 <= port <= _PORT_MAX:
+        raise OverflowError(f"{name}(): port must be 0-65535.")
+    address = _literal(host) or _lookup(host)
+    return (_scoped(address, rest[1]) if rest and address.version == 6 else address), port
+
+
+def _literal(host: str) -> Address | None:
+    """Read a literal; the empty host and `<broadcast>` are those of the socket module."""
+    if not host:
+        return IPv4Address(0)
+    if host == "<broadcast>":
+        return _BROADCAST
+    plain, _, scope = host.partition("%")
+    try:
+        address = ip_address(plain)
+    except ValueError:
+        return None
+    if not scope or address.version == 4:
+        return address
+    return _scoped(address, int(scope) if scope.isdigit() else socket.if_nametoindex(scope))
+
+
+def _lookup(host: str) -> Address:
+    """Ask the resolver, which may wait. Raises socket.gaierror."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    best = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    address = ip_address(str(best[4][0]).partition("%")[0])
+    return _scoped(address, int(best[4][3])) if len(best[4]) == 4 else address
+
+
+def _scoped(address: Address, scope: int) -> Address:
+    return IPv6Address(f"{address}%{scope}") if scope and address.is_link_local else address
+
+
+def _check(address: Address, call: Call) -> None:
+    if address.is_unspecified and address.version == 4 and call is Call.CONNECT:
+        raise os_error(Refusal.DESTINATION_ANY)
+    if address.is_unspecified or address.is_multicast or address == _BROADCAST:
+        raise os_error(_NOT_UNICAST[call, address.version], f"{address} is not unicast")
+    if isinstance(address, IPv6Address) and address.is_link_local and not address.scope_id:
+        raise os_error(Refusal.BAD_ADDRESS, f"{address} is link-local and has no scope")

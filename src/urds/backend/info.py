@@ -1,0 +1,155 @@
+"""Answers to RDS_INFO_*: a snapshot, as the records that rds-info reads.
+
+Source: linux v6.12 net/rds/info.c; rds.md 5.1. The lists of IPv4 options leave IPv6 sockets out;
+those of IPv6 options hold both. A connection is shown by its path 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+
+from urds.constants import ConnectionFlag, InfoOpt
+from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.errors import Refusal, os_error
+from urds.wire.info import (
+    ELEMENT_BYTES,
+    Connection,
+    Counter,
+    QueuedMessage,
+    Record,
+    SocketEntry,
+    TcpSocket,
+    emit_list,
+)
+
+Endpoint = tuple[Address, int]
+
+_COUNTER_NAME_MAX: Final = 31
+_TCP_SEQUENCES: Final = 1 << 32
+_V4_OF: Final = {
+    InfoOpt.V6_CONNECTIONS: InfoOpt.CONNECTIONS,
+    InfoOpt.V6_SEND_MESSAGES: InfoOpt.SEND_MESSAGES,
+    InfoOpt.V6_RETRANS_MESSAGES: InfoOpt.RETRANS_MESSAGES,
+    InfoOpt.V6_RECV_MESSAGES: InfoOpt.RECV_MESSAGES,
+    InfoOpt.V6_SOCKETS: InfoOpt.SOCKETS,
+    InfoOpt.V6_TCP_SOCKETS: InfoOpt.TCP_SOCKETS,
+}
+# Registered by nobody here, as on a kernel without RDMA.
+_LISTED: Final = {InfoOpt.COUNTERS, *_V4_OF, *_V4_OF.values()}
+
+
+def element_bytes(option: int) -> int:
+    """Return the size of one element of a list. Raises OSError (ENOPROTOOPT) if there is none."""
+    if option not in _LISTED:
+        raise os_error(Refusal.NO_SUCH_OPTION, f"RDS_INFO {option}")
+    return ELEMENT_BYTES[InfoOpt(option)]
+
+
+def answer(
+    option: int,
+    snapshot: Snapshot,
+    *,
+    counters: Mapping[str, int],
+    connected: Mapping[Endpoint, Endpoint],
+    buffer_bytes: int,
+) -> bytes:
+    """Return a whole list that fits `buffer_bytes`.
+
+    Raises OSError: ENOPROTOOPT for an option without a list, ENOSPC if the buffer is too small;
+    the text then says how much is needed.
+    """
+    element_bytes(option)
+    octets = emit_list(InfoOpt(option), _records(InfoOpt(option), snapshot, counters, connected))
+    if len(octets) > buffer_bytes:
+        detail = f"{len(octets)} octets needed, {buffer_bytes} given"
+        raise os_error(Refusal.NO_SPACE, detail)
+    return octets
+
+
+def _records(
+    option: InfoOpt,
+    snapshot: Snapshot,
+    counters: Mapping[str, int],
+    connected: Mapping[Endpoint, Endpoint],
+) -> Iterable[Record]:
+    if option is InfoOpt.COUNTERS:
+        return [
+            Counter(name=name[:_COUNTER_NAME_MAX], value=value) for name, value in counters.items()
+        ]
+    both = option in _V4_OF
+    lists: dict[InfoOpt, Callable[[], Iterable[tuple[Address, Record | None]]]] = {
+        InfoOpt.CONNECTIONS: lambda: ((row.local, _connection(row)) for row in snapshot.paths),
+        InfoOpt.TCP_SOCKETS: lambda: ((row.local, _tcp_socket(row)) for row in snapshot.paths),
+        InfoOpt.SEND_MESSAGES: lambda: _messages(snapshot.send_queue),
+        InfoOpt.RETRANS_MESSAGES: lambda: _messages(snapshot.retransmit_queue),
+        InfoOpt.RECV_MESSAGES: lambda: _messages(snapshot.receive_queue),
+        InfoOpt.SOCKETS: lambda: (
+            (row.local, _socket(row, connected.get((row.local, row.port))))
+            for row in snapshot.mailboxes
+        ),
+    }
+    rows = lists[_V4_OF.get(option, option)]()
+    return [record for local, record in rows if record and (both or local.version == 4)]
+
+
+def _connection(row: PathRow) -> Connection | None:
+    if row.index:
+        return None
+    flags = ConnectionFlag.CONNECTED if row.up or row.loop else ConnectionFlag.CONNECTING
+    if row.sending:
+        flags |= ConnectionFlag.SENDING
+    return Connection(
+        sequence_next=row.sequence_next,
+        sequence_expected=row.sequence_expected,
+        local=row.local,
+        peer=row.peer,
+        transport="loopback" if row.loop else "tcp",
+        flags=flags,
+    )
+
+
+def _messages(rows: Iterable[MessageRow]) -> Iterable[tuple[Address, QueuedMessage]]:
+    for row in rows:
+        yield (
+            row.local,
+            QueuedMessage(
+                sequence=row.sequence,
+                payload_bytes=row.payload_bytes,
+                local=row.local,
+                peer=row.peer,
+                local_port=row.local_port,
+                peer_port=row.peer_port,
+            ),
+        )
+
+
+def _socket(row: MailboxRow, peer: Endpoint | None) -> SocketEntry:
+    nobody = IPv4Address(0) if row.local.version == 4 else IPv6Address(0)
+    same = peer if peer is not None and peer[0].version == row.local.version else None
+    return SocketEntry(
+        send_buffer_bytes=row.send_bytes_max,
+        bound=row.local,
+        connected=same[0] if same else nobody,
+        bound_port=row.port,
+        connected_port=same[1] if same else 0,
+        receive_buffer_bytes=row.receive_bytes_max,
+        inode=row.inode,
+    )
+
+
+def _tcp_socket(row: PathRow) -> TcpSocket | None:
+    if row.local_stream is None or row.peer_stream is None:
+        return None
+    return TcpSocket(
+        local=row.local,
+        local_port=row.local_stream[1],
+        peer=row.peer,
+        peer_port=row.peer_stream[1],
+        header_bytes_remaining=row.header_remaining_bytes,
+        payload_bytes_remaining=row.data_remaining_bytes,
+        last_sent_next=row.stream_sent_octets % _TCP_SEQUENCES,
+        last_expected_una=row.stream_expected_octets % _TCP_SEQUENCES,
+        last_seen_una=row.stream_acknowledged_octets % _TCP_SEQUENCES,
+    )
