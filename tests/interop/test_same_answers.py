@@ -229,6 +229,7 @@ def _our_outcome(ours: Remote, row: Row, prepare: str) -> str:
     try:
         return _outcome(ours, row, prepare, local=LOWER)
     except RemoteFailure as failure:
+        ours(CLOSE)
         return str(failure).strip().splitlines()[-1]
 
 
@@ -236,8 +237,8 @@ def _outcome(side: Remote, row: Row, prepare: str, *, local: str) -> str:
     """Run one row with fresh sockets; return its value as text, or the name of its errno."""
     side(prepare, local=local)
     try:
-        return repr(side(row.source, timeout_s=CALL_TIMEOUT_S))
+        outcome = repr(side(row.source, timeout_s=CALL_TIMEOUT_S))
     except OSError as refusal:
-        return errno.errorcode.get(refusal.errno or 0, repr(refusal))
-    finally:
-        side(CLOSE)
+        outcome = errno.errorcode.get(refusal.errno or 0, repr(refusal))
+    side(CLOSE)
+    return outcome

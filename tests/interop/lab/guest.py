@@ -56,8 +56,8 @@ class Lab:
             if capture := os.environ.get("URDS_LAB_PCAP"):
                 dump = ["tcpdump", "-i", "tap0", "-U", "-w", capture, "tcp port 16385"]
                 stack.enter_context(_child(["ip", "netns", "exec", self._namespace, *dump]))
-            machine = stack.enter_context(_child(self._machine_command()))
-            self._wait_until_ready(machine)
+            self._machine = stack.enter_context(ExitStack())
+            self.reboot()
             self._stack = stack.pop_all()
         return self
 
@@ -68,6 +68,13 @@ class Lab:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    def reboot(self) -> None:
+        """Stop the guest, if it runs, and boot it. Raises RuntimeError with the console."""
+        self._machine.close()
+        (self._work / "console").unlink(missing_ok=True)
+        machine = self._machine.enter_context(_child(self._machine_command()))
+        self._wait_until_ready(machine)
 
     @contextmanager
     def open_guest(self) -> Iterator[Remote]:

@@ -11,6 +11,10 @@ class RemoteFailure(AssertionError):
     """The remote source raised something other than an OSError; the text is its traceback."""
 
 
+class RemoteHang(AssertionError):
+    """The remote process did not answer in time; nothing more can be asked of it."""
+
+
 class Remote:
     """One Python process elsewhere, with names that live from call to call."""
 
@@ -25,19 +29,23 @@ class Remote:
     ) -> Any:
         """Run `source` with `names` set; return the value of its last expression.
 
-        Raises OSError with the remote errno, RemoteFailure, TimeoutError after `timeout_s`.
+        Raises OSError with the remote errno, RemoteFailure, RemoteHang after `timeout_s`.
         """
         self.start(source, **names)
         return self.finish(timeout_s=timeout_s)
 
     def start(self, source: str, /, **names: object) -> None:
         """Begin a call that may block; the other side of the test goes on."""
+        self._source = source
         print(repr((source, names)), file=self._lines, flush=True)
 
     def finish(self, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Wait for the call that `start` began and return its value. Raises as a call does."""
         self._stream.settimeout(timeout_s)
-        line = self._lines.readline()
+        try:
+            line = self._lines.readline()
+        except TimeoutError:
+            raise RemoteHang(f"{self.side}: no answer in {timeout_s} s to {self._source}") from None
         if not line:
             raise ConnectionError(f"{self.side}: the remote process is gone")
         kind, *result = ast.literal_eval(line)
