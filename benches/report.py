@@ -26,7 +26,12 @@ class Row:
     peer: str
     samples: list[Sample] = field(default_factory=list)
     problem: str = ""  # why there are no samples, or no more of them
+    failed: bool = False  # it was there and did not finish
     note: str = ""
+
+    def fail(self, reason: str) -> None:
+        """Take the figures out of the table and say why."""
+        self.problem, self.failed = reason, True
 
     @property
     def measured(self) -> bool:
@@ -72,7 +77,7 @@ def machine() -> dict[str, str]:
         "kernel": platform.release(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "pyzmq": _version("pyzmq"),
-        "urds": _version("urds"),
+        "urds": _version("urds", otherwise="no installed distribution"),
         "commit": _commit(),
         "load": f"{os.getloadavg()[0]:.2f} at the start",
     }
@@ -86,11 +91,11 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _version(distribution: str) -> str:
+def _version(distribution: str, *, otherwise: str = "not installed") -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return "not installed"
+        return otherwise
 
 
 def _commit() -> str:

@@ -55,7 +55,7 @@ def main() -> int:
         rows = _measure(work, names, pace)
         print(f"\n{render(work, rows)}", flush=True)
         records.append(record(work, rows))
-        failed |= any(row.problem and BY_NAME[row.peer].missing() is None for row in rows)
+        failed |= any(row.failed for row in rows)
     if options.json:
         report = {"machine": place, "works": records}
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -120,11 +120,13 @@ def _measure(work: Work, names: list[str], pace: Pace) -> list[Row]:
             if row.problem:
                 continue
             try:
-                pair = stack.enter_context(Pair(name, work, cpus, limit_s=pace.limit_s))
-                counts[name] = _calibrate(pair, work, pace)
-                pairs[name], row.note = pair, pair.note
+                pairs[name] = stack.enter_context(Pair(name, work, cpus, limit_s=pace.limit_s))
+                counts[name] = _calibrate(pairs[name], work, pace)
+                row.note = pairs[name].note
             except PairError as error:
-                row.problem = str(error)
+                row.fail(str(error))
+                if name in pairs:
+                    pairs.pop(name).close()
         for turn in range(pace.rounds):
             order = [*pairs]
             first = turn % max(1, len(order))
@@ -132,7 +134,7 @@ def _measure(work: Work, names: list[str], pace: Pace) -> list[Row]:
                 try:
                     rows[name].samples.append(pairs[name].measure(counts[name]))
                 except PairError as error:
-                    rows[name].problem = str(error)
+                    rows[name].fail(str(error))
                     pairs.pop(name).close()
     return list(rows.values())
 

@@ -7,6 +7,7 @@ message and no second. Smaller ones run with the defaults.
 
 import os
 import socket as system_socket
+from importlib import import_module
 from typing import Any
 
 from .base import Address, Peer
@@ -30,8 +31,7 @@ class Urds(Peer):
     def missing(cls) -> str | None:
         """Tell whether urds has its socket call."""
         try:
-            import urds
-
+            urds: Any = import_module("urds")
             needed = (urds.socket, urds.AF_RDS, urds.SOCK_SEQPACKET)
         except (ImportError, AttributeError, SyntaxError) as error:
             return f"not available: {error}"
@@ -42,8 +42,7 @@ class Urds(Peer):
             # As the administrator would: what SO_SNDBUF asks for is bounded by wmem_max.
             os.environ.setdefault("URDS_WMEM_MAX", str(_LARGE_BUFFER_BYTES))
             os.environ.setdefault("URDS_RMEM_MAX", str(_LARGE_BUFFER_BYTES))
-        import urds
-
+        urds: Any = import_module("urds")
         self._socket = urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
         if self.payload_bytes >= _LARGE_BYTES:
             for option in (system_socket.SO_SNDBUF, system_socket.SO_RCVBUF):
