@@ -342,6 +342,9 @@ class Path(Protocol):
     def poke(self) -> None:
         """Queue a map: a dead connection answers with a reset, a live one ignores it."""
 
+    def peer_is_congested(self, port: int) -> bool:
+        """Tell whether the peer's map in force marks a port: a pong to it is kept back."""
+
     def hold_behind(self, other: Path) -> None:
         """Hold new messages until `other` has nothing unacknowledged of what it has queued now."""
 

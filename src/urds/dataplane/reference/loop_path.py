@@ -91,6 +91,10 @@ class LoopPath:
     def poke(self) -> None:
         """Do nothing: a loop cannot be half dead."""
 
+    def peer_is_congested(self, port: int) -> bool:
+        """Return false: nobody asks, pings are answered in place."""
+        return False
+
     def hold_behind(self, other: Path) -> None:
         """Do nothing: nothing is in flight."""
 

@@ -430,6 +430,11 @@ class StreamPath:
             self.core.map_due = self.core.attached
         self.flush()
 
+    def peer_is_congested(self, port: int) -> bool:
+        """Tell whether the peer's map marks a port."""
+        with self._plane.lock:
+            return port in self.host.ports_congested_at(self.peer)
+
     def hold_behind(self, other: Path) -> None:
         """Hold new messages until `other` has delivered what it has queued now."""
         assert isinstance(other, StreamPath)

@@ -1,0 +1,102 @@
+"""Endpoints in this process: the first bind to an address makes the process the host of it.
+
+Made lazily by `backend.current()`; one plane and one control thread serve all its addresses.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import fields
+
+from urds.constants import Transport
+from urds.dataplane.base import Address, Mailbox, MailboxSettings, Snapshot
+from urds.dataplane.reference.plane import Plane
+from urds.driver.driver import Driver
+from urds.errors import Refusal, os_error
+from urds.settings import Settings
+
+_S = 1_000_000_000
+
+
+class InProcess:
+    """See `backend.base.Backend`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._driver = Driver(settings, Plane)
+        self._owner = os.getpid()
+        _alive.add(self)
+
+    def bind(
+        self,
+        *,
+        address: Address,
+        port: int,
+        settings: MailboxSettings,
+        transport: Transport | None,
+    ) -> Mailbox:
+        """Bind a socket; see `Backend.bind`."""
+        try:
+            return self._driver.bind(address, port, settings)
+        except OSError as failure:
+            if transport is not None and failure.errno == _NOT_LOCAL.errno:
+                raise os_error(Refusal.TRANSPORT_MISSING, f"{address}") from failure
+            raise
+
+    def closed(self, mailbox: Mailbox) -> None:
+        """Free the port of a mailbox that its socket has closed."""
+        self._driver.unbind(mailbox)
+
+    def abandoned(self, mailbox: Mailbox) -> None:
+        """Have a forgotten socket's mailbox closed soon; takes no lock."""
+        self._driver.abandon(mailbox)
+
+    def snapshot(self) -> Snapshot:
+        """Return counters and tables of the whole process."""
+        return self._driver.plane.snapshot()
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the plane's counters, then those of the control core."""
+        stats = self._driver.stats
+        control = {field.name: getattr(stats, field.name) for field in fields(stats)}
+        control["pongs_kept_back"] = self._driver.pongs_kept_back
+        return {**self.snapshot().counters, **control}
+
+    def break_connections(self) -> int:
+        """Reset every TCP connection of this process, as a fault would; return how many."""
+        return self._driver.break_connections()
+
+    def close(self) -> int:
+        """Drain for `drain_s`, then end; return the messages that were left."""
+        if os.getpid() != self._owner:
+            return 0
+        return self._driver.close(round(self.settings.drain_s * _S))
+
+    def abandon_in_child(self) -> None:
+        """Leave everything to the parent; called in the child of a fork."""
+        plane = self._driver.plane
+        assert isinstance(plane, Plane)
+        plane.abandon_in_child()
+        self._driver.abandon_in_child()
+
+
+_NOT_LOCAL = os_error(Refusal.NOT_LOCAL)
+_alive: weakref.WeakSet[InProcess] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for backend in list(_alive):
+        backend.close()
+
+
+def _abandon_all() -> None:
+    for backend in list(_alive):
+        backend.abandon_in_child()
+    _alive.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,186 @@
+"""Carry out what the control core decides: one method for each kind of action."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from urds.dataplane import base
+from urds.dataplane.base import Path
+from urds.driver.hosts import LocalHost, PeerPaths
+from urds.proto import events
+
+if TYPE_CHECKING:
+    from urds.driver.driver import Driver
+
+_log = logging.getLogger("urds")
+
+_HOLDS = {
+    events.Hold.NOTHING: base.Hold.NOTHING,
+    events.Hold.FIRST_FRAME: base.Hold.FIRST_FRAME,
+    events.Hold.RELEASE: base.Hold.RELEASE,
+}
+_RELEASES = {
+    events.ReleaseRule.NOT_YET: base.Release.NOT_YET,
+    events.ReleaseRule.STREAM_ACKNOWLEDGED: base.Release.STREAM_ACKNOWLEDGED,
+    events.ReleaseRule.PEER_ACKNOWLEDGED: base.Release.PEER_ACKNOWLEDGED,
+}
+
+
+class Actions:
+    """The dispatch table of a driver; control lock held."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._methods: dict[type, Callable[[LocalHost, Any], None]] = {
+            events.Connect: self._connect,
+            events.Knock: self._knock,
+            events.Attach: self._attach,
+            events.Refuse: self._refuse,
+            events.Detach: self._detach,
+            events.SendControl: self._send_control,
+            events.Release: self._release,
+            events.Agree: self._agree,
+            events.RestartPeer: self._restart_peer,
+            events.RememberHandshake: self._remember_handshake,
+            events.Poke: self._poke,
+            events.FanOut: self._fan_out,
+            events.FanIn: self._fan_in,
+            events.GiveUp: self._give_up,
+            events.Forget: self._forget,
+            events.PeerKnown: self._peer_known,
+            events.PeerStartedAnew: self._peer_started_anew,
+            events.Refused: self._refused,
+        }
+
+    def carry_out(self, host: LocalHost, action: events.Action) -> None:
+        """Do one action, or log one notice."""
+        self._methods[type(action)](host, action)
+
+    # -- streams
+
+    def _connect(self, host: LocalHost, action: events.Connect) -> None:
+        self._driver.streams.connect(host, action.peer, action.index, action.source_ports)
+
+    def _knock(self, host: LocalHost, action: events.Knock) -> None:
+        self._driver.streams.knock(host, action.peer)
+
+    def _attach(self, host: LocalHost, action: events.Attach) -> None:
+        path = self._path(host, action.peer, action.index)
+        stream = self._driver.streams.take(action.stream, path)
+        path.attach(stream, hold=_HOLDS[action.hold])
+
+    def _refuse(self, host: LocalHost, action: events.Refuse) -> None:
+        self._driver.streams.refuse(action.stream)
+
+    def _detach(self, host: LocalHost, action: events.Detach) -> None:
+        stream = self._path(host, action.peer, action.index).detach()
+        if stream is not None:
+            stream.close()
+
+    # -- paths
+
+    def _path(self, host: LocalHost, peer: base.Address, index: int) -> Path:
+        paths = self._driver.paths_to(host, peer)
+        while len(paths.paths) <= index:
+            paths.paths.append(self._driver.new_path(host, peer, len(paths.paths)))
+        return paths.paths[index]
+
+    def _paths(self, host: LocalHost, peer: base.Address) -> PeerPaths:
+        return self._driver.paths_to(host, peer)
+
+    def _send_control(self, host: LocalHost, action: events.SendControl) -> None:
+        if not action.source_port and not self._may_answer(host, action):
+            self._driver.pongs_kept_back += 1
+            return
+        self._path(host, action.peer, action.index).control(
+            source_port=action.source_port,
+            target_port=action.target_port,
+            extension=action.extension,
+            hello=action.hello,
+        )
+
+    def _may_answer(self, host: LocalHost, action: events.SendControl) -> bool:
+        """A pong is kept back if we do not answer pings, or its target has no room."""
+        path = self._path(host, action.peer, action.index)
+        enabled = self._driver.settings.ping_enable
+        return enabled and not path.peer_is_congested(action.target_port)
+
+    def _release(self, host: LocalHost, action: events.Release) -> None:
+        self._path(host, action.peer, action.index).release(
+            received_by_peer=action.received_by_peer
+        )
+
+    def _agree(self, host: LocalHost, action: events.Agree) -> None:
+        paths = self._paths(host, action.peer)
+        paths.agreed = (_RELEASES[action.release], action.checksum)
+        for path in paths.paths:
+            path.agree(release=_RELEASES[action.release], checksum=action.checksum)
+
+    def _restart_peer(self, host: LocalHost, action: events.RestartPeer) -> None:
+        paths = self._paths(host, action.peer)
+        lost = sum(path.restart_peer() for path in paths.paths)
+        paths.given_up_messages += lost
+        if lost:
+            _log.warning("%s restarted: %d messages went down with it", action.peer, lost)
+
+    def _remember_handshake(self, host: LocalHost, action: events.RememberHandshake) -> None:
+        for path in self._paths(host, action.peer).paths:
+            path.remember_handshake(action.generation)
+
+    def _poke(self, host: LocalHost, action: events.Poke) -> None:
+        self._path(host, action.peer, action.index).poke()
+
+    def _fan_out(self, host: LocalHost, action: events.FanOut) -> None:
+        paths = self._paths(host, action.peer)
+        for index in range(len(paths.paths), action.count):
+            path = self._path(host, action.peer, index)
+            path.hold_behind(paths.paths[0])
+            if paths.agreed is not None:
+                path.agree(release=paths.agreed[0], checksum=paths.agreed[1])
+        self._route(action.peer, paths, action.count)
+
+    def _fan_in(self, host: LocalHost, action: events.FanIn) -> None:
+        paths = self._paths(host, action.peer)
+        self._route(action.peer, paths, action.count)
+        for path in paths.paths[action.count :]:
+            paths.given_up_messages += path.drop_queue()
+            self._driver.forget_path(path)
+        del paths.paths[action.count :]
+
+    def _route(self, peer: base.Address, paths: PeerPaths, npaths: int) -> None:
+        paths.npaths = npaths
+        for mailbox in paths.mailboxes:
+            mailbox.route(peer, paths.path_for(mailbox.port))
+
+    def _give_up(self, host: LocalHost, action: events.GiveUp) -> None:
+        dropped = self._path(host, action.peer, action.index).drop_queue()
+        self._paths(host, action.peer).given_up_messages += dropped
+        seconds = action.down_ns / 1e9
+        _log.warning(
+            "%s unreachable for %.1f s: dropped %d messages", action.peer, seconds, dropped
+        )
+
+    def _forget(self, host: LocalHost, action: events.Forget) -> None:
+        paths = host.peers.pop(action.peer, None)
+        if paths is None:
+            return
+        for mailbox in paths.mailboxes:
+            mailbox.route(action.peer, None)
+        for path in paths.paths:
+            path.drop_queue()
+            self._driver.forget_path(path)
+
+    # -- notices
+
+    def _peer_known(self, host: LocalHost, action: events.PeerKnown) -> None:
+        _log.info("%s is %s, %d path(s)", action.peer, action.kind.name.lower(), action.npaths)
+
+    def _peer_started_anew(self, host: LocalHost, action: events.PeerStartedAnew) -> None:
+        _log.info("%s began a new life", action.peer)
+
+    def _refused(self, host: LocalHost, action: events.Refused) -> None:
+        hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
+        reason = action.reason.name.lower().replace("_", " ")
+        _log.warning("connection of %s refused: %s%s", action.peer, reason, hint)

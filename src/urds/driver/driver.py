@@ -1,0 +1,316 @@
+"""The control thread: one loop over `plane.help`, one lock, one dispatch in each direction.
+
+Reports of the plane go to the connection that they concern; actions of the endpoints are carried
+out in the order in which they come. No rule of the protocol stands here. The control lock guards
+endpoints and tables; the thread gives it up while it sits in `plane.help`, and an application
+thread holds it while it binds or resolves. It is never taken with the plane's lock held.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from random import Random
+
+from urds.dataplane import base
+from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
+from urds.driver.actions import Actions
+from urds.driver.clock import now_ns
+from urds.driver.hosts import LocalHost, PeerPaths
+from urds.driver.streams import Streams
+from urds.proto.connection import Connection
+from urds.proto.endpoint import Endpoint
+from urds.proto.settings import ConnectionSettings, EndpointSettings
+from urds.proto.stats import Stats
+from urds.settings import Settings
+from urds.transport import subnets, tcp
+
+_MS = 1_000_000
+_S = 1_000 * _MS
+_ACCEPTS_PER_TURN = 64
+_SEQUENCE_SHIFT = 20  # numbers start at milliseconds << 20: above those of any earlier life
+
+
+class Driver:
+    """Owns the plane, the endpoints and the thread; made with the first bind of a process."""
+
+    def __init__(self, settings: Settings, make_plane: Callable[..., Plane]) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.random = Random(os.urandom(16))
+        self.stats = Stats()
+        self.pongs_kept_back = 0
+        self.generation = self.random.randrange(1, 1 << 32)
+        self.hosts: dict[Address, LocalHost] = {}
+        self.plane = make_plane(limits=limits_of(settings), resolve=self.resolve)
+        self.tcp = tcp_settings_of(settings)
+        self.streams = Streams(self)
+        self.actions = Actions(self)
+        self._paths: dict[Path, tuple[LocalHost, Address]] = {}
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._stopping = False
+        # Sockets that were forgotten, not closed. Their finalisers may run in any thread inside any
+        # call, so they append and ring, and take no lock.
+        self._abandoned: deque[Mailbox] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.serve(self._bell, self._close_abandoned, Interest.READ)
+        self._thread = threading.Thread(target=self._run, name="urds-driver", daemon=True)
+        self._thread.start()
+
+    # -- for application threads
+
+    def bind(self, address: Address, port: int, settings: MailboxSettings) -> Mailbox:
+        """Bind a mailbox; the first of an address makes this process the host of it.
+
+        Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL.
+        """
+        with self.lock:
+            host = self.hosts.get(address) or self._open(address)
+            chosen = host.endpoint.bind(port)
+            mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
+            host.mailboxes.add(mailbox)
+        return mailbox
+
+    def unbind(self, mailbox: Mailbox) -> None:
+        """Give the port back; the mailbox is closed."""
+        with self.lock:
+            host = self.hosts.get(mailbox.local)
+            if host is None or mailbox not in host.mailboxes:
+                return
+            host.mailboxes.discard(mailbox)
+            host.endpoint.release(mailbox.port)
+            for peer in host.peers.values():
+                peer.mailboxes.discard(mailbox)
+
+    def abandon(self, mailbox: Mailbox) -> None:
+        """Have the control thread close a mailbox soon; for finalisers, takes no lock."""
+        self._abandoned.append(mailbox)
+        os.eventfd_write(self._bell, 1)
+
+    def _close_abandoned(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._abandoned:
+            mailbox = self._abandoned.popleft()
+            mailbox.close()
+            self.unbind(mailbox)
+        self.serve(self._bell, self._close_abandoned, Interest.READ)
+
+    def resolve(self, mailbox: Mailbox, peer: Address) -> None:
+        """Route a mailbox to a peer, in the sender's thread.
+
+        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
+        """
+        with self.lock:
+            host = self.hosts[mailbox.local]
+            if peer in self.hosts:
+                mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
+                return
+            host.endpoint.connection(peer, now_ns())
+            paths = self.paths_to(host, peer)
+            paths.mailboxes.add(mailbox)
+            mailbox.route(peer, paths.path_for(mailbox.port))
+
+    def break_connections(self) -> int:
+        """Reset every TCP connection of this process, as a fault would; return how many."""
+        with self.lock:
+            return self.streams.break_all()
+
+    def close(self, drain_ns: int) -> int:
+        """Drain, close the plane, end the thread; return the messages that were left."""
+        left = self.plane.close(drain_ns)
+        self._stopping = True
+        self.plane.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+        with self.lock:
+            for host in self.hosts.values():
+                host.listener.close()
+            self.streams.close()
+        return left
+
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: close our copies of the parent's descriptors."""
+        self._stopping = True
+        for host in self.hosts.values():
+            host.listener.close()
+        self.streams.close()
+
+    # -- for the dispatchers; control lock held
+
+    def serve(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
+        """Call `handler` in the control thread once, when the descriptor is ready."""
+        self._handlers[descriptor] = handler
+        self.plane.watch(descriptor, interest)
+
+    def stop_serving(self, descriptor: int) -> None:
+        """Forget a descriptor before it is closed."""
+        if self._handlers.pop(descriptor, None) is not None:
+            self.plane.unwatch(descriptor)
+
+    def paths_to(self, host: LocalHost, peer: Address) -> PeerPaths:
+        """Return the paths to a peer; the first is made here."""
+        paths = host.peers.get(peer)
+        if paths is None:
+            paths = host.peers[peer] = PeerPaths([self.new_path(host, peer, 0)])
+        return paths
+
+    def new_path(self, host: LocalHost, peer: Address, index: int) -> Path:
+        """Make one path; its numbers start from the clock, so that no earlier life had them."""
+        first = time.time_ns() // _MS << _SEQUENCE_SHIFT
+        path = self.plane.path(local=host.address, peer=peer, index=index, sequence_first=first)
+        self._paths[path] = (host, peer)
+        return path
+
+    def forget_path(self, path: Path) -> None:
+        """Close a path for good."""
+        self._paths.pop(path, None)
+        path.close()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        deadline_ns: int | None = None
+        while not self._stopping:
+            events = self.plane.help(deadline_ns)
+            if self._stopping:
+                return
+            with self.lock:
+                for event in events:
+                    self._report(event)
+                deadline_ns = self._turn()
+
+    def _turn(self) -> int | None:
+        """Run due timers, carry out actions, return the next deadline."""
+        now = now_ns()
+        deadlines = [self.streams.handle_timeout(now)]
+        for host in list(self.hosts.values()):
+            due_ns = host.endpoint.poll_timeout()
+            if due_ns is not None and due_ns <= now:
+                host.endpoint.handle_timeout(now)
+            while (action := host.endpoint.poll_event()) is not None:
+                self.actions.carry_out(host, action)
+            deadlines.append(host.endpoint.poll_timeout())
+        return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+
+    def _report(self, event: base.Event) -> None:
+        """Hand one report of the plane to the connection that it concerns."""
+        now = now_ns()
+        if isinstance(event, base.Ready):
+            handler = self._handlers.pop(event.descriptor, None)
+            if handler is not None:
+                handler()
+            return
+        if isinstance(event, base.PeerMap | base.Congested | base.LimitHit):
+            return  # counted by the plane; nothing to decide
+        connection = self._connection_of(event.path)
+        if connection is None:
+            return  # the path was forgotten meanwhile
+        index = event.path.index
+        if isinstance(event, base.Wanted):
+            connection.handle_wanted(index, now)
+        elif isinstance(event, base.FirstFrame):
+            connection.handle_first_frame(index, now)
+        elif isinstance(event, base.Down):
+            connection.handle_down(index, event.frames, now)
+        elif isinstance(event, base.PeerRestarted):
+            connection.handle_peer_restarted(index, now)
+        else:
+            connection.handle_control(
+                index,
+                acknowledgement=event.acknowledgement,
+                source_port=event.source_port,
+                target_port=event.target_port,
+                extension=event.extension,
+                now_ns=now,
+            )
+
+    def _connection_of(self, path: Path) -> Connection | None:
+        known = self._paths.get(path)
+        return known[0].endpoint.find(known[1]) if known else None
+
+    # -- hosts
+
+    def _open(self, address: Address) -> LocalHost:
+        """Become the host of an address: listen, and decide who may connect."""
+        listener = tcp.listen(address, self.tcp)
+        host = LocalHost(
+            address=address,
+            endpoint=Endpoint(
+                local=address,
+                settings=endpoint_settings_of(self.settings, address),
+                connection_settings=connection_settings_of(self.settings, self.generation),
+                random=self.random,
+                stats=self.stats,
+            ),
+            listener=listener,
+        )
+        self.hosts[address] = host
+        self._listen(host)
+        return host
+
+    def _listen(self, host: LocalHost) -> None:
+        self.serve(host.listener.fileno(), lambda: self._accept(host), Interest.READ)
+
+    def _accept(self, host: LocalHost) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            with suppress(OSError):  # out of descriptors: the next turn tries again
+                accepted = tcp.accept(host.listener, self.tcp)
+                if accepted is None:
+                    break
+                stream, (name, port) = accepted
+                number = self.streams.keep(stream)
+                host.endpoint.handle_accepted(number, ip_address(name), port, now_ns())
+        self._listen(host)
+
+
+def limits_of(settings: Settings) -> base.Limits:
+    """Return the plane's bounds."""
+    return base.Limits(
+        message_bytes_max=settings.max_message_bytes,
+        unacked_packets_max=settings.max_unacked_packets,
+        unacked_bytes_max=settings.max_unacked_bytes,
+        linger_ns=round(settings.linger_s * _S),
+    )
+
+
+def tcp_settings_of(settings: Settings) -> tcp.TcpSettings:
+    """Return the options of TCP connections."""
+    return tcp.TcpSettings(
+        port=settings.tcp_port,
+        send_buffer_bytes=settings.tcp_sndbuf,
+        receive_buffer_bytes=settings.tcp_rcvbuf,
+        keepalive_idle_s=settings.keepalive_idle_s,
+        keepalive_interval_s=settings.keepalive_interval_s,
+        keepalive_count=settings.keepalive_count,
+    )
+
+
+def connection_settings_of(settings: Settings, generation: int) -> ConnectionSettings:
+    """Return what connections share."""
+    return ConnectionSettings(
+        generation=generation,
+        npaths=settings.npaths,
+        reconnect_delay_min_ns=settings.reconnect_min_delay_ms * _MS,
+        reconnect_delay_max_ns=settings.reconnect_max_delay_ms * _MS,
+        reconnect_delay_idle_max_ns=max(60 * _S, settings.reconnect_max_delay_ms * _MS),
+        reconnect_give_up_ns=round(settings.reconnect_give_up_s * _S),
+    )
+
+
+def endpoint_settings_of(settings: Settings, address: Address) -> EndpointSettings:
+    """Return what an address allows: its own subnet, and what URDS_ALLOW adds."""
+    subnet = subnets.subnet_of(address)
+    own = () if subnet is None else (subnet,)
+    return EndpointSettings(
+        allowed=(*own, *settings.networks()),
+        peers_max=settings.peers_max,
+        strangers_max=settings.strangers_max,
+        strangers_per_address_max=settings.strangers_per_address_max,
+        stranger_wait_ns=round(settings.stranger_wait_s * _S),
+    )

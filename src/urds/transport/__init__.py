@@ -1,0 +1,1 @@
+"""Transports: prepare the streams that carry paths, and hand them over."""

@@ -1,0 +1,180 @@
+"""TCP connections as RDS/TCP wants them: listening, connecting, their options.
+
+It knows addresses and sockets, no message and no rule of who connects; those are `proto`'s.
+Port 16385, TCP_NODELAY on both sides, keep-alive 5 s / 5 s / 5, our end bound to the RDS address,
+since a peer takes the connection's addresses for the RDS addresses.
+Source: linux v6.12 net/rds/tcp.c, net/rds/tcp_listen.c, net/rds/tcp_connect.c.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from struct import Struct
+from typing import Self
+
+from urds.dataplane.base import Address
+from urds.errors import Refusal, os_error
+
+_BACKLOG = 64
+_SIOCOUTQ = 0x5411
+_INT = Struct("i")
+_LINGER = Struct("ii")
+_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+_PORT_RANGE_DEFAULT = (32768, 60999)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpSettings:
+    """Options of every connection; 0 leaves a buffer to the kernel's own tuning."""
+
+    port: int = 16385
+    send_buffer_bytes: int = 0
+    receive_buffer_bytes: int = 0
+    keepalive_idle_s: int = 5
+    keepalive_interval_s: int = 5
+    keepalive_count: int = 5
+
+
+class TcpStream(socket.socket):
+    """A connected, non-blocking TCP socket; a `dataplane.base.Stream`."""
+
+    @classmethod
+    def take(cls, connection: socket.socket) -> Self:
+        """Take over a socket's descriptor."""
+        stream = cls(fileno=connection.detach())
+        stream.setblocking(False)
+        return stream
+
+    def unacknowledged(self) -> int:
+        """Return the octets written that the peer's TCP has not acknowledged; true after a reset.
+
+        Source: tcp(7), SIOCOUTQ.
+        """
+        octets: int = _INT.unpack(fcntl.ioctl(self, _SIOCOUTQ, bytes(_INT.size)))[0]
+        return octets
+
+    def reset(self) -> None:
+        """Close with a reset: nothing stays in TIME_WAIT, the peer learns at once."""
+        with suppress(OSError):
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
+        self.close()
+
+
+def listen(local: Address, settings: TcpSettings) -> socket.socket:
+    """Listen on the local address.
+
+    Raises OSError: EADDRNOTAVAIL if no interface has the address, EADDRINUSE if another process
+    (or a kernel's rds_tcp) has its port.
+    """
+    listener = _new_socket(local)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(_tcp_address(local, settings.port))
+        listener.listen(_BACKLOG)
+    except OSError as failure:
+        listener.close()
+        if failure.errno == errno.EADDRINUSE:
+            detail = (
+                f"{local} is held by another process (TCP port {settings.port}):"
+                " end it, bind another address, or share one host through `urds node`"
+            )
+            raise os_error(Refusal.ADDRESS_HELD_BY_PROCESS, detail) from failure
+        if failure.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES):
+            raise os_error(Refusal.NOT_LOCAL, f"no interface has {local}") from failure
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def accept(
+    listener: socket.socket, settings: TcpSettings
+) -> tuple[TcpStream, tuple[str, int]] | None:
+    """Take one waiting connection with the peer's address and port, None if there is none."""
+    while True:
+        try:
+            connection, name = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return None
+        except ConnectionAbortedError:
+            continue  # it came and went
+        stream = TcpStream.take(connection)
+        _prepare(stream, settings)
+        return stream, (_host_of(name), name[1])
+
+
+def connect(
+    local: Address, peer: Address, settings: TcpSettings, source_ports: Iterable[int] | None = None
+) -> TcpStream:
+    """Begin to connect; the stream is writable when it stands or failed (`connect_error`).
+
+    With `source_ports` the first free one is taken. Raises OSError if not even a beginning was
+    possible, EADDRINUSE if none of the ports is free.
+    """
+    for port in (0,) if source_ports is None else source_ports:
+        stream = TcpStream.take(_new_socket(local))
+        try:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _prepare(stream, settings)
+            stream.bind(_tcp_address(local, port))
+            failure = stream.connect_ex(_tcp_address(peer, settings.port))
+        except OSError as error:
+            failure = error.errno or errno.EIO
+        if failure in (0, errno.EINPROGRESS):
+            return stream
+        stream.close()
+        if source_ports is None or failure not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            raise OSError(failure, f"{os.strerror(failure)}: from {local} to {peer}")
+    raise OSError(errno.EADDRINUSE, f"no source port is free from {local} to {peer}")
+
+
+def connect_error(stream: TcpStream) -> int:
+    """Return the errno of a finished attempt to connect, 0 if it stands."""
+    return stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def port_range() -> tuple[int, int]:
+    """Return the lowest and highest port that the system gives out by itself."""
+    try:
+        with open(_PORT_RANGE) as text:  # noqa: PTH123 - pathlib is not worth its import here
+            low, high = map(int, text.read().split())
+    except (OSError, ValueError):
+        return _PORT_RANGE_DEFAULT
+    return low, high
+
+
+def _new_socket(local: Address) -> socket.socket:
+    family = socket.AF_INET if local.version == 4 else socket.AF_INET6
+    return socket.socket(family, socket.SOCK_STREAM)
+
+
+def _tcp_address(address: Address, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+    if address.version == 4:
+        return str(address), port
+    host, _, scope = str(address).partition("%")
+    if not scope:
+        return host, port, 0, 0
+    return host, port, 0, int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+
+
+def _host_of(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """Return the peer's literal, with the scope of a link-local address as a number."""
+    host = name[0].partition("%")[0]
+    return f"{host}%{name[3]}" if len(name) == 4 and name[3] else host
+
+
+def _prepare(stream: TcpStream, settings: TcpSettings) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, settings.keepalive_idle_s)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, settings.keepalive_interval_s)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, settings.keepalive_count)
+    if settings.send_buffer_bytes:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
+    if settings.receive_buffer_bytes:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.receive_buffer_bytes)
