@@ -1,26 +1,17 @@
-"""One peer of one local address: who connects and when, who the peer is, how many paths there are.
+"""One peer of one local address: who it is, how many paths there are, which stream is whose.
 
-Sides. The lower address connects for data. The higher one *knocks*: it opens a connection that
-carries nothing, which the lower side refuses and takes as a request to connect. Reconnecting is the
-lower side's duty; a higher one that has something to send, or lost a path, knocks again and again.
+Who connects and when stands in `seeking`, which stream is for which path in `streams`, and how a
+handshake changes what is known in `peer`.
 
-Acquaintance. A handshake (probe, hello, and their answers) tells who the peer is; see `peer`. Until
-then path 0 alone is used and nothing sent is forgotten. Towards an own node that is known already,
-every new stream is held until both have exchanged *hellos*: generation and highest received number.
+A handshake (probe, hello, and their answers) tells who the peer is. Until then path 0 alone is used
+and nothing sent is forgotten. Towards an own node that is known already, every new stream is held
+until the *hellos* are exchanged: generation and highest received number. The lower side counts the
+paths once the peer has answered it, the higher one with the first handshake it sees: the peer
+connects after our answer, and must be understood then.
 
-Many paths. Which path a stream belongs to is known to both sides only after the handshake, and a
-stream on the wrong path mixes numbers: messages are lost or doubled. Therefore
-
-- the lower side opens paths 1 and up only while path 0 is up and the peer showed there that it knows
-  our handshake; so a restarted peer meets path 0 first;
-- the higher side parks streams that come before it knows how many paths there are, and does not send
-  to a stranger before the handshake (with one path it does: there is nothing to mix up);
-- a stream that turns out to be on the wrong path is dropped without an answer.
-
-A value machine: no I/O, no clock, no chance of its own. Calls for a path or a stream that is gone
-meanwhile are ignored, since reports cross with actions. Rules and numbers: docs/protocol/rds-tcp.md.
-Sources: rds.md 1.8, 2.1, 2.4, 2.5 (linux v6.12, v7.0) and linux-peer-notes.md section 3 (observed
-with linux v6.1, v6.12, v7.2).
+A value machine: no I/O, no clock, no chance of its own. Reports cross with actions, so one for a
+path or a stream that is gone is ignored. Source: rds.md 1.8 (linux v6.12, v7.0);
+linux-peer-notes.md sections 1 and 3 (observed with linux v6.1, v6.12, v7.2).
 """
 
 from collections import deque
@@ -28,51 +19,45 @@ from random import Random
 from typing import Final
 
 from urds.constants import PATHS_MAX, PING_PORT, PORT_FIRST, PROBE_PORT
-from urds.errors import WireError
-from urds.proto.backoff import Backoff
 from urds.proto.events import (
     Action,
     Agree,
-    Attach,
-    Connect,
-    Detach,
     FanIn,
     FanOut,
-    GiveUp,
-    Hold,
-    Knock,
     PeerKind,
     PeerKnown,
     PeerStartedAnew,
-    Poke,
-    Reason,
     Refuse,
-    Refused,
     Release,
-    ReleaseRule,
     RememberHandshake,
     RestartPeer,
     SendControl,
 )
-from urds.proto.paths import Address, SourcePortRule, address_octets
-from urds.proto.peer import Peer, is_new_life, learn, restarted, taken_for_linux
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.state import Input, PathLife, State
+from urds.proto.paths import Address
+from urds.proto.peer import (
+    PeerFacts,
+    emit_ours,
+    is_new_life,
+    learn,
+    restarted,
+    taken_for_linux,
+)
+from urds.proto.settings import ConnectionSettings
+from urds.proto.state import PathLife, State
 from urds.proto.stats import Stats
 from urds.proto.strangers import Strangers
-from urds.proto.timers import TimerKey, TimerKind, Timers
-from urds.wire.exthdr import Handshake, Mark, emit_handshake, parse_handshake
+from urds.proto.streams import Streams
+from urds.proto.timers import TimerKind, Timers
+from urds.wire.exthdr import Handshake, parse_handshake
 
-_KNOCKED_ATTEMPT_GAP_NS: Final = 10_000_000  # knocks bring at most one attempt in this time
-_CALL_BACK_NS: Final = 20_000_000  # what the lower side has at least, before we knock again
 _NO_EXTENSION: Final = bytes(16)
+_PARKED_MAX: Final = PATHS_MAX - 1
 
 
-class Connection:
-    """The control state of one (local, peer) pair.
+class Connection(Streams):
+    """The control state of one (local, peer) pair; the two addresses differ.
 
-    An endpoint hands in what its connections share; alone, a connection has its own of each. The
-    local and peer address differ: traffic to oneself is the loop's.
+    An endpoint hands in what its connections share; alone, a connection has its own of each.
     """
 
     def __init__(
@@ -87,66 +72,296 @@ class Connection:
         timers: Timers | None = None,
         strangers: Strangers | None = None,
     ) -> None:
-        assert address_octets(local) != address_octets(peer), f"{local} to itself"
-        self.local = local
-        self.peer_address = peer
-        self.lower = address_octets(local) < address_octets(peer)
-        self.settings = settings
-        self.peer = Peer()
-        self.stats = stats if stats is not None else Stats()
-        self.used_ns = 0  # the last time anything happened, for eviction
-        self._random = random
-        self._actions = actions if actions is not None else deque()
-        self._timers = timers if timers is not None else Timers()
-        self._strangers = strangers or Strangers(EndpointSettings(), self._timers)
-        self._paths = [self._new_path(0)]
-        self._parked: dict[int, int] = {}  # stream to source port
-        self._agreed: tuple[ReleaseRule, bool] = (ReleaseRule.NOT_YET, False)
+        super().__init__(
+            local=local,
+            peer=peer,
+            settings=settings,
+            random=random,
+            stats=Stats() if stats is None else stats,
+            actions=deque() if actions is None else actions,
+            timers=Timers() if timers is None else timers,
+            strangers=strangers,
+        )
+        self.used_ns = 0  # when something happened last, for eviction
 
-    # -- what happened
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stream is here or on its way, and no message waits for one."""
+        resting = (State.DOWN, State.WAITING)
+        return all(path.state in resting and not path.wanted for path in self._paths)
+
+    def close(self) -> None:
+        """Forget all timers: the connection is evicted."""
+        for path in self._paths:
+            self._cancel(path, *TimerKind)
+
+    # -- reports of the driver and the plane
 
     def handle_wanted(self, index: int, now_ns: int) -> None:
-        """The first message was queued for a path without a stream."""
+        """Look for a stream: the first message was queued for a path that has none."""
+        path = self._path(index)
+        if path is not None and path.stream is None:
+            self.used_ns = now_ns
+            self._want(path, now_ns)
 
     def handle_connected(self, index: int, stream: int, now_ns: int) -> None:
-        """A `Connect` succeeded."""
+        """Take the stream that a `Connect` brought."""
+        path = self._path(index)
+        if path is None:
+            self._emit(Refuse(self.peer, stream))
+        else:
+            self._attach(path, stream, 0, now_ns)
 
     def handle_connect_failed(self, index: int, errno: int, now_ns: int) -> None:
-        """A `Connect`, or for path 0 a `Knock`, failed."""
+        """Try again later: a `Connect`, or for path 0 a `Knock`, failed with `errno`."""
+        self.stats.connect_failures += 1
+        path = self._path(index)
+        if not self.lower:
+            self._end_knock(now_ns)
+        elif path is not None and path.state is State.CONNECTING:
+            self._end_connect(path, now_ns)
 
     def handle_knocked(self, now_ns: int) -> None:
-        """A `Knock` stands; now the peer should call back."""
+        """Wait for the peer to connect: a `Knock` stands."""
+        self._end_knock(now_ns)
 
     def handle_accepted(self, stream: int, source_port: int, now_ns: int) -> None:
-        """A TCP connection came in from the peer. Source port: the peer's."""
+        """Answer a knock, or give the peer's stream its path. The source port is the peer's."""
+        self.used_ns = now_ns
+        if self.lower:
+            self._emit(Refuse(self.peer, stream))
+            self._handle_knock(now_ns)
+        else:
+            self.stats.accepts += 1
+            self._place(stream, source_port, now_ns)
 
     def handle_first_frame(self, index: int, now_ns: int) -> None:
-        """The peer's first whole header arrived on the path's stream."""
+        """Count the path as up: the peer's first whole header arrived on its stream."""
+        path = self._path(index)
+        if path is None or path.state is not State.ATTACHED:
+            return
+        self.used_ns = now_ns
+        self._come_up(path)
+        if self.facts.kind is PeerKind.UNKNOWN:
+            if self.lower:
+                self._probe(path)
+            self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
+        elif self.facts.kind is PeerKind.URDS:
+            if path.held:
+                self._set(TimerKind.ANSWER, path, now_ns + self.settings.hello_wait_ns)
+        else:
+            self._release(path, None)
+            self._confirm(path, now_ns)
 
     def handle_down(self, index: int, frames: int, now_ns: int) -> None:
-        """The path's stream ended; `frames` arrived on it. Not after `Detach` or a supersession."""
+        """Look for another stream: the path's ended by itself, after `frames` frames."""
+        path = self._path(index)
+        if path is not None and path.stream is not None:
+            self.used_ns = now_ns
+            self.stats.downs += 1
+            self.stats.refused_by_peer += not frames
+            self._lose(path, now_ns)
 
     def handle_control(
         self,
         index: int,
         *,
-        sequence: int,
         acknowledgement: int,
         source_port: int,
         target_port: int,
         extension: bytes,
         now_ns: int,
     ) -> None:
-        """A ping, pong or probe arrived."""
+        """Answer a ping, learn from a handshake. Raises WireError if 16 octets are not 16."""
+        path = self._path(index)
+        if path is None or path.stream is None:
+            return
+        self.used_ns = now_ns
+        is_ping = target_port == PING_PORT
+        if (source_port if is_ping else target_port) == PROBE_PORT:
+            self.stats.handshakes += 1
+            handshake = parse_handshake(extension)
+            self._learn(path, handshake, now_ns)
+            if not self._drop_misplaced(path, now_ns):
+                self._react(path, handshake, is_ping, acknowledgement, now_ns)
+        elif is_ping and source_port >= PORT_FIRST:
+            self.stats.pings += 1
+            self._send(path, PING_PORT, source_port, _NO_EXTENSION, hello=False)
 
     def handle_peer_restarted(self, index: int, now_ns: int) -> None:
-        """The plane saw that a kernel began a new life."""
+        """Count what a kernel says next afresh: the plane saw that it began a new life."""
+        self.stats.peer_restarts += 1
+        self._emit(PeerStartedAnew(self.peer, self.facts.generation, None))
+        self.facts = restarted(self.facts)
+        path = self._paths[0]
+        if self.settings.npaths > 1 and path.state is State.UP:
+            # It forgot how many paths we have, and that our source ports carry the index.
+            path.confirmed = path.probe_sent = False
+            self._probe(path)
+            self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
+
+    def handle_timer(self, kind: TimerKind, number: int, now_ns: int) -> None:
+        """Do what one timer asks for."""
+        if kind is TimerKind.STRANGER:
+            self._drop_stranger(number, now_ns)
+            return
+        path = self._path(number)
+        assert path is not None, "a closed path has no timers"
+        if kind is TimerKind.ATTEMPT:
+            self._attempt(path, now_ns)
+        elif kind is TimerKind.GIVE_UP:
+            self._give_up(path, now_ns)
+        else:
+            self._handle_silence(path, now_ns)
 
     def handle_timeout(self, now_ns: int) -> None:
-        """Do what is due. With shared timers the endpoint does it."""
+        """Do what is due, where the timers are not shared."""
+        while (key := self._timers.pop_due(now_ns)) is not None:
+            self.handle_timer(key.kind, key.number, now_ns)
 
     def poll_timeout(self) -> int | None:
-        """Return when `handle_timeout` is due next."""
+        """Return when `handle_timeout` is due next, None for never."""
+        return self._timers.next_ns()
 
     def poll_event(self) -> Action | None:
         """Return the next action or notice."""
+        return self._actions.popleft() if self._actions else None
+
+    # -- acquaintance
+
+    def _greet(self, path: PathLife, now_ns: int) -> None:
+        if path.acquainted:
+            self.stats.hellos += 1
+            path.hello_sent = True
+            extension = emit_ours(self.settings, generation=True)
+            self._send(path, PROBE_PORT, PING_PORT, extension, hello=True)
+        elif self.facts.kind is PeerKind.UNKNOWN and not self.lower:
+            self._probe(path)
+        elif path.held:
+            self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
+
+    def _send(
+        self, path: PathLife, source_port: int, target_port: int, extension: bytes, *, hello: bool
+    ) -> None:
+        self._emit(SendControl(self.peer, path.index, source_port, target_port, extension, hello))
+
+    def _probe(self, path: PathLife) -> None:
+        """Ask who the peer is, once per stream."""
+        if path.probe_sent:
+            return
+        path.probe_sent = True
+        self.stats.probes += 1
+        # On a held path only a hello gets through. To a kernel its number 0 does no harm here:
+        # held so far, we have sent nothing that could be repeated and taken twice.
+        extension = emit_ours(self.settings, generation=False)
+        self._send(path, PROBE_PORT, PING_PORT, extension, hello=path.held)
+
+    def _learn(self, path: PathLife, handshake: Handshake, now_ns: int) -> None:
+        """Take in who the peer is. What a restart drops is dropped before anything is released."""
+        before, settings = self.facts, self.settings
+        self.facts = learn(
+            before, handshake, npaths=settings.npaths, capabilities=settings.capabilities
+        )
+        if is_new_life(before, handshake):
+            self.stats.peer_restarts += 1
+            self._emit(RestartPeer(self.peer))
+            self._emit(PeerStartedAnew(self.peer, before.generation, handshake.generation))
+            for other in self._paths:
+                if other is not path and other.confirmed:
+                    self._drop(other, now_ns)  # it leads to the old life
+        self._tell(before)
+        if not self.lower:
+            self._set_npaths(now_ns)
+        if before.kind is PeerKind.UNKNOWN:
+            self._unpark(now_ns)
+
+    def _tell(self, before: PeerFacts) -> None:
+        """Report what is new about the peer."""
+        facts = self.facts
+        if (facts.release, facts.checksum) != (before.release, before.checksum):
+            self._emit(Agree(self.peer, facts.release, facts.checksum))
+        if facts.kind is PeerKind.LINUX and (
+            before.kind is not PeerKind.LINUX or before.generation != facts.generation
+        ):
+            self._emit(RememberHandshake(self.peer, facts.generation))
+        if (facts.kind, facts.npaths, facts.capabilities) != (
+            before.kind, before.npaths, before.capabilities,
+        ):  # fmt: skip
+            self._emit(PeerKnown(self.peer, facts.kind, facts.npaths, facts.capabilities))
+
+    def _react(
+        self,
+        path: PathLife,
+        handshake: Handshake,
+        is_ping: bool,
+        acknowledgement: int,
+        now_ns: int,
+    ) -> None:
+        """Answer a handshake, and let the path send if it shows that the peer knows us."""
+        own = handshake.mark is not None
+        introduced = own and handshake.generation is not None
+        # Two hellos that cross answer each other.
+        if is_ping and not (introduced and path.hello_sent):
+            answer = emit_ours(self.settings, generation=own)
+            self._send(path, PING_PORT, PROBE_PORT, answer, hello=own)
+        if introduced or not own:
+            self._release(path, acknowledgement or None if own else None)
+        # A hello was sent for us only if the peer knew us; to a stranger we ask, its answer tells.
+        if (introduced and path.acquainted) or not is_ping:
+            self._confirm(path, now_ns)
+
+    def _release(self, path: PathLife, received_by_peer: int | None) -> None:
+        if path.held:
+            path.held = False
+            self._emit(Release(self.peer, path.index, received_by_peer))
+
+    def _confirm(self, path: PathLife, now_ns: int) -> None:
+        """Note that the peer knows our handshake on this stream; path 0 opens the others."""
+        if path.held or path.confirmed:
+            return
+        path.confirmed = True
+        self._cancel(path, TimerKind.ANSWER)
+        if self.lower and not path.index:
+            self._set_npaths(now_ns)
+            self._open_paths(now_ns)
+
+    def _set_npaths(self, now_ns: int) -> None:
+        """Make or close paths, so that there are as many as both sides can use."""
+        count = self.facts.npaths
+        if count > self.npaths:
+            self.stats.fan_outs += 1
+            self._paths += [self._new_path(index) for index in range(self.npaths, count)]
+            self._emit(FanOut(self.peer, count))
+            self._emit(Agree(self.peer, self.facts.release, self.facts.checksum))
+            if self.facts.kind is PeerKind.LINUX:
+                self._emit(RememberHandshake(self.peer, self.facts.generation))
+        elif count < self.npaths:
+            self.stats.fan_ins += 1
+            for path in self._paths[count:]:
+                self._strangers.forget(path.stream)
+                self._cancel(path, *TimerKind)
+            del self._paths[count:]
+            self._emit(FanIn(self.peer, count))
+
+    def _handle_silence(self, path: PathLife, now_ns: int) -> None:
+        """Go on without an answer to our handshake.
+
+        An own node that is silent on path 0 counts as Linux, for another host may have its address
+        now; on another path the stream is to blame.
+        """
+        if self.facts.kind is PeerKind.URDS and path.held and path.index:
+            self._drop(path, now_ns)
+            return
+        if self.facts.kind is PeerKind.LINUX:
+            if path.state is State.ATTACHED:
+                self._come_up(path)
+            self._release(path, None)
+            self._confirm(path, now_ns)
+        elif self.facts.kind is PeerKind.UNKNOWN or path.held:
+            self.stats.handshake_timeouts += 1
+            before, self.facts = self.facts, taken_for_linux(self.facts)
+            self._tell(before)
+            self._unpark(now_ns)
+            for held in self._paths:
+                self._release(held, None)
+            self._confirm(path, now_ns)

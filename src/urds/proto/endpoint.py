@@ -1,19 +1,25 @@
 """One local address: its ports, its peers, and who may become one.
 
 A value machine, as its connections. All of them share one queue of actions and one set of timers,
-so the driver polls the endpoint alone, and hands what concerns a peer to `connection(peer)`:
+so a driver polls the endpoint alone. It sends through `connection`, and hands what concerns a peer
+to the connection that `find` returns, if any:
 
-    endpoint.connection(peer).handle_down(index, frames, now_ns)
+    if (connection := endpoint.find(peer)) is not None:
+        connection.handle_down(index, frames, now_ns)
 
-Sources: rds.md 3.1 for ports; design.md, "Closed by default", for limits.
+Connections outlive their streams, for they remember what tells a repeat from a new message; only
+when there are too many of them, the one that is idle for longest goes. Source: rds.md 3.1 (linux
+v6.12 net/rds/bind.c) for ports.
 """
 
 from collections import deque
 from random import Random
 
+from urds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
+from urds.errors import Refusal, os_error
 from urds.proto.connection import Connection
-from urds.proto.events import Action
-from urds.proto.paths import Address
+from urds.proto.events import Action, Forget, PeerKind, Reason, Refuse, Refused
+from urds.proto.paths import Address, address_octets
 from urds.proto.settings import ConnectionSettings, EndpointSettings
 from urds.proto.stats import Stats
 from urds.proto.strangers import Strangers
@@ -33,7 +39,7 @@ class Endpoint:
         stats: Stats | None = None,
     ) -> None:
         self.local = local
-        self.stats = stats if stats is not None else Stats()
+        self.stats = Stats() if stats is None else stats
         self._settings = settings
         self._connection_settings = connection_settings
         self._random = random
@@ -43,40 +49,131 @@ class Endpoint:
         self._connections: dict[Address, Connection] = {}
         self._ports: set[int] = set()
 
+    # -- ports
+
     def bind(self, port: int) -> int:
-        """Take a port and return it; 0 chooses: a random start, then upwards with wrap from 2.
+        """Take a port and return it; 0 chooses: a random start, then upwards, with wrap.
 
         Raises OSError: EINVAL for port 1, EADDRINUSE for a port in use or when none is free.
         """
-        raise NotImplementedError
+        if port == PROBE_PORT:
+            raise os_error(Refusal.RESERVED_PORT, "port 1 carries handshakes")
+        if port == 0:
+            port = self._free_port()
+        elif port in self._ports:
+            raise os_error(Refusal.ADDRESS_IN_USE, f"port {port} of {self.local}")
+        self._ports.add(port)
+        return port
 
     def release(self, port: int) -> None:
-        """Give a port back."""
+        """Give a port back; one that is not bound is no mistake."""
+        self._ports.discard(port)
+
+    def _free_port(self) -> int:
+        start = self._random.randrange(PORT_FIRST, PORT_COUNT)
+        for port in (*range(start, PORT_COUNT), *range(PORT_FIRST, start)):
+            if port not in self._ports:
+                return port
+        count = PORT_LAST - PORT_FIRST + 1
+        raise os_error(Refusal.PORTS_EXHAUSTED, f"all {count} ports of {self.local}")
+
+    # -- peers
 
     @property
     def connections(self) -> tuple[Connection, ...]:
         """All connections, those without a stream included."""
         return tuple(self._connections.values())
 
+    def find(self, peer: Address) -> Connection | None:
+        """Return the connection to a peer if there is one: for reports, which may come late."""
+        return self._connections.get(peer)
+
     def connection(self, peer: Address, now_ns: int) -> Connection:
-        """Return the connection to a peer, a new one if need be. For a peer in `find`, the same.
+        """Return the connection to a peer that is not the local address; make one if need be.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
         """
-        raise NotImplementedError
-
-    def find(self, peer: Address) -> Connection | None:
-        """Return the connection to a peer if there is one: for reports, which may come late."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            return connection
+        if not self.allows(peer):
+            raise os_error(Refusal.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
+        connection = self._make_connection(peer, now_ns)
+        if connection is None:
+            self.stats.refused_peers += 1
+            raise os_error(Refusal.TOO_MANY_PEERS, f"{self._settings.peers_max} peers")
+        return connection
 
     def allows(self, peer: Address) -> bool:
-        """Tell whether the peer is in the allowed networks."""
-        raise NotImplementedError
+        """Tell whether the peer may exchange messages with us."""
+        if self.local.is_loopback and peer.is_loopback:
+            return True
+        return any(peer in network for network in self._settings.allowed)
+
+    def _make_connection(self, peer: Address, now_ns: int) -> Connection | None:
+        """Make a connection; None if there are too many and none is idle."""
+        if len(self._connections) >= self._settings.peers_max and not self._evict():
+            return None
+        connection = Connection(
+            local=self.local,
+            peer=peer,
+            settings=self._connection_settings,
+            random=self._random,
+            stats=self.stats,
+            actions=self._actions,
+            timers=self._timers,
+            strangers=self._strangers,
+        )
+        connection.used_ns = now_ns
+        self._connections[peer] = connection
+        return connection
+
+    def _evict(self) -> bool:
+        """Forget the connection that is idle for longest; false if none is."""
+        idle = [connection for connection in self._connections.values() if connection.is_idle]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda connection: connection.used_ns)
+        oldest.close()
+        del self._connections[oldest.peer]
+        self.stats.evicted += 1
+        self._actions.append(Forget(oldest.peer))
+        return True
+
+    # -- what comes in
 
     def handle_accepted(self, stream: int, peer: Address, source_port: int, now_ns: int) -> None:
-        """A TCP connection came in. It is attached, parked or refused."""
+        """Attach, park or refuse a TCP connection that came in."""
+        if address_octets(peer) == address_octets(self.local) or not self.allows(peer):
+            self.stats.refused_not_allowed += 1
+            self._refuse(stream, peer, Reason.NOT_ALLOWED)
+            return
+        connection = self._connections.get(peer) or self._make_connection(peer, now_ns)
+        if connection is None:
+            self.stats.refused_peers += 1
+            self._refuse(stream, peer, Reason.TOO_MANY_PEERS)
+        elif self._is_too_strange(connection, stream, now_ns):
+            self.stats.refused_strangers += 1
+            self._refuse(stream, peer, Reason.TOO_MANY_STRANGERS)
+        else:
+            connection.handle_accepted(stream, source_port, now_ns)
+
+    def _is_too_strange(self, connection: Connection, stream: int, now_ns: int) -> bool:
+        """Count a stream of an unknown peer as a stranger's. A knock is refused anyway."""
+        if connection.lower or connection.facts.kind is not PeerKind.UNKNOWN:
+            return False
+        return not self._strangers.admit(stream, connection.peer, now_ns)
+
+    def _refuse(self, stream: int, peer: Address, reason: Reason) -> None:
+        self._actions.append(Refuse(peer, stream))
+        self._actions.append(Refused(peer, reason))
+
+    # -- time
 
     def handle_timeout(self, now_ns: int) -> None:
         """Do what is due on any connection."""
+        while (key := self._timers.pop_due(now_ns)) is not None:
+            self._connections[key.peer].handle_timer(key.kind, key.number, now_ns)
 
     def poll_timeout(self) -> int | None:
         """Return when `handle_timeout` is due next, None for never."""

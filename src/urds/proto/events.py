@@ -1,8 +1,7 @@
 """What the control core asks its driver to do, and what it tells.
 
 Every record names the peer it concerns; `index` is the path's. The driver carries actions out in
-the order in which `poll_event` gives them. A record that names no path concerns all paths of the
-connection, those included that a later `FanOut` makes.
+the order in which `poll_event` gives them. One that names no path concerns all that exist then.
 
 A stream is an opaque number that the driver chose when it reported the stream; it stands for one
 TCP connection. The core names it in exactly one `Attach` or `Refuse`; after that it is the plane's,
@@ -62,7 +61,7 @@ class Connect:
 
     peer: Address
     index: int
-    source_ports: SourcePortRule | None  # None: any. Never fall back to any: see the rule.
+    source_ports: SourcePortRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,19 +65,20 @@ class SourcePortRule:
     """TCP source ports of which the remainder by 8 is the index of the path.
 
     The accepting side takes `source port % npaths` for the path, so a port outside the rule would
-    put the stream on another path: where no port is free, the attempt fails. Source: linux v7.0
-    net/rds/tcp_connect.c.
+    put the stream on another path: where no port is free, the attempt fails. A node with one path
+    follows the rule too, for the peer may remember an earlier start of it with more. Source: linux
+    v7.0 net/rds/tcp_connect.c.
     """
 
     index: int
+    attempt: int  # of this path, counted; so that a port in TIME_WAIT is not met again at once
 
-    def ports(self, *, range_low: int, range_high: int, attempt: int) -> Iterator[int]:
-        """Yield every port of the rule in the range once, starting at a group of eight.
+    def ports(self, *, range_low: int, range_high: int) -> Iterator[int]:
+        """Yield every port of the rule in the range once, from the attempt's group of eight on.
 
-        `attempt` counts the attempts of this path and chooses where to start, so that a port in
-        TIME_WAIT is not met again at once.
+        Try the next where `bind` or `connect` says EADDRINUSE or EADDRNOTAVAIL.
         """
         aligned = -(-range_low // PATHS_MAX) * PATHS_MAX
         groups = (range_high - aligned + 1) // PATHS_MAX
         for step in range(groups):
-            yield aligned + (attempt + step) % groups * PATHS_MAX + self.index
+            yield aligned + (self.attempt + step) % groups * PATHS_MAX + self.index

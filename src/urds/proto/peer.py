@@ -1,4 +1,4 @@
-"""What a connection knows of its peer, and how a handshake changes it. Pure.
+"""What a connection knows of its peer, and how a handshake changes it: pure functions.
 
 The mark of a probe or its answer tells an own node from Linux; silence tells Linux too. Between own
 nodes a generation per start tells a new life. A kernel's new life is seen by the data plane, before
@@ -6,22 +6,26 @@ the duplicate rule; here it only means that the next handshake counts afresh.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from urds.constants import Capability
 from urds.proto.events import PeerKind, ReleaseRule
 from urds.proto.paths import agreed_npaths
-from urds.wire.exthdr import Handshake, Mark
+from urds.proto.settings import ConnectionSettings
+from urds.wire.exthdr import Handshake, Mark, emit_handshake
+
+_NONE: Final = Capability(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerFacts:
     """A peer as far as it is known."""
 
     kind: PeerKind = PeerKind.UNKNOWN
     npaths: int = 1  # what both sides can use
     generation: int | None = None
     sport_index: bool = False  # its TCP source ports carry the path index
-    capabilities: Capability = Capability(0)  # of both sides
+    capabilities: Capability = _NONE  # of both sides
     stale: bool = False  # it began a new life: the number of paths counts afresh
 
     @property
@@ -39,7 +43,7 @@ class Peer:
         return Capability.CHECKSUM in self.capabilities
 
 
-def is_new_life(peer: Peer, handshake: Handshake) -> bool:
+def is_new_life(peer: PeerFacts, handshake: Handshake) -> bool:
     """Tell whether an own node restarted; the first generation seen is none."""
     return (
         peer.kind is PeerKind.URDS
@@ -49,7 +53,9 @@ def is_new_life(peer: Peer, handshake: Handshake) -> bool:
     )
 
 
-def learn(peer: Peer, handshake: Handshake, *, npaths: int, capabilities: Capability) -> Peer:
+def learn(
+    peer: PeerFacts, handshake: Handshake, *, npaths: int, capabilities: Capability
+) -> PeerFacts:
     """Return what is known after a handshake; `npaths` and `capabilities` are ours.
 
     The number of paths never shrinks during a life of the peer.
@@ -60,7 +66,7 @@ def learn(peer: Peer, handshake: Handshake, *, npaths: int, capabilities: Capabi
     generation = handshake.generation
     if generation is None and kind is peer.kind:
         generation = peer.generation  # a probe of an own node that does not know us yet has none
-    return Peer(
+    return PeerFacts(
         kind=kind,
         npaths=count if afresh else max(count, peer.npaths),
         generation=generation,
@@ -69,15 +75,31 @@ def learn(peer: Peer, handshake: Handshake, *, npaths: int, capabilities: Capabi
     )
 
 
-def taken_for_linux(peer: Peer) -> Peer:
+def taken_for_linux(peer: PeerFacts) -> PeerFacts:
     """Return what is known of a peer that stayed silent: one path, TCP's acknowledgements."""
-    return Peer(kind=PeerKind.LINUX, npaths=peer.npaths, sport_index=peer.sport_index)
+    return PeerFacts(kind=PeerKind.LINUX, npaths=peer.npaths, sport_index=peer.sport_index)
 
 
-def restarted(peer: Peer) -> Peer:
+def restarted(peer: PeerFacts) -> PeerFacts:
     """Return what is known of a kernel after the plane saw its new life."""
     return replace(peer, stale=True)
 
 
+def emit_ours(settings: ConnectionSettings, *, generation: bool) -> bytes:
+    """Return our handshake, 16 octets; the generation is for own nodes only.
+
+    A kernel that sees a new generation drops what it has in flight, and loses it if the stream
+    breaks then. Source: linux-peer-notes.md section 3 rule 6 (observed with linux v6.1 to v7.2).
+    """
+    return emit_handshake(
+        Handshake(
+            npaths=settings.npaths,
+            generation=settings.generation if generation else None,
+            sport_index=settings.npaths > 1,
+            mark=Mark(settings.capabilities),
+        )
+    )
+
+
 def _shared(ours: Capability, mark: Mark | None) -> Capability:
-    return ours & mark.capabilities if mark else Capability(0)
+    return ours & mark.capabilities if mark else _NONE

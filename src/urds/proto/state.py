@@ -46,7 +46,7 @@ class Input(Enum):
 
 WITHOUT_STREAM: Final = frozenset({State.DOWN, State.WAITING, State.KNOCKING})
 
-TRANSITIONS: Final = {
+TRANSITIONS: Final[dict[tuple[State, Input], State]] = {
     (State.DOWN, Input.SEEK): State.WAITING,
     (State.WAITING, Input.SEEK): State.WAITING,
     (State.WAITING, Input.CONNECT): State.CONNECTING,
@@ -109,7 +109,7 @@ class PathLife:
         self.acquainted = self.confirmed = False
 
     def end_stream(self) -> None:
-        """The stream is gone."""
+        """Forget the stream: it is gone."""
         self.move(Input.LOSE)
         self.stream = None
         self.held = self.confirmed = False

@@ -1,4 +1,4 @@
-"""Counters of the control core: one for everything that happens rarely, one per reason of a drop."""
+"""Counters of the control core: one per rare event, one per reason of a refusal."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,6 @@ class Stats:
     handshake_timeouts: int = 0
     pings: int = 0  # received
     pongs: int = 0  # asked for; the driver counts those it keeps back
-    bad_handshakes: int = 0
     peer_restarts: int = 0
     fan_outs: int = 0
     fan_ins: int = 0

@@ -38,7 +38,7 @@ class Strangers:
         return True
 
     def forget(self, stream: int | None) -> None:
-        """The stream spoke or ended; one that was not counted is no mistake."""
+        """Count no more a stream that spoke or ended; one that was not counted is no mistake."""
         peer = self._peers.pop(stream, None) if stream is not None else None
         if stream is None or peer is None:
             return

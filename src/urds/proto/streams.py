@@ -1,0 +1,174 @@
+"""Which stream is whose: the middle part of a connection.
+
+A stream on the wrong path mixes the numbers of two, and messages are lost or doubled; but only the
+handshake tells both sides which path a stream is for. Therefore the higher side
+
+- takes a stream for path 0 until it knows how many paths there are, and parks those that come
+  beside it meanwhile;
+- sends nothing to a stranger before the handshake, except where it has one path only: then there
+  is nothing to mix up;
+- drops a stream that turns out to be on the wrong path, without an answer.
+
+An accepted stream supersedes the one its path has. Source: rds.md 2.2, 2.4 (linux v6.12, v7.0
+net/rds/tcp_listen.c); linux-peer-notes.md section 3 rules 1 and 11.
+"""
+
+from collections import deque
+from random import Random
+from typing import Final
+
+from urds.constants import PATHS_MAX
+from urds.proto.events import Action, Attach, Detach, Hold, PeerKind, Reason, Refuse, Refused
+from urds.proto.paths import Address
+from urds.proto.peer import PeerFacts
+from urds.proto.seeking import Seeker
+from urds.proto.settings import ConnectionSettings, EndpointSettings
+from urds.proto.state import Input, PathLife
+from urds.proto.stats import Stats
+from urds.proto.strangers import Strangers
+from urds.proto.timers import TimerKey, TimerKind, Timers
+
+_PARKED_MAX: Final = PATHS_MAX - 1
+
+
+class Streams(Seeker):
+    """The streams of one connection, and how they come to their paths."""
+
+    def __init__(
+        self,
+        *,
+        local: Address,
+        peer: Address,
+        settings: ConnectionSettings,
+        random: Random,
+        stats: Stats,
+        actions: deque[Action],
+        timers: Timers,
+        strangers: Strangers | None,
+    ) -> None:
+        super().__init__(
+            local=local,
+            peer=peer,
+            settings=settings,
+            random=random,
+            stats=stats,
+            actions=actions,
+            timers=timers,
+        )
+        self.facts = PeerFacts()
+        self._strangers = strangers or Strangers(EndpointSettings(), timers)
+        self._parked: dict[int, int] = {}  # stream to source port
+
+    @property
+    def npaths(self) -> int:
+        """How many paths are in use."""
+        return len(self._paths)
+
+    def _place(self, stream: int, source_port: int, now_ns: int) -> None:
+        """Give an accepted stream to its path, park it, or refuse it."""
+        unclear = self.facts.kind is PeerKind.UNKNOWN and self.settings.npaths > 1
+        if unclear and self._paths[0].stream is not None:
+            self._park(stream, source_port, now_ns)
+            return
+        path = self._path_of(source_port)
+        if path is not None:
+            self._attach(path, stream, source_port, now_ns)
+            return
+        self.stats.refused_no_path += 1
+        self._refuse(stream, Reason.NO_FREE_PATH)
+        for path in self._paths:  # one of them is dead, or the peer would not ask
+            self._poke(path)
+
+    def _path_of(self, source_port: int) -> PathLife | None:
+        """Return the path of an accepted stream; it may have a stream, then superseded."""
+        if self.npaths == 1 or self.facts.sport_index:
+            return self._paths[source_port % self.npaths]
+        return next((path for path in self._paths if path.stream is None), None)
+
+    def _park(self, stream: int, source_port: int, now_ns: int) -> None:
+        if len(self._parked) >= _PARKED_MAX:
+            oldest = next(iter(self._parked))
+            del self._parked[oldest]
+            self._refuse(oldest, Reason.NO_FREE_PATH)
+        self.stats.parked += 1
+        self._parked[stream] = source_port
+        key = TimerKey(self.peer, TimerKind.ANSWER, 0)
+        if not self._timers.is_set(key):
+            self._timers.set(key, now_ns + self.settings.handshake_wait_ns)
+
+    def _unpark(self, now_ns: int) -> None:
+        """Place the parked streams; where there is one path, the newest supersedes the others."""
+        parked, self._parked = self._parked, {}
+        for stream, source_port in parked.items():
+            self._place(stream, source_port, now_ns)
+
+    def _refuse(self, stream: int, reason: Reason) -> None:
+        self._strangers.forget(stream)
+        self._emit(Refuse(self.peer, stream))
+        self._emit(Refused(self.peer, reason))
+
+    def _attach(self, path: PathLife, stream: int, source_port: int, now_ns: int) -> None:
+        if path.stream is not None:
+            self.stats.superseded += 1
+            self._strangers.forget(path.stream)
+        self._cancel(path, TimerKind.ATTEMPT, TimerKind.ANSWER)
+        path.begin_stream(stream, source_port)
+        path.acquainted = self.facts.kind is PeerKind.URDS
+        hold = self._hold_of(path)
+        path.held = hold is Hold.RELEASE
+        self._emit(Attach(self.peer, path.index, stream, hold))
+        self._greet(path, now_ns)
+
+    def _greet(self, path: PathLife, now_ns: int) -> None:
+        """Say the first word on a new stream."""
+        raise NotImplementedError
+
+    def _hold_of(self, path: PathLife) -> Hold:
+        if self.facts.kind is PeerKind.URDS:
+            return Hold.RELEASE
+        if self.lower:
+            # A kernel's further paths do not always begin with a map: there, time ends the wait.
+            return Hold.RELEASE if path.index else Hold.FIRST_FRAME
+        if self.facts.kind is PeerKind.UNKNOWN and self.settings.npaths > 1:
+            return Hold.RELEASE
+        return Hold.NOTHING
+
+    def _come_up(self, path: PathLife) -> None:
+        self.stats.first_frames += 1
+        self._strangers.forget(path.stream)
+        path.move(Input.FRAME)
+        self._end_outage(path)
+
+    def _lose(self, path: PathLife, now_ns: int) -> None:
+        """Look for another stream: this one is gone."""
+        self._strangers.forget(path.stream)
+        self._cancel(path, TimerKind.ANSWER)
+        path.end_stream()
+        self._seek_again(path, now_ns)
+        if not path.index:
+            self._unpark(now_ns)
+
+    def _drop(self, path: PathLife, now_ns: int) -> None:
+        self._emit(Detach(self.peer, path.index))
+        self._lose(path, now_ns)
+
+    def _drop_misplaced(self, path: PathLife, now_ns: int) -> bool:
+        """Drop streams that belong on other paths; tell whether `path` lost its own."""
+        if self.lower or self.npaths == 1 or not self.facts.sport_index:
+            return False
+        for other in self._paths:
+            if other.stream is not None and other.source_port % self.npaths != other.index:
+                self.stats.misplaced += 1
+                self._drop(other, now_ns)
+        return path.stream is None
+
+    def _drop_stranger(self, stream: int, now_ns: int) -> None:
+        """Drop an accepted stream on which the peer said nothing."""
+        self._strangers.forget(stream)
+        self.stats.strangers_silent += 1
+        if self._parked.pop(stream, None) is not None:
+            self._refuse(stream, Reason.SILENT)
+        for path in self._paths:
+            if path.stream == stream:
+                self._drop(path, now_ns)
+                self._emit(Refused(self.peer, Reason.SILENT))
