@@ -317,8 +317,8 @@ class Incoming:
         flagged = bool(flags & _RETRANSMITTED)
         is_control = not target_port or (not source_port and target_port == _PROBE_PORT)
         if not sequence and not flagged and is_control:
-            # A hello or an acknowledgement of an own node: both are outside the numbers.
-            if source_port:
+            # A hello, its answer, or an acknowledgement of an own node: all outside the numbers.
+            if source_port or target_port:
                 self._keep_control(fields, payload)
             else:
                 self.counters.ack_received += 1
