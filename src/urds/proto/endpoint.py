@@ -13,6 +13,7 @@ v6.12 net/rds/bind.c) for ports.
 """
 
 from collections import deque
+from itertools import chain
 from random import Random
 
 from urds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
@@ -71,7 +72,7 @@ class Endpoint:
 
     def _free_port(self) -> int:
         start = self._random.randrange(PORT_FIRST, PORT_COUNT)
-        for port in (*range(start, PORT_COUNT), *range(PORT_FIRST, start)):
+        for port in chain(range(start, PORT_COUNT), range(PORT_FIRST, start)):
             if port not in self._ports:
                 return port
         count = PORT_LAST - PORT_FIRST + 1
