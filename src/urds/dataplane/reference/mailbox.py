@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from urds.constants import MSG_DONTWAIT, MSG_PEEK
 from urds.dataplane.base import (
@@ -277,8 +277,8 @@ class Mailbox(Inbox):
                 raise os_error(plane.closed_refusal())
             return self._take(peek)
 
-        message: Message | Notice | None = plane.wait(
-            attempt, self.receive_waiters, wait_ns, flush=self
+        message = cast(
+            "Message | Notice | None", plane.wait(attempt, self.receive_waiters, wait_ns, flush=self)
         )
         plane.driven = True
         if message is None:
