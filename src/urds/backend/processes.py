@@ -1,0 +1,162 @@
+"""What other processes of this user have: their reports, found and asked for.
+
+A process serves its report at a socket of its own (`driver.information`). Here is what the report
+says, how it becomes octets and records again, and who is there to be asked. A process that died
+without closing its socket leaves a file behind; whoever meets one removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.driver.information import GREETING, SUFFIX, folder, is_ours
+
+Endpoint = tuple[Address, int]
+
+ANSWER_S: Final = 2.0
+_REPORT_BYTES_MAX: Final = 256 << 20
+_PROGRAM_CHARACTERS_MAX: Final = 200
+_ADDRESSES: Final = frozenset({"local", "peer"})
+_STREAMS: Final = frozenset({"local_stream", "peer_stream"})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one process has."""
+
+    pid: int
+    program: str
+    snapshot: Snapshot
+    counters: Mapping[str, int]  # the control core's among them, in the order of rds-info
+    connected: Mapping[Endpoint, Endpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A process that is there and gave no report."""
+
+    pid: int
+    reason: str
+
+
+def report_of_this_process(
+    snapshot: Snapshot, counters: Mapping[str, int], connected: Mapping[Endpoint, Endpoint]
+) -> bytes:
+    """Return the report of the calling process as octets."""
+    program = " ".join(sys.orig_argv)[:_PROGRAM_CHARACTERS_MAX]
+    return emit(Report(os.getpid(), program, snapshot, counters, connected))
+
+
+def emit(report: Report) -> bytes:
+    """Write a report as JSON; addresses as texts."""
+    snapshot = report.snapshot
+    document = {
+        "pid": report.pid,
+        "program": report.program,
+        "counters": dict(report.counters),
+        "mailboxes": [asdict(row) for row in snapshot.mailboxes],
+        "paths": [asdict(row) for row in snapshot.paths],
+        "send_queue": [row._asdict() for row in snapshot.send_queue],
+        "retransmit_queue": [row._asdict() for row in snapshot.retransmit_queue],
+        "receive_queue": [row._asdict() for row in snapshot.receive_queue],
+        "connected": [[*local, *peer] for local, peer in report.connected.items()],
+    }
+    return json.dumps(document, default=str).encode()
+
+
+def parse(octets: bytes) -> Report:
+    """Read a report. Raises ValueError if it is none, or of another release."""
+    try:
+        document = json.loads(octets)
+        return Report(
+            pid=document["pid"],
+            program=document["program"],
+            counters=document["counters"],
+            snapshot=Snapshot(
+                counters=document["counters"],
+                mailboxes=[MailboxRow(**_row(MailboxRow, one)) for one in document["mailboxes"]],
+                paths=[PathRow(**_row(PathRow, one)) for one in document["paths"]],
+                send_queue=_messages(document["send_queue"]),
+                retransmit_queue=_messages(document["retransmit_queue"]),
+                receive_queue=_messages(document["receive_queue"]),
+            ),
+            connected={
+                (ip_address(local), port): (ip_address(peer), peer_port)
+                for local, port, peer, peer_port in document["connected"]
+            },
+        )
+    except (KeyError, TypeError, ValueError) as failure:
+        raise ValueError(f"no report of this release: {failure!r}") from failure
+
+
+def find() -> list[int]:
+    """Return the pids of this user's processes that serve a report, or did once."""
+    at = folder()
+    if not is_ours(at):
+        return []
+    names = (place.name.removesuffix(SUFFIX) for place in at.glob(f"*{SUFFIX}"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def ask_all(pids: Iterable[int]) -> Iterator[Report | Silent]:
+    """Ask each for its report; a process that is gone is left out and its socket removed."""
+    for pid in pids:
+        answer = ask(pid)
+        if answer is not None:
+            yield answer
+
+
+def ask(pid: int) -> Report | Silent | None:
+    """Ask one process for its report, for at most two seconds; None if it is gone."""
+    place = folder() / f"{pid}{SUFFIX}"
+    try:
+        return parse(_fetch(place))
+    except ConnectionRefusedError:
+        place.unlink(missing_ok=True)
+        return None
+    except FileNotFoundError:
+        return None
+    except TimeoutError:
+        return Silent(pid, f"no answer within {ANSWER_S:g} s")
+    except (OSError, ValueError) as failure:
+        return Silent(pid, str(failure))
+
+
+def _fetch(place: Path) -> bytes:
+    """Return the octets that a process serves. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_S)
+        connection.connect(os.fspath(place))
+        greeting, descriptors, _, _ = socket.recv_fds(connection, len(GREETING), 1)
+    if not descriptors:
+        raise OSError(errno.EPROTO, "the connection ended without a report")
+    with open(descriptors[0], "rb") as file:  # noqa: PTH123 - a descriptor
+        if greeting != GREETING:
+            raise OSError(errno.EPROTO, "it is of another release")
+        return file.read(_REPORT_BYTES_MAX)
+
+
+def _messages(rows: Iterable[dict[str, Any]]) -> list[MessageRow]:
+    return [MessageRow(**{name: _value(name, row[name]) for name in row}) for row in rows]
+
+
+def _row(kind: type[MailboxRow] | type[PathRow], row: dict[str, Any]) -> dict[str, Any]:
+    return {one.name: _value(one.name, row[one.name]) for one in fields(kind)}
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _ADDRESSES:
+        return ip_address(value)
+    if name in _STREAMS and value is not None:
+        return tuple(value)
+    return value

@@ -1,0 +1,132 @@
+"""The socket at which a process tells `urds info` what it has.
+
+A process is the host of its addresses and nobody else can look inside. So each opens a Unix socket
+that only its own user can reach; whoever connects is handed one report and the connection ends.
+The report travels as a sealed memory file: passing a descriptor never waits, however long the
+report and however slow the reader, so the control thread can serve it between two events.
+
+Nothing here may keep a program from working: without a place for the socket there is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+GREETING: Final = b"urds report 1\n"  # goes with the descriptor; the number is the format's
+SUFFIX: Final = ".sock"
+_CONNECTIONS_PER_TURN: Final = 8
+_BACKLOG: Final = 16
+_PEER_CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def folder() -> Path:
+    """Return where the sockets of this user's processes are; it need not exist."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "urds"
+    return Path(os.environ.get("TMPDIR", "/tmp")) / f"urds-{os.getuid()}"
+
+
+def is_ours(place: Path) -> bool:
+    """Tell whether a folder belongs to this user alone; a link to one does not."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.getuid()
+        and not stat.S_IMODE(found.st_mode) & 0o077
+    )
+
+
+class InformationSocket:
+    """A listener for the control thread: `fileno` to watch, `handle_ready` when it is readable."""
+
+    def __init__(self, place: Path, listener: socket.socket, report: Callable[[], bytes]) -> None:
+        self._place = place
+        self._listener = listener
+        self._report = report
+
+    @classmethod
+    def open(cls, report: Callable[[], bytes]) -> InformationSocket | None:
+        """Listen at this process's place; None where that cannot be."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            place = _place_for(os.getpid())
+            listener.bind(os.fspath(place))
+            place.chmod(0o600)
+            listener.listen(_BACKLOG)
+        except OSError:  # no folder, a read-only one, or a path too long for a socket
+            listener.close()
+            return None
+        return cls(place, listener, report)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the listener."""
+        return self._listener.fileno()
+
+    def handle_ready(self) -> None:
+        """Answer those who wait, at most eight; never blocks."""
+        for _ in range(_CONNECTIONS_PER_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody else, or out of descriptors: who waits is served next time
+                return
+            with connection, suppress(OSError):  # the reader may be gone already
+                if _is_allowed(connection):
+                    self._answer(connection)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket's file."""
+        if self._listener.fileno() >= 0:
+            self._listener.close()
+            self._place.unlink(missing_ok=True)
+
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: close our copy; the file stays the parent's."""
+        self._listener.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        descriptor = os.memfd_create("urds-report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(self._report())
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            socket.send_fds(connection, [GREETING], [descriptor])
+        finally:
+            os.close(descriptor)
+
+
+def _place_for(pid: int) -> Path:
+    """Return the path for a process, free to bind. Raises OSError."""
+    at = folder()
+    with suppress(FileExistsError):
+        at.mkdir(mode=0o700)
+    if not is_ours(at):
+        raise PermissionError(f"{at} is not a folder of this user alone")
+    place = at / f"{pid}{SUFFIX}"
+    # Who had this number before is dead, unless it is this process with a second backend.
+    if place.exists() and not _is_served(place):
+        place.unlink(missing_ok=True)
+    return place
+
+
+def _is_served(place: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(os.fspath(place)) == 0
+
+
+def _is_allowed(connection: socket.socket) -> bool:
+    """Tell whether the other end is this user or root; the folder's mode says the same."""
+    octets = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    return _PEER_CREDENTIALS.unpack(octets)[1] in {0, os.getuid()}
