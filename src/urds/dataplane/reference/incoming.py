@@ -26,7 +26,7 @@ from typing import NamedTuple
 from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.dataplane.base import DownReason, Limits, SocketAddress
 from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.inbox import Inbox, Item
 from urds.wire.exthdr import parse_handshake
 from urds.wire.header import HEADER, HEADER_BYTES
 
@@ -177,64 +177,73 @@ class Incoming:
         self._body_missing = 0
 
     def _parse(self, data: bytes, offset: int, now_ns: int) -> DownReason | None:
-        """Take every whole message from `offset` on; keep the rest for the next read."""
-        unpack, end, checked = HEADER.unpack_from, len(data), self.checksum
+        """Take every whole message from `offset` on; keep the rest for the next read.
+
+        The loop keeps in local names what it touches for each message, and settles at the end of
+        a run: a message to the same socket from the same socket as the one before.
+        """
+        unpack, end, checked = HEADER.unpack_from, len(data) - HEADER_BYTES, self.checksum
         payload_bytes_max = self.limits.message_bytes_max
-        expected = self._expected()
-        run_target = run_source = -1  # a run: messages from one socket to one socket
-        run_messages = run_bytes = 0
-        inbox: Inbox | None = None
-        source: SocketAddress = ("", 0)
-        while end - offset >= HEADER_BYTES:
-            fields: _Fields = unpack(data, offset)
+        expected, acknowledged = self._expected(), self.acknowledged
+        run = _Run(self)
+        run_target = run_source = -1
+        frames, required, reason = self.frames, 0, None
+        while offset <= end:
             (
                 sequence, acknowledgement, payload_bytes, source_port, target_port,
                 flags, credit, padding, checksum, high, low,
-            ) = fields  # fmt: skip
+            ) = fields = unpack(data, offset)  # fmt: skip
             if payload_bytes > payload_bytes_max:
-                return self._breach(inbox, run_messages, run_bytes, DownReason.TOO_LONG)
+                reason = DownReason.TOO_LONG
+                break
             if checked and checksum and (
                 sequence + acknowledgement + payload_bytes + source_port + target_port
                 + (flags << 8) + credit + padding + checksum + high + low
             ) % 65535:  # fmt: skip
-                return self._breach(inbox, run_messages, run_bytes, DownReason.BAD_CHECKSUM)
+                reason = DownReason.BAD_CHECKSUM
+                break
             body = offset + HEADER_BYTES
             following = body + payload_bytes
-            if following > end:
+            if following > end + HEADER_BYTES:
                 break
-            self.frames += 1
             offset = following
+            frames += 1
             payload = data[body:following]
-            if acknowledgement > self.acknowledged:
-                self.acknowledged = acknowledgement
+            if acknowledgement > acknowledged:
+                acknowledged = acknowledgement
             if flags == _ACK_REQUIRED:
-                self.acknowledgement_due = True
-                self.counters.recv_ack_required += 1
+                required += 1
                 flags = 0
             if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
+                if expected != _NO_NUMBER:
+                    self.sequence_expected = expected
                 verdict = self._judge(fields, payload)
                 expected = self._expected()
-                if isinstance(verdict, DownReason):
-                    return self._breach(inbox, run_messages, run_bytes, verdict)
-                if not verdict:
+                if verdict is not True:
+                    if verdict:
+                        reason = verdict
+                        break
                     continue
             else:
-                self.sequence_expected = expected = sequence + 1
+                expected = sequence + 1
             if target_port != run_target or source_port != run_source:
-                self._close_run(inbox, run_messages, run_bytes)
-                run_target, run_source, run_messages, run_bytes = target_port, source_port, 0, 0
-                inbox, source = self.inboxes.get(target_port), self._source(source_port)
-            run_messages += 1
-            run_bytes += payload_bytes
-            if inbox is None:
-                continue
-            if inbox.detailed or high or low:
-                inbox.queue.append(self._detailed(payload, source, high, low, now_ns))
+                run_target, run_source = target_port, source_port
+                run.begin(target_port, source_port)
+            run.messages += 1
+            run.octets += payload_bytes
+            if run.plain and not high and not low:
+                run.append((payload, run.source))
             else:
-                inbox.queue.append((payload, source))
-        self._close_run(inbox, run_messages, run_bytes)
+                run.append_detailed(payload, high, low, now_ns)
+        if expected != _NO_NUMBER:
+            self.sequence_expected = expected
+        self.frames, self.acknowledged = frames, acknowledged
+        if required:
+            self.acknowledgement_due = True
+            self.counters.recv_ack_required += required
+        run.settle()
         self._keep_rest(data, offset)
-        return None
+        return reason
 
     def _expected(self) -> int:
         """Return the number below which `_judge` decides; before a stream's first, all of them."""
@@ -252,52 +261,39 @@ class Incoming:
                 return
         self._carry = data[offset:] if rest else b""
 
-    def _breach(
-        self, inbox: Inbox | None, messages: int, payload_bytes: int, reason: DownReason
-    ) -> DownReason:
-        self._close_run(inbox, messages, payload_bytes)
-        return reason
-
-    def _close_run(self, inbox: Inbox | None, messages: int, payload_bytes: int) -> None:
-        """Settle the accounts of a run of messages that are in the queue already."""
-        if not messages:
-            return
-        if self.acknowledging:
-            self.messages_owed += messages
-            self.bytes_owed += payload_bytes
-            if (
-                self.messages_owed >= self.limits.acknowledge_messages
-                or self.bytes_owed >= self.limits.acknowledge_bytes
-            ):
-                self.acknowledgement_due = True
-        if inbox is None:
-            self.counters.recv_drop_no_sock += messages
-            return
-        inbox.add(messages, payload_bytes)
-        self.counters.recv_queued += messages
-        self.counters.recv_bytes_added_to_sock += payload_bytes
-        self.touched.append((inbox, messages))
-
     def _deliver(self, fields: _Fields, payload: bytes, now_ns: int) -> None:
-        """Put one message into its inbox: the long way round, for long messages."""
+        """Put one long message into its inbox."""
         self.frames += 1
-        inbox = self.inboxes.get(fields[4])
-        if inbox is not None:
-            item = self._detailed(payload, self._source(fields[3]), *fields[9:], now_ns)
-            inbox.queue.append(item if inbox.detailed or any(fields[9:]) else item[:2])
-        self._close_run(inbox, 1, len(payload))
+        run = _Run(self)
+        run.begin(fields[4], fields[3])
+        run.messages, run.octets = 1, len(payload)
+        if run.plain and not any(fields[9:]):
+            run.append((payload, run.source))
+        else:
+            run.append_detailed(payload, fields[9], fields[10], now_ns)
+        run.settle()
 
-    def _source(self, port: int) -> SocketAddress:
+    def owe(self, messages: int, octets: int) -> None:
+        """Count what an own node's acknowledgement will cover; make it due at the bounds."""
+        self.messages_owed += messages
+        self.bytes_owed += octets
+        limits = self.limits
+        if (
+            self.messages_owed >= limits.acknowledge_messages
+            or self.bytes_owed >= limits.acknowledge_bytes
+        ):
+            self.acknowledgement_due = True
+
+    def source(self, port: int) -> SocketAddress:
+        """Return the address of a socket of the peer."""
         source = self._sources.get(port)
         if source is None:
             source = self._sources[port] = self._source_of(port)  # at most 65,536
         return source
 
-    def _detailed(
-        self, payload: bytes, source: SocketAddress, high: int, low: int, now_ns: int
-    ) -> tuple[bytes, SocketAddress, bytes, int, int]:
-        extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
-        return payload, source, extension, self._wall_ns(), now_ns
+    def wall_ns(self) -> int:
+        """Return the wall clock, for timestamps."""
+        return self._wall_ns()
 
     # -- what is rare
 
@@ -306,7 +302,7 @@ class Incoming:
         sequence, acknowledgement, _, source_port, target_port, flags = fields[:6]
         if acknowledgement > self.acknowledged:
             self.acknowledged = acknowledgement
-        if flags & _ACK_REQUIRED and flags != _ACK_REQUIRED:
+        if flags & _ACK_REQUIRED and flags != _ACK_REQUIRED:  # alone, it is counted already
             self.acknowledgement_due = True
             self.counters.recv_ack_required += 1
         if flags == _CONG_BITMAP:  # exactly this flag: kernel parity
@@ -371,3 +367,52 @@ class Incoming:
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
+
+
+class _Run:
+    """Neighbouring messages from one socket to one socket; their accounts are settled at once."""
+
+    __slots__ = ("_inbox", "_incoming", "append", "messages", "octets", "plain", "source")
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+        self._inbox: Inbox | None = None
+        self.append: Callable[[Item], None] = _discard
+        self.plain = False
+        self.source: SocketAddress = ("", 0)
+        self.messages = self.octets = 0
+
+    def begin(self, target_port: int, source_port: int) -> None:
+        """Settle the run before and look up both ends of the next."""
+        self.settle()
+        self.source = self._incoming.source(source_port)
+        inbox = self._inbox = self._incoming.inboxes.get(target_port)
+        self.append = _discard if inbox is None else inbox.queue.append
+        self.plain = inbox is None or not inbox.detailed
+
+    def append_detailed(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
+        """Append a message with its extension and times."""
+        extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
+        self.append((payload, self.source, extension, self._incoming.wall_ns(), now_ns))
+
+    def settle(self) -> None:
+        """Count the run for its mailbox, for the acknowledgement and for the counters."""
+        messages, octets = self.messages, self.octets
+        if not messages:
+            return
+        self.messages = self.octets = 0
+        incoming = self._incoming
+        if incoming.acknowledging:
+            incoming.owe(messages, octets)
+        counters = incoming.counters
+        if self._inbox is None:
+            counters.recv_drop_no_sock += messages
+            return
+        self._inbox.add(messages, octets)
+        counters.recv_queued += messages
+        counters.recv_bytes_added_to_sock += octets
+        incoming.touched.append((self._inbox, messages))
+
+
+def _discard(_: Item) -> None:
+    """Take a message for a port without a socket; the run counts it."""

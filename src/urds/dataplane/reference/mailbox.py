@@ -250,14 +250,15 @@ class Mailbox(Inbox):
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `payload_bytes_max` is discarded."""
         if not flags and not self.special:
-            item: Item | None = None
+            payload_bytes = 0
             with self._lock:
-                if self.queue:
-                    item = self.queue.popleft()
-                    self.receive_queued_bytes -= len(item[0])
+                item = self.queue.popleft() if self.queue else None
+                if item is not None:
+                    payload_bytes = len(item[0])
+                    self.receive_queued_bytes -= payload_bytes
             if item is not None:
                 self._plane.driven = True
-                if len(item) == 2 and len(item[0]) <= payload_bytes_max:
+                if payload_bytes <= payload_bytes_max and len(item) == 2:
                     return item
                 return item[0][:payload_bytes_max], item[1]
         wait_ns = 0 if flags & _DONTWAIT else self.settings.receive_wait_ns
@@ -278,7 +279,8 @@ class Mailbox(Inbox):
             return self._take(peek)
 
         message = cast(
-            "Message | Notice | None", plane.wait(attempt, self.receive_waiters, wait_ns, flush=self)
+            "Message | Notice | None",
+            plane.wait(attempt, self.receive_waiters, wait_ns, flush=self),
         )
         plane.driven = True
         if message is None:
