@@ -19,9 +19,9 @@ class Backoff:
         self._random = random
         self._span_ns = 0
 
-    def reset(self) -> None:
-        """Let the next attempt be immediate."""
-        self._span_ns = 0
+    def reset(self, *, span_ns: int = 0) -> None:
+        """Let the next attempt be immediate, or random in [0, `span_ns`)."""
+        self._span_ns = span_ns
 
     def next_ns(self, *, max_ns: int) -> int:
         """Return the delay before the next attempt; the one after may wait twice as long."""

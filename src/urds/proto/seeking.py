@@ -26,7 +26,7 @@ from urds.proto.state import Input, PathLife, State
 from urds.proto.stats import Stats
 from urds.proto.timers import TimerKey, TimerKind, Timers
 
-_ATTEMPT_GAP_NS: Final = 10_000_000  # knocks and wishes bring at most one attempt in this time
+_ATTEMPT_GAP_NS: Final = 10_000_000  # knocks and wishes hasten one attempt in this time
 _CALL_BACK_NS: Final = 20_000_000  # what the lower side has at least, before we knock again
 
 
@@ -54,7 +54,7 @@ class Seeker:
         self._actions = actions
         self._timers = timers
         self._paths = [self._new_path(0)]
-        self._next_poke_ns = 0
+        self._knocked_ns = -_ATTEMPT_GAP_NS
 
     def _new_path(self, index: int) -> PathLife:
         backoff = Backoff(min_ns=self.settings.reconnect_delay_min_ns, random=self._random)
@@ -170,14 +170,14 @@ class Seeker:
         keepalive ends it.
         """
         self.stats.knocks_received += 1
-        pokes = now_ns >= self._next_poke_ns
-        if pokes:
-            self._next_poke_ns = now_ns + _ATTEMPT_GAP_NS
+        if now_ns < self._knocked_ns + _ATTEMPT_GAP_NS:
+            return
+        self._knocked_ns = now_ns
         for path in self._paths:
             if path.stream is None:
-                path.backoff.reset()
+                path.backoff.reset(span_ns=_ATTEMPT_GAP_NS)
                 self._hasten(path, now_ns)
-            elif pokes:
+            else:
                 self._poke(path)
 
     def _poke(self, path: PathLife) -> None:

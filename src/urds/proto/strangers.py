@@ -20,9 +20,6 @@ class Strangers:
         self._peers: dict[int, Address] = {}
         self._per_address: Counter[Address] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._peers)
-
     def admit(self, stream: int, peer: Address, now_ns: int) -> bool:
         """Count one more and start its time; false if there are too many."""
         settings = self._settings

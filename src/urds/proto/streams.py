@@ -56,7 +56,7 @@ class Streams(Seeker):
             timers=timers,
         )
         self.facts = PeerFacts()
-        self._strangers = strangers or Strangers(EndpointSettings(), timers)
+        self._strangers = Strangers(EndpointSettings(), timers) if strangers is None else strangers
         self._parked: dict[int, int] = {}  # stream to source port
 
     @property

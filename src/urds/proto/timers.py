@@ -34,26 +34,26 @@ class Timers:
     """Deadlines by key, in nanoseconds of the driver's clock."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[TimerKey, int] = {}
+        self._live: dict[TimerKey, tuple[int, int]] = {}  # deadline and count of its entry
         self._heap: list[tuple[int, int, TimerKey]] = []
         self._count = 0  # keys hold addresses of two families, which do not compare
 
     def set(self, key: TimerKey, deadline_ns: int) -> None:
         """Set a timer, in place of one with the same key."""
-        self._deadlines[key] = deadline_ns
         self._count += 1
+        self._live[key] = (deadline_ns, self._count)
         heappush(self._heap, (deadline_ns, self._count, key))
-        if len(self._heap) > max(_STALE_MIN, 2 * len(self._deadlines)):
+        if len(self._heap) > max(_STALE_MIN, 2 * len(self._live)):
             self._heap = [entry for entry in self._heap if self._is_live(entry)]
             heapify(self._heap)
 
     def cancel(self, key: TimerKey) -> None:
         """Forget a timer; one that is not set is no mistake."""
-        self._deadlines.pop(key, None)
+        self._live.pop(key, None)
 
     def is_set(self, key: TimerKey) -> bool:
         """Tell whether the timer will fire."""
-        return key in self._deadlines
+        return key in self._live
 
     def next_ns(self) -> int | None:
         """Return the next deadline, None without timers."""
@@ -67,8 +67,8 @@ class Timers:
         if deadline_ns is None or deadline_ns > now_ns:
             return None
         key = heappop(self._heap)[2]
-        del self._deadlines[key]
+        del self._live[key]
         return key
 
     def _is_live(self, entry: tuple[int, int, TimerKey]) -> bool:
-        return self._deadlines.get(entry[2]) == entry[0]
+        return self._live.get(entry[2]) == entry[:2]

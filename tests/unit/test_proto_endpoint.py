@@ -1,0 +1,240 @@
+"""Ports, allowed peers, strangers, eviction; the small parts: timers, states, port hash."""
+
+import errno
+from ipaddress import ip_address, ip_network
+from random import Random
+
+import pytest
+
+from urds.errors import LocalProtocolError
+from urds.proto.endpoint import Endpoint
+from urds.proto.events import Action, Attach, Detach, Forget, Reason, Refuse, Refused
+from urds.proto.paths import SourcePortRule, address_octets, agreed_npaths, path_of_port
+from urds.proto.settings import ConnectionSettings, EndpointSettings
+from urds.proto.state import Input, State, next_state
+from urds.proto.timers import TimerKey, TimerKind, Timers
+
+SECOND = 1_000_000_000
+LOCAL = ip_address("10.0.0.200")
+
+
+def endpoint(local: str = "10.0.0.200", **settings: object) -> Endpoint:
+    settings.setdefault("allowed", (ip_network("10.0.0.0/24"),))
+    return Endpoint(
+        local=ip_address(local),
+        settings=EndpointSettings(**settings),
+        connection_settings=ConnectionSettings(generation=7),
+        random=Random(3),
+    )
+
+
+def actions(core: Endpoint) -> list[Action]:
+    found = []
+    while (action := core.poll_event()) is not None:
+        found.append(action)
+    return found
+
+
+def test_bind_takes_a_port_once() -> None:
+    core = endpoint()
+    assert core.bind(4000) == 4000
+    with pytest.raises(OSError) as refused:
+        core.bind(4000)
+    assert refused.value.errno == errno.EADDRINUSE
+    core.release(4000)
+    assert core.bind(4000) == 4000
+
+
+def test_port_1_is_reserved() -> None:
+    with pytest.raises(OSError) as refused:
+        endpoint().bind(1)
+    assert refused.value.errno == errno.EINVAL
+
+
+def test_port_0_chooses_every_free_port_once_and_then_refuses() -> None:
+    core = endpoint()
+    first = core.bind(0)
+    assert core.bind(0) != first
+    core._ports = set(range(2, 65536)) - {9}  # 65,534 calls would take their time
+    assert core.bind(0) == 9
+    with pytest.raises(OSError) as refused:
+        core.bind(0)
+    assert refused.value.errno == errno.EADDRINUSE
+
+
+def test_port_0_starts_at_random_and_wraps_to_2() -> None:
+    class Last(Random):
+        def randrange(self, start: int, stop: int) -> int:
+            return stop - 1
+
+    core = endpoint()
+    core._random = Last()
+    assert [core.bind(0), core.bind(0), core.bind(0)] == [65535, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("local", "peer", "allowed"),
+    [
+        ("127.0.0.1", "127.9.9.9", True),
+        ("::1", "::2", False),
+        ("127.0.0.1", "10.0.0.1", True),  # by the network
+        ("10.0.0.200", "127.0.0.1", False),
+        ("10.0.0.200", "10.0.1.1", False),
+    ],
+)
+def test_who_is_allowed(local: str, peer: str, allowed: bool) -> None:
+    assert endpoint(local).allows(ip_address(peer)) == allowed
+
+
+def test_any_allows_everybody() -> None:
+    core = endpoint(allowed=(ip_network("0.0.0.0/0"), ip_network("::/0")))
+    assert core.allows(ip_address("192.0.2.1"))
+    assert core.allows(ip_address("fe80::1%eth0"))
+
+
+def test_a_peer_that_is_not_allowed_is_refused_both_ways() -> None:
+    core = endpoint()
+    peer = ip_address("192.0.2.1")
+    core.handle_accepted(5, peer, 40000, 0)
+    assert actions(core) == [Refuse(peer, 5), Refused(peer, Reason.NOT_ALLOWED)]
+    assert core.stats.refused_not_allowed == 1
+    with pytest.raises(PermissionError, match="URDS_ALLOW"):
+        core.connection(peer, 0)
+    assert core.connections == ()
+
+
+def test_a_connection_from_the_own_address_is_refused() -> None:
+    core = endpoint()
+    core.handle_accepted(5, LOCAL, 40000, 0)
+    assert actions(core)[0] == Refuse(LOCAL, 5)
+
+
+def test_strangers_are_few_per_address_and_in_all() -> None:
+    core = endpoint()
+    stream = 0
+    for host in range(1, 8):
+        for _ in range(17):
+            stream += 1
+            core.handle_accepted(stream, ip_address(f"10.0.0.{host}"), 40000, 0)
+    refused = [action for action in actions(core) if isinstance(action, Refuse)]
+    # One path: a stream supersedes its elder, which then is no stranger any more.
+    assert refused == []
+    for host in range(8, 90):
+        stream += 1
+        core.handle_accepted(stream, ip_address(f"10.0.0.{host}"), 40000, 0)
+    refused = [action for action in actions(core) if isinstance(action, Refused)]
+    assert len(refused) == 7 + 82 - 64
+    assert {action.reason for action in refused} == {Reason.TOO_MANY_STRANGERS}
+
+
+def test_parked_strangers_of_one_address_are_at_most_16() -> None:
+    core = endpoint(strangers_per_address_max=2)
+    core._connection_settings = ConnectionSettings(generation=7, npaths=8)
+    peer = ip_address("10.0.0.1")
+    for stream in range(4):
+        core.handle_accepted(stream, peer, 40000, 0)
+    assert core.stats.refused_strangers == 2
+
+
+def test_a_stranger_that_spoke_is_none() -> None:
+    core = endpoint(strangers_max=1)
+    first, second = ip_address("10.0.0.1"), ip_address("10.0.0.2")
+    core.handle_accepted(1, first, 40000, 0)
+    core.connection(first, 0).handle_first_frame(0, 0)
+    core.handle_accepted(2, second, 40000, 0)
+    assert core.stats.refused_strangers == 0
+
+
+def test_a_silent_stranger_is_dropped_after_its_time() -> None:
+    core = endpoint()
+    peer = ip_address("10.0.0.1")
+    core.handle_accepted(1, peer, 40000, 0)
+    assert isinstance(actions(core)[0], Attach)
+    core.handle_timeout(30 * SECOND)
+    assert actions(core)[:1] == [Detach(peer, 0)]
+    assert core.stats.strangers_silent == 1
+
+
+def test_the_peer_that_is_idle_for_longest_makes_room() -> None:
+    core = endpoint(peers_max=2)
+    hosts = [ip_address(f"10.0.0.{host}") for host in (1, 2, 3, 4)]
+    core.connection(hosts[0], 5)
+    core.connection(hosts[1], 3)
+    core.connection(hosts[2], 9)
+    assert actions(core) == [Forget(hosts[1])]
+    core.connection(hosts[0], 9).handle_wanted(0, 10)
+    core.connection(hosts[2], 9).handle_wanted(0, 10)
+    with pytest.raises(OSError) as refused:
+        core.connection(hosts[3], 11)
+    assert refused.value.errno == errno.EUSERS
+    core.handle_accepted(1, hosts[3], 40000, 11)
+    assert actions(core)[-1] == Refused(hosts[3], Reason.TOO_MANY_PEERS)
+
+
+def test_an_evicted_peer_leaves_no_timer() -> None:
+    core = endpoint(peers_max=1)
+    first = core.connection(ip_address("10.0.0.1"), 0)
+    first.handle_accepted(1, 40000, 0)
+    first.handle_first_frame(0, 0)
+    first.handle_down(0, 1, 0)
+    assert core.poll_timeout() is not None
+    core.connection(ip_address("10.0.0.2"), 1)
+    assert core.poll_timeout() is None
+
+
+def test_the_port_hash_is_that_of_linux() -> None:
+    """Examples of rds.md 1.8 (linux v6.12), initial value 0, 8 paths."""
+    assert [path_of_port(port, 8) for port in range(4000, 4009)] == [1, 2, 6, 2, 4, 0, 0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agreed"),
+    [(1, 8, 1), (8, 8, 8), (8, None, 1), (8, 0, 1), (8, 3, 2), (4, 65535, 4), (8, 2, 2)],
+)
+def test_the_number_of_paths(ours: int, theirs: int | None, agreed: int) -> None:
+    assert agreed_npaths(ours, theirs) == agreed
+
+
+def test_source_ports_carry_the_index() -> None:
+    rule = SourcePortRule(index=3, attempt=2)
+    ports = list(rule.ports(range_low=32769, range_high=32769 + 63))
+    assert ports[0] == 32776 + 16 + 3
+    assert sorted(ports) == [32776 + 8 * group + 3 for group in range(7)]
+    assert list(rule.ports(range_low=40001, range_high=40007)) == []
+
+
+def test_addresses_order_as_linux_orders_them() -> None:
+    names = ["::1", "10.0.0.1", "192.0.2.1", "2001:db8::1"]
+    octets = [address_octets(ip_address(name)) for name in names]
+    assert octets == sorted(octets)
+
+
+def test_timers_fire_in_order_and_the_last_setting_counts() -> None:
+    timers = Timers()
+    keys = [TimerKey(LOCAL, TimerKind.ATTEMPT, number) for number in range(100)]
+    for number, key in enumerate(keys):
+        timers.set(key, 1000 - number)
+    for _ in range(300):
+        timers.set(keys[50], 5)
+    timers.cancel(keys[99])
+    timers.cancel(keys[99])
+    assert len(timers._heap) < 300, "what was replaced is tidied away"
+    assert timers.next_ns() == 5
+    assert timers.pop_due(4) is None
+    fired = []
+    while (key := timers.pop_due(2000)) is not None:
+        fired.append(key.number)
+    assert fired == [50, *range(98, 50, -1), *range(49, -1, -1)]
+
+
+def test_what_is_not_in_the_table_cannot_happen() -> None:
+    assert next_state(State.WAITING, Input.CONNECT) is State.CONNECTING
+    for state, event in [
+        (State.DOWN, Input.CONNECT),
+        (State.UP, Input.SEEK),
+        (State.UP, Input.GIVE_UP),
+        (State.WAITING, Input.FRAME),
+        (State.DOWN, Input.LOSE),
+    ]:
+        with pytest.raises(LocalProtocolError, match=f"{event.name} in state {state.name}"):
+            next_state(state, event)

@@ -1,0 +1,309 @@
+"""A kernel as peer: the core is told what a kernel does, and its actions are looked at."""
+
+from ipaddress import ip_address
+from random import Random
+
+import pytest
+
+from urds.proto.connection import Connection
+from urds.proto.events import (
+    Action,
+    Agree,
+    Attach,
+    Connect,
+    Detach,
+    FanOut,
+    Hold,
+    Knock,
+    PeerKind,
+    PeerKnown,
+    PeerStartedAnew,
+    Refuse,
+    Release,
+    ReleaseRule,
+    RememberHandshake,
+    SendControl,
+)
+from urds.proto.settings import ConnectionSettings
+from urds.wire.exthdr import Handshake, emit_handshake, parse_handshake
+
+MS, SECOND = 1_000_000, 1_000_000_000
+LOW, HIGH = ip_address("10.0.0.1"), ip_address("10.0.0.2")
+LINUX_6 = Handshake(npaths=8)
+LINUX_7 = Handshake(npaths=8, generation=0x11223344, sport_index=True)
+
+
+def connection(*, lower: bool, npaths: int = 1) -> Connection:
+    return Connection(
+        local=LOW if lower else HIGH,
+        peer=HIGH if lower else LOW,
+        settings=ConnectionSettings(generation=7, npaths=npaths),
+        random=Random(1),
+    )
+
+
+def actions(core: Connection) -> list[Action]:
+    found = []
+    while (action := core.poll_event()) is not None:
+        found.append(action)
+    return found
+
+
+def hear(
+    core: Connection, handshake: Handshake, *, ping: bool, now_ns: int = 0, index: int = 0
+) -> list[Action]:
+    source_port, target_port = (1, 0) if ping else (0, 1)
+    core.handle_control(
+        index,
+        acknowledgement=0,
+        source_port=source_port,
+        target_port=target_port,
+        extension=emit_handshake(handshake),
+        now_ns=now_ns,
+    )
+    return actions(core)
+
+
+def up_as_lower(npaths: int = 1) -> Connection:
+    """Return a core whose path 0 has heard the kernel's map; its probe is out."""
+    core = connection(lower=True, npaths=npaths)
+    core.handle_wanted(0, 0)
+    core.handle_connected(0, 1, 0)
+    core.handle_first_frame(0, 0)
+    actions(core)
+    return core
+
+
+def up_as_higher(npaths: int = 1) -> Connection:
+    core = connection(lower=False, npaths=npaths)
+    core.handle_accepted(1, 40000, 0)
+    core.handle_first_frame(0, 0)
+    actions(core)
+    return core
+
+
+def test_the_lower_side_connects_and_waits_for_the_first_frame() -> None:
+    core = connection(lower=True)
+    core.handle_wanted(0, 0)
+    (connect,) = actions(core)
+    assert isinstance(connect, Connect)
+    core.handle_connected(0, 1, 0)
+    assert actions(core) == [Attach(HIGH, 0, 1, Hold.FIRST_FRAME)]
+    core.handle_first_frame(0, 0)
+    (probe,) = actions(core)
+    assert isinstance(probe, SendControl)
+    assert (probe.source_port, probe.target_port, probe.hello) == (1, 0, False)
+
+
+def test_the_higher_side_knocks_and_probes_at_once() -> None:
+    core = connection(lower=False)
+    core.handle_wanted(0, 0)
+    assert actions(core) == [Knock(LOW)]
+    core.handle_knocked(0)
+    core.handle_accepted(1, 40001, 0)
+    attach, probe = actions(core)
+    assert attach == Attach(LOW, 0, 1, Hold.NOTHING)
+    assert isinstance(probe, SendControl)
+    assert not probe.hello
+    assert core.poll_timeout() is None, "no more knocks"
+
+
+@pytest.mark.parametrize("npaths", [1, 8])
+def test_the_probe_of_a_stranger_has_the_mark_and_no_generation(npaths: int) -> None:
+    core = connection(lower=False, npaths=npaths)
+    core.handle_accepted(1, 40001, 0)
+    probe = actions(core)[1]
+    assert isinstance(probe, SendControl)
+    handshake = parse_handshake(probe.extension)
+    assert (handshake.npaths, handshake.generation) == (npaths, None)
+    assert handshake.sport_index == (npaths > 1), "announced, it would bind us to source ports"
+    assert handshake.mark is not None
+
+
+@pytest.mark.parametrize("handshake", [LINUX_6, LINUX_7], ids=["6.x", "7.x"])
+@pytest.mark.parametrize("ping", [True, False])
+def test_a_handshake_without_the_mark_tells_linux(handshake: Handshake, ping: bool) -> None:
+    core = up_as_higher()
+    heard = hear(core, handshake, ping=ping)
+    assert Agree(LOW, ReleaseRule.STREAM_ACKNOWLEDGED, False) in heard
+    assert RememberHandshake(LOW, handshake.generation) in heard
+    assert core.facts.kind is PeerKind.LINUX
+    pongs = [action for action in heard if isinstance(action, SendControl)]
+    assert len(pongs) == ping
+    for pong in pongs:
+        assert (pong.source_port, pong.target_port, pong.hello) == (0, 1, False)
+        assert parse_handshake(pong.extension).generation is None, "a change would cost messages"
+
+
+def test_silence_tells_linux_with_one_path() -> None:
+    core = up_as_lower(npaths=8)
+    assert core.poll_timeout() == SECOND
+    core.handle_timeout(SECOND)
+    assert actions(core)[0] == Agree(HIGH, ReleaseRule.STREAM_ACKNOWLEDGED, False)
+    assert core.npaths == 1
+    assert core.poll_timeout() is None
+
+
+def test_a_known_kernel_is_not_probed_again() -> None:
+    core = up_as_lower()
+    hear(core, LINUX_6, ping=False)
+    core.handle_down(0, 5, SECOND)
+    core.handle_connected(0, 2, SECOND)
+    core.handle_first_frame(0, SECOND)
+    kinds = [type(action) for action in actions(core)]
+    assert kinds == [Connect, Attach]
+
+
+def test_the_lower_side_fans_out_when_its_probe_is_answered() -> None:
+    """At the kernel's own probe it would be too early: the kernel does not know our paths yet."""
+    core = up_as_lower(npaths=4)
+    assert not [a for a in hear(core, LINUX_7, ping=True) if isinstance(a, FanOut | Connect)]
+    heard = hear(core, LINUX_7, ping=False)
+    assert FanOut(HIGH, 4) in heard
+    connects = [action for action in heard if isinstance(action, Connect)]
+    assert [(connect.index, connect.source_ports.index) for connect in connects] == [
+        (1, 1), (2, 2), (3, 3),
+    ]  # fmt: skip
+    assert heard.index(FanOut(HIGH, 4)) < heard.index(connects[0])
+
+
+def test_further_paths_to_a_kernel_do_not_wait_for_a_map_for_ever() -> None:
+    core = up_as_lower(npaths=2)
+    hear(core, LINUX_6, ping=False)
+    core.handle_connected(1, 2, 0)
+    assert actions(core) == [Attach(HIGH, 1, 2, Hold.RELEASE)]
+    core.handle_timeout(SECOND)
+    assert actions(core) == [Release(HIGH, 1, None)]
+    core.handle_connected(1, 3, 2 * SECOND)
+    actions(core)
+    core.handle_first_frame(1, 2 * SECOND)
+    assert actions(core) == [Release(HIGH, 1, None)], "a frame ends the wait at once"
+
+
+def test_the_higher_side_places_streams_by_source_port_if_announced() -> None:
+    core = up_as_higher(npaths=4)
+    assert FanOut(LOW, 4) in hear(core, LINUX_7, ping=True)
+    core.handle_accepted(5, 40002, 0)
+    assert actions(core)[0] == Attach(LOW, 2, 5, Hold.NOTHING)
+
+
+def test_the_higher_side_places_streams_in_order_otherwise() -> None:
+    core = up_as_higher(npaths=4)
+    hear(core, LINUX_6, ping=True)
+    for stream in (5, 6, 7):
+        core.handle_accepted(stream, 41003, 0)
+    placed = [(a.stream, a.index) for a in actions(core) if isinstance(a, Attach)]
+    assert placed == [(5, 1), (6, 2), (7, 3)]
+    core.handle_accepted(8, 41003, 0)
+    assert Refuse(LOW, 8) in actions(core), "no path is free; one of ours must be dead"
+    assert core.stats.pokes == 4
+
+
+def test_streams_that_come_before_the_handshake_are_parked() -> None:
+    """A kernel connects further paths right behind its answer, on other connections."""
+    core = up_as_higher(npaths=2)
+    core.handle_accepted(5, 40001, 0)
+    assert actions(core) == []
+    assert Attach(LOW, 1, 5, Hold.NOTHING) in hear(core, LINUX_7, ping=False)
+
+
+def test_a_parked_stream_supersedes_when_there_is_one_path_only() -> None:
+    core = up_as_higher(npaths=2)
+    core.handle_accepted(5, 40001, 0)
+    core.handle_accepted(6, 40003, 0)
+    core.handle_timeout(SECOND)
+    attached = [action.stream for action in actions(core) if isinstance(action, Attach)]
+    assert attached[-1] == 6
+
+
+def test_a_parked_stream_takes_the_place_of_one_that_ends() -> None:
+    core = up_as_higher(npaths=2)
+    core.handle_accepted(5, 40001, 0)
+    core.handle_down(0, 1, 0)
+    assert actions(core)[0] == Attach(LOW, 0, 5, Hold.RELEASE)
+
+
+def test_no_more_streams_are_parked_than_paths_can_be() -> None:
+    core = up_as_higher(npaths=8)
+    for stream in range(10, 18):
+        core.handle_accepted(stream, 40001, 0)
+    assert [action for action in actions(core) if isinstance(action, Refuse)] == [Refuse(LOW, 10)]
+
+
+def test_path_0_is_dropped_if_its_source_port_belongs_elsewhere() -> None:
+    core = connection(lower=False, npaths=8)
+    core.handle_accepted(1, 40003, 0)
+    core.handle_first_frame(0, 0)
+    actions(core)
+    heard = hear(core, LINUX_7, ping=True)
+    assert Detach(LOW, 0) in heard
+    assert not [action for action in heard if isinstance(action, SendControl)], "no answer"
+
+
+def test_with_several_paths_nothing_goes_to_a_stranger_before_the_handshake() -> None:
+    core = connection(lower=False, npaths=2)
+    core.handle_accepted(1, 40000, 0)
+    attach, probe = actions(core)
+    assert attach == Attach(LOW, 0, 1, Hold.RELEASE)
+    assert isinstance(probe, SendControl)
+    assert probe.hello, "nothing else passes the hold"
+    core.handle_first_frame(0, 0)
+    assert Release(LOW, 0, None) in hear(core, LINUX_6, ping=False)
+
+
+def test_a_restarted_kernel_is_asked_again_if_there_are_paths() -> None:
+    core = up_as_lower(npaths=2)
+    hear(core, LINUX_7, ping=False)
+    core.handle_peer_restarted(0, SECOND)
+    notice, probe = actions(core)
+    assert notice == PeerStartedAnew(HIGH, LINUX_7.generation, None)
+    assert isinstance(probe, SendControl)
+    heard = hear(core, Handshake(npaths=8, generation=5, sport_index=True), ping=False)
+    assert RememberHandshake(HIGH, 5) in heard
+
+
+def test_an_own_node_that_became_a_kernel_is_noticed() -> None:
+    core = up_as_lower()
+    own = parse_handshake(bytes.fromhex("05000100000000000000005552010007"))
+    hear(core, own, ping=False)
+    assert core.facts.kind is PeerKind.URDS
+    core.handle_down(0, 5, SECOND)
+    core.handle_connected(0, 2, SECOND)
+    core.handle_first_frame(0, SECOND)
+    actions(core)
+    heard = hear(core, LINUX_6, ping=False)
+    assert heard[:3] == [
+        Agree(HIGH, ReleaseRule.STREAM_ACKNOWLEDGED, False),
+        RememberHandshake(HIGH, None),
+        PeerKnown(HIGH, PeerKind.LINUX, 1, core.facts.capabilities),
+    ]
+    assert Release(HIGH, 0, None) in heard
+
+
+def test_a_known_own_node_that_stays_silent_counts_as_linux() -> None:
+    core = up_as_lower()
+    hear(core, parse_handshake(bytes.fromhex("05000100000000000000005552010007")), ping=False)
+    core.handle_down(0, 5, SECOND)
+    core.handle_connected(0, 2, SECOND)
+    core.handle_first_frame(0, SECOND)
+    actions(core)
+    core.handle_timeout(6 * SECOND)
+    assert Release(HIGH, 0, None) in actions(core)
+    assert core.facts.kind is PeerKind.LINUX
+
+
+@pytest.mark.parametrize("source_port", [2, 65535])
+def test_a_ping_is_answered_without_extension(source_port: int) -> None:
+    core = up_as_lower()
+    core.handle_control(
+        0, acknowledgement=0, source_port=source_port, target_port=0, extension=bytes(16), now_ns=0
+    )
+    assert actions(core) == [SendControl(HIGH, 0, 0, source_port, bytes(16), False)]
+
+
+def test_a_ping_from_port_0_is_ignored() -> None:
+    core = up_as_lower()
+    core.handle_control(
+        0, acknowledgement=0, source_port=0, target_port=0, extension=bytes(16), now_ns=0
+    )
+    assert actions(core) == []

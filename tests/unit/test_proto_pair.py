@@ -1,0 +1,209 @@
+"""Two own nodes: who connects, how they get acquainted, what a restart does."""
+
+import pytest
+
+from tests.unit.proto_world import HIGH, LOW, MS, SECOND, Node, World, paths_match
+from urds.proto.events import (
+    Agree,
+    Attach,
+    Connect,
+    Detach,
+    FanIn,
+    FanOut,
+    Hold,
+    Knock,
+    PeerKind,
+    PeerStartedAnew,
+    Poke,
+    Release,
+    ReleaseRule,
+    RestartPeer,
+    SendControl,
+)
+from urds.wire.exthdr import parse_handshake
+
+
+def pair(npaths_low: int = 1, npaths_high: int = 1) -> tuple[World, Node, Node]:
+    world = World()
+    low = Node(world, LOW, generation=100, npaths=npaths_low)
+    return world, low, Node(world, HIGH, generation=200, npaths=npaths_high)
+
+
+def handshakes(node: Node) -> list:
+    return [
+        parse_handshake(action.extension)
+        for action in node.seen(SendControl)
+        if 1 in (action.source_port, action.target_port)
+    ]
+
+
+@pytest.mark.parametrize("npaths", [1, 2, 4, 8])
+@pytest.mark.parametrize("starter", ["low", "high"])
+def test_whoever_starts_all_paths_come_up_between_own_nodes(starter: str, npaths: int) -> None:
+    world, low, high = pair(npaths, npaths)
+    first, second = (low, high) if starter == "low" else (high, low)
+    first.want(second.local)
+    world.run(SECOND)
+    assert paths_match(low, high)
+    assert len(low.attached) == npaths
+    assert low.to(HIGH).facts.kind is high.to(LOW).facts.kind is PeerKind.URDS
+    assert (low.to(HIGH).facts.generation, high.to(LOW).facts.generation) == (200, 100)
+    assert not high.seen(Connect)
+    assert not low.seen(Knock)
+    assert not low.seen(RestartPeer) + high.seen(RestartPeer)
+
+
+def test_the_smaller_number_of_paths_counts() -> None:
+    world, low, high = pair(8, 2)
+    low.want(HIGH)
+    world.run(SECOND)
+    assert [action.count for action in low.seen(FanOut) + high.seen(FanOut)] == [2, 2]
+    assert paths_match(low, high)
+
+
+def test_both_agree_on_acknowledgements_of_the_peer() -> None:
+    world, low, high = pair()
+    low.want(HIGH)
+    world.run(SECOND)
+    for node, peer in ((low, HIGH), (high, LOW)):
+        assert node.seen(Agree) == [Agree(peer, ReleaseRule.PEER_ACKNOWLEDGED, True)]
+
+
+def test_no_generation_goes_to_a_peer_that_is_not_known_to_be_ours() -> None:
+    world, low, high = pair(2, 2)
+    low.want(HIGH)
+    world.run(SECOND)
+    for node in (low, high):
+        probes = [
+            h
+            for a, h in zip(node.seen(SendControl), handshakes(node), strict=True)
+            if a.source_port == 1
+        ]
+        assert probes[0].generation is None
+        assert probes[0].npaths == 2
+        assert probes[0].sport_index
+
+
+@pytest.mark.parametrize("npaths", [1, 4])
+def test_a_known_own_node_is_held_until_the_hellos_are_exchanged(npaths: int) -> None:
+    world, low, high = pair(npaths, npaths)
+    low.want(HIGH)
+    world.run(SECOND)
+    low.log.clear()
+    high.log.clear()
+    low.reset(HIGH)
+    world.run(SECOND)
+    for node in (low, high):
+        assert [action.hold for action in node.seen(Attach)] == [Hold.RELEASE]
+        assert len(node.seen(Release)) == 1
+        (hello,) = node.seen(SendControl)  # hellos that cross answer each other
+        assert hello.hello
+        assert parse_handshake(hello.extension).generation == (100 if node is low else 200)
+    assert paths_match(low, high)
+
+
+@pytest.mark.parametrize("npaths", [1, 4])
+@pytest.mark.parametrize("who", ["low", "high"])
+def test_a_restart_is_told_before_anything_is_released(who: str, npaths: int) -> None:
+    world, low, high = pair(npaths, npaths)
+    low.want(HIGH)
+    world.run(SECOND)
+    old, survivor = (low, high) if who == "low" else (high, low)
+    survivor.log.clear()
+    old.crash()
+    new = Node(world, old.local, generation=300, npaths=npaths)
+    world.run(3 * SECOND)
+    assert paths_match(new, survivor)
+    assert len(new.attached) == npaths
+    kinds = [type(action) for action in survivor.log]
+    assert kinds.count(RestartPeer) == 1
+    assert kinds.index(RestartPeer) < kinds.index(Release)
+    (notice,) = survivor.seen(PeerStartedAnew)
+    assert notice.generation == 300
+    assert not new.seen(RestartPeer)
+
+
+def test_a_survivor_calls_a_restarted_peer_that_wants_nothing() -> None:
+    """What waits at the survivor would wait for ever if only the lower side called."""
+    world, low, high = pair()
+    low.want(HIGH)
+    world.run(SECOND)
+    low.crash()
+    world.run(30 * SECOND)
+    new = Node(world, LOW, generation=300)
+    world.run(60 * SECOND)
+    assert paths_match(new, high)
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 2), (8, 1), (2, 8), (1, 4)])
+@pytest.mark.parametrize("who", ["low", "high"])
+def test_a_new_life_may_have_another_number_of_paths(who: str, before: int, after: int) -> None:
+    world, low, high = pair(8, 8)
+    old, survivor = (low, high) if who == "low" else (high, low)
+    Node(world, old.local, generation=100, npaths=before)
+    old = world.nodes[old.local]
+    old.want(survivor.local)
+    world.run(SECOND)
+    assert len(survivor.attached) == before
+    old.crash()
+    new = Node(world, old.local, generation=300, npaths=after)
+    new.want(survivor.local)
+    world.run(3 * SECOND)
+    assert paths_match(new, survivor)
+    assert survivor.to(new.local).npaths == len(survivor.attached) == after
+    assert bool(survivor.seen(FanIn)) == (after < before)
+
+
+def test_paths_connect_only_after_path_0_is_confirmed_again() -> None:
+    world, low, high = pair(4, 4)
+    low.want(HIGH)
+    world.run(SECOND)
+    low.log.clear()
+    high.crash()
+    new = Node(world, HIGH, generation=300, npaths=4)
+    world.run(SECOND)
+    order = [
+        (type(action), action.index) for action in low.log if isinstance(action, Connect | Release)
+    ]
+    assert order.index((Release, 0)) < min(order.index((Connect, index)) for index in (1, 2, 3))
+    assert not new.seen(Detach)
+    assert paths_match(low, new)
+
+
+def test_a_stream_of_another_path_does_not_stay_on_path_0() -> None:
+    """The peer's host died without a word; path 1 notices first and calls its successor."""
+    world, low, high = pair(2, 2)
+    low.want(HIGH)
+    world.run(SECOND)
+    high.alive = False
+    for end in high.attached.values():
+        end.open = False
+    new = Node(world, HIGH, generation=300, npaths=2)
+    low.reset(HIGH, 1)
+    world.run(SECOND)
+    assert new.endpoint.stats.misplaced == 1
+    assert new.seen(Attach)[0].hold is Hold.RELEASE, "nothing was sent on the wrong path"
+    low.reset(HIGH, 0)
+    world.run(3 * SECOND)
+    assert paths_match(low, new)
+    assert len(low.attached) == 2
+
+
+def test_a_knock_while_the_path_seems_up_pokes_it() -> None:
+    world, low, high = pair()
+    low.want(HIGH)
+    world.run(SECOND)
+    end = high.attached.pop((LOW, 0))
+    high.close(end, silent=True)
+    high.to(LOW).handle_down(0, 1, world.now_ns)
+    world.run(100 * MS)
+    assert low.seen(Poke)
+
+
+def test_a_duel_ends_with_one_stream() -> None:
+    world, low, high = pair()
+    low.want(HIGH)
+    high.want(LOW)
+    world.run(SECOND)
+    assert paths_match(low, high)
+    assert len(low.seen(Attach)) == len(high.seen(Attach)) == 1

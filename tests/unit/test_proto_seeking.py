@@ -1,0 +1,205 @@
+"""Who connects and when: knocks, back-off, giving up."""
+
+from random import Random
+
+import pytest
+
+from tests.unit.test_proto_linux import HIGH, LOW, MS, SECOND, actions, connection, up_as_lower
+from urds.proto.backoff import Backoff
+from urds.proto.connection import Connection
+from urds.proto.events import Connect, GiveUp, Knock, Poke, Refuse
+from urds.proto.settings import ConnectionSettings
+
+
+def attempts(core: Connection, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:
+    """Let every attempt fail at once; return their times."""
+    times = []
+    now_ns = start_ns
+    while now_ns <= start_ns + span_ns:
+        while (action := core.poll_event()) is not None:
+            if isinstance(action, kind):
+                times.append(now_ns)
+                core.handle_connect_failed(0, 111, now_ns)
+        due_ns = core.poll_timeout()
+        if due_ns is None:
+            break
+        now_ns = max(due_ns, now_ns)
+        core.handle_timeout(now_ns)
+    return times
+
+
+def test_addresses_compare_as_16_octets() -> None:
+    assert connection(lower=True).lower
+    assert not connection(lower=False).lower
+
+
+def test_a_knock_is_refused_and_brings_a_connect() -> None:
+    core = connection(lower=True)
+    core.handle_accepted(9, 50000, 0)
+    refuse, connect = actions(core)
+    assert refuse == Refuse(HIGH, 9)
+    assert isinstance(connect, Connect)
+
+
+def test_knocks_hasten_one_attempt_in_10_ms() -> None:
+    core = connection(lower=True)
+    tried = 0
+    for millisecond in range(100):
+        core.handle_accepted(millisecond, 50000, millisecond * MS)
+        core.handle_timeout(millisecond * MS)
+        while (action := core.poll_event()) is not None:
+            if isinstance(action, Connect):
+                tried += 1
+                core.handle_connect_failed(0, 111, millisecond * MS)
+    assert tried <= 25, "one per 10 ms, and the back-off's own"
+
+
+def test_a_knock_resets_the_wait() -> None:
+    core = connection(lower=True)
+    core.handle_wanted(0, 0)
+    attempts(core, 10 * SECOND)
+    core.handle_accepted(9, 50000, 20 * SECOND)
+    assert any(isinstance(action, Connect) for action in actions(core))
+
+
+def test_a_knock_pokes_what_seems_up() -> None:
+    core = up_as_lower()
+    core.handle_accepted(9, 50000, SECOND)
+    assert actions(core) == [Refuse(HIGH, 9), Poke(HIGH, 0)]
+    core.handle_accepted(10, 50000, SECOND + MS)
+    assert actions(core) == [Refuse(HIGH, 10)], "a map is 8 KiB: not for every knock"
+
+
+def test_a_lost_path_is_tried_at_once_and_then_with_back_off() -> None:
+    core = up_as_lower()
+    core.handle_down(0, 3, 0)
+    times = attempts(core, 60 * SECOND)
+    assert times[0] == 0
+    assert 10 < len(times) < 60
+
+
+def test_a_connection_that_ends_before_the_first_frame_is_a_refusal() -> None:
+    """TCP's handshake alone would reset the back-off thousands of times a second."""
+    core = connection(lower=True)
+    core.handle_wanted(0, 0)
+    tried, now_ns = 0, 0
+    while now_ns < 10 * SECOND:
+        while (action := core.poll_event()) is not None:
+            if isinstance(action, Connect):
+                tried += 1
+                core.handle_connected(0, tried, now_ns)
+                core.handle_down(0, 0, now_ns)
+        now_ns = max(now_ns + 1, core.poll_timeout() or now_ns + SECOND)
+        core.handle_timeout(now_ns)
+    assert tried < 60
+
+
+def test_with_messages_waiting_the_delay_ends_at_the_maximum() -> None:
+    core = connection(lower=True)
+    core.handle_wanted(0, 0)
+    times = attempts(core, 100 * SECOND)
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= SECOND
+    assert len(times) > 100
+
+
+def test_with_nothing_waiting_the_delay_grows_on() -> None:
+    core = up_as_lower()
+    core.handle_down(0, 3, 0)
+    times = attempts(core, 3600 * SECOND)
+    assert len(times) < 250
+    core.handle_wanted(0, 3700 * SECOND)
+    assert any(isinstance(action, Connect) for action in actions(core)), "a message hastens it"
+
+
+def test_the_higher_side_knocks_again_and_again() -> None:
+    core = connection(lower=False)
+    core.handle_wanted(0, 0)
+    times, now_ns = [], 0
+    while now_ns < 10 * SECOND:
+        for action in actions(core):
+            if isinstance(action, Knock):
+                times.append(now_ns)
+                core.handle_knocked(now_ns)
+        now_ns = core.poll_timeout() or 10 * SECOND
+        core.handle_timeout(now_ns)
+    assert 8 < len(times) < 60
+    assert times[1] - times[0] >= 20 * MS, "the peer needs time to call back"
+
+
+def test_one_knock_is_out_at_a_time() -> None:
+    core = connection(lower=False)
+    core.handle_wanted(0, 0)
+    core.handle_wanted(0, MS)
+    core.handle_timeout(SECOND)
+    assert actions(core) == [Knock(LOW)]
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> None:
+    core = Connection(
+        local=LOW if lower else HIGH,
+        peer=HIGH if lower else LOW,
+        settings=ConnectionSettings(generation=7, reconnect_give_up_ns=5 * SECOND),
+        random=Random(1),
+    )
+    kind = Connect if lower else Knock
+    gave_up = []
+    now_ns = 0
+    core.handle_wanted(0, 0)
+    while now_ns < 60 * SECOND:
+        while (action := core.poll_event()) is not None:
+            if isinstance(action, kind):
+                core.handle_connect_failed(0, 111, now_ns)
+            elif isinstance(action, GiveUp):
+                gave_up.append((now_ns, action.down_ns))
+        due_ns = core.poll_timeout()
+        if due_ns is None:
+            break
+        now_ns = due_ns
+        core.handle_timeout(now_ns)
+    assert gave_up == [(5 * SECOND, 5 * SECOND)]
+    assert core.is_idle
+    core.handle_wanted(0, 100 * SECOND)
+    assert any(isinstance(action, kind) for action in actions(core))
+
+
+def test_giving_up_while_an_attempt_is_out_ends_with_its_answer() -> None:
+    core = Connection(
+        local=LOW,
+        peer=HIGH,
+        settings=ConnectionSettings(generation=7, reconnect_give_up_ns=SECOND),
+        random=Random(1),
+    )
+    core.handle_wanted(0, 0)
+    core.handle_timeout(SECOND)
+    actions(core)
+    core.handle_connect_failed(0, 110, 2 * SECOND)
+    assert core.poll_timeout() is None
+    assert core.is_idle
+
+
+def test_a_path_that_comes_up_is_not_given_up() -> None:
+    core = Connection(
+        local=LOW,
+        peer=HIGH,
+        settings=ConnectionSettings(generation=7, reconnect_give_up_ns=3 * SECOND),
+        random=Random(1),
+    )
+    core.handle_wanted(0, 0)
+    core.handle_connected(0, 1, 0)
+    core.handle_first_frame(0, 0)
+    core.handle_timeout(10 * SECOND)
+    assert core.stats.gave_up == 0
+
+
+def test_the_back_off_doubles_from_its_minimum_to_its_maximum() -> None:
+    class Highest(Random):
+        def randrange(self, stop: int) -> int:
+            return stop - 1
+
+    backoff = Backoff(min_ns=MS, random=Highest())
+    assert [backoff.next_ns(max_ns=5 * MS) + 1 for _ in range(6)] == [
+        1, MS, 2 * MS, 4 * MS, 5 * MS, 5 * MS,
+    ]  # fmt: skip
+    backoff.reset()
+    assert backoff.next_ns(max_ns=5 * MS) == 0
