@@ -161,6 +161,9 @@ class Incoming:
             self._body.append(data if len(data) == offset else data[:offset])
             fields, payload = self._long, b"".join(self._body)
             self._forget_body()
+            if fields[5] == _ACK_REQUIRED:
+                self.acknowledgement_due = True
+                self.counters.recv_ack_required += 1
             verdict = self._judge(fields, payload)
             if isinstance(verdict, DownReason):
                 return verdict

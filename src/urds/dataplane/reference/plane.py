@@ -216,6 +216,8 @@ class Plane:
             if path is None:
                 self._note_ready(descriptor, mask)
                 continue
+            if path.paused and mask & (select.EPOLLHUP | select.EPOLLERR):
+                path.resume()  # these cannot be masked out: what is left is little, take it
             if mask & ~select.EPOLLOUT:
                 self.counters.tcp_data_ready_calls += 1
                 path.read()
@@ -551,9 +553,10 @@ class Plane:
                 streams.append(stream)
         deadline = time.monotonic() + _END_OF_STREAM_S
         for stream in streams:
+            poll = select.poll()
+            poll.register(stream.fileno(), select.POLLIN)
             with suppress(OSError):
-                while time.monotonic() < deadline:
-                    select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+                while (left_s := deadline - time.monotonic()) > 0 and poll.poll(left_s * 1000):
                     if not stream.recv(65536):
                         break
             stream.close()

@@ -11,7 +11,6 @@ may block is made under it.
 
 from __future__ import annotations
 
-import select
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -165,7 +164,7 @@ class StreamPath:
         outgoing = self.core.outgoing
         self._idle_since_ns = self._plane.clock_ns()
         self._tail_since_ns = None
-        self.settled = not self.core.attached
+        self.settled = False  # also without a stream: the next send must ask for one
         self.full = outgoing.message_count() >= self._plane.limits.path_messages_max
         if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
             self._ack_poll_delay_ns = _ACK_POLL_NS
@@ -330,9 +329,7 @@ class StreamPath:
                     break
             time.sleep(0.0002)  # another thread is reading it: a matter of microseconds
         try:
-            for _ in range(_DRAIN_READS):
-                if not self._drain_once(stream):
-                    break
+            self._drain(stream)
         finally:
             self.reading = False
         with plane.lock:
@@ -342,12 +339,20 @@ class StreamPath:
         plane.deliver()
         return stream
 
-    def _drain_once(self, stream: Stream) -> bool:
-        self._read_once(stream)
-        # A short read is no end here: only "would block" and the end of the stream are.
-        return self.stream is stream and bool(
-            select.select([stream], [], [], 0)[0] if stream.fileno() >= 0 else False
-        )
+    def _drain(self, stream: Stream) -> None:
+        """Take in everything that can be read without waiting, whatever ends it."""
+        plane = self._plane
+        with suppress(OSError):
+            for _ in range(_DRAIN_READS):
+                data = stream.recv(self.core.incoming.octets_wanted())
+                with plane.lock:
+                    if not data or self.stream is not stream:
+                        return
+                    reason = self.core.receive_data(data, plane.clock_ns())
+                    self._settle()
+                    if reason is not None:
+                        plane.count_breach(reason)
+                        return
 
     def _end(self, reason: DownReason, error: int) -> None:
         """The stream is at its end: report it, close it, keep the queue. Lock held."""
