@@ -1,0 +1,1 @@
+"""What happens once per message: the contract (`base`) and its implementations."""

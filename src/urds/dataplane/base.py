@@ -42,8 +42,8 @@ class Hold(Enum):
     """What a freshly attached path waits for before it sends anything but its congestion map."""
 
     NOTHING = auto()
-    # The lower side towards Linux: TCP accepts and acknowledges before RDS does, so octets sent into a
-    # connection that the peer then refuses are lost. Source: linux v6.1, v6.12 (observed).
+    # The lower side towards Linux: TCP accepts and acknowledges before RDS does, so octets sent
+    # into a connection that the peer then refuses are lost. Source: linux v6.1, v6.12 (observed).
     FIRST_FRAME = auto()
     # Between own nodes: until `release`, which follows the peer's hello.
     RELEASE = auto()
@@ -406,13 +406,16 @@ class Mailbox(Protocol):
         """Replace the settings; waiters and the descriptor see the change."""
 
     def cancel(self, peer: Address | None, port: int | None) -> int:
-        """Remove unacknowledged messages to exactly that address and port, or all; return how many."""
+        """Remove unacknowledged messages to that address and port, or all; return how many."""
 
     def fileno(self) -> int:
         """Return a descriptor whose readiness is that of the socket; made on the first call."""
 
     def close(self, linger_ns: int | None = None) -> None:
-        """Unbind and cancel everything queued; with `linger_ns` first wait that long for acknowledgements."""
+        """Unbind. Queued messages have `linger_ns` to be acknowledged, then they are cancelled.
+
+        0 cancels at once; None gives them `Limits.linger_ns` in the background.
+        """
 
 
 class Plane(Protocol):
@@ -433,7 +436,7 @@ class Plane(Protocol):
         """Make a path without a stream; its first message gets `sequence_first`."""
 
     def loop(self, *, local: Address, peer: Address) -> Path:
-        """Make a path between two addresses of this process: the sender delivers, nothing is in flight."""
+        """Make a path between two addresses of this process, without a stream."""
 
     def watch(self, descriptor: int, interest: Interest) -> None:
         """Report `Ready` once for a listener or a connecting socket."""
@@ -442,22 +445,22 @@ class Plane(Protocol):
         """Stop watching; the descriptor may then be closed."""
 
     def help(self, deadline_ns: int | None) -> list[Event]:
-        """Do what must happen when no application thread does; return events, or [] at the deadline.
+        """Do what no application thread does; return events, or [] at the deadline.
 
-        The deadline is on the plane's clock; a deadline in the past makes one pass and never blocks.
+        The deadline is on the plane's clock; one in the past makes one pass and never blocks.
         """
 
     def wake(self) -> None:
         """Make `help` return early."""
 
     def adopt(self) -> None:
-        """An event loop promises to `pump` whenever `fileno()` is readable: the helper need not."""
+        """Promise, as an event loop, to `pump` whenever `fileno()` is readable."""
 
     def abandon(self) -> None:
         """End one `adopt`."""
 
     def pump(self) -> int:
-        """Make one pass without blocking: flush, read, acknowledge; return the paths served. For event loops."""
+        """Make one pass without blocking; return how many descriptors were served."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `pump` would read something."""

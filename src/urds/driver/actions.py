@@ -102,7 +102,7 @@ class Actions:
         )
 
     def _may_answer(self, host: LocalHost, action: events.SendControl) -> bool:
-        """A pong is kept back if we do not answer pings, or its target has no room."""
+        """Tell whether a pong may go: we answer pings, and its target has room."""
         path = self._path(host, action.peer, action.index)
         enabled = self._driver.settings.ping_enable
         return enabled and not path.peer_is_congested(action.target_port)

@@ -130,12 +130,12 @@ class Incoming:
             self._floor, self._lowest = self._lowest, None
 
     def reset_owed(self) -> None:
-        """An acknowledgement left: nothing is owed any more."""
+        """Owe nothing any more: an acknowledgement left."""
         self.messages_owed = self.bytes_owed = 0
         self.acknowledgement_due = False
 
     def restart_peer(self) -> None:
-        """An own node said that it began a new life.
+        """Begin a new life of an own node.
 
         Its numbers start from the clock, above those of any earlier life. If some arrived on this
         stream already, the expected number followed them and must stay, or a repeat of theirs

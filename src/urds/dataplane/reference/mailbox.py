@@ -27,7 +27,7 @@ from urds.dataplane.base import (
 )
 from urds.dataplane.reference.descriptor import ReadinessDescriptor
 from urds.dataplane.reference.host import Host
-from urds.dataplane.reference.inbox import Inbox, Item
+from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Outgoing
 from urds.dataplane.reference.stream_path import StreamPath
@@ -319,7 +319,7 @@ class Mailbox(Inbox):
     # -- congestion at the peer
 
     def note_map(self, cleared_groups: int) -> None:
-        """A peer's map changed: notify by the monitor, wake senders, show news. Lock held.
+        """React to a peer's new map: monitor, senders, descriptor. Lock held.
 
         Linux's own monitor takes every update for a change of all groups over TCP; an installed
         mask is told exactly. Source: linux v6.12 net/rds/cong.c; rds(7).

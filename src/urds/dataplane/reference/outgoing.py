@@ -178,21 +178,11 @@ class Outgoing:
                     sequence + acknowledgement + payload_bytes + source_port + target_port
                     + (flags << 8) + high + low
                 ) % 65535  # fmt: skip
-            pieces.append(
-                pack(
-                    sequence,
-                    acknowledgement,
-                    payload_bytes,
-                    source_port,
-                    target_port,
-                    flags,
-                    0,
-                    0,
-                    sum_field,
-                    high,
-                    low,
-                )  # fmt: skip
-            )
+            header = pack(
+                sequence, acknowledgement, payload_bytes, source_port, target_port,
+                flags, 0, 0, sum_field, high, low,
+            )  # fmt: skip
+            pieces.append(header)
             if payload_bytes < REFERENCE_BYTES:
                 pieces.append(payload)
             else:
@@ -260,7 +250,7 @@ class Outgoing:
         return self.gate is None
 
     def end_stream(self) -> None:
-        """The stream is gone: everything unacknowledged will be repeated, in its old order."""
+        """Turn everything unacknowledged into repeats, in its old order."""
         self.unacked.extend(self.repeats)
         self.repeats, self.unacked = self.unacked, self.repeats
         self.unacked.clear()

@@ -212,7 +212,7 @@ class PathCore:
         self.outgoing.position += len(octets)
 
     def transmitted(self, octets: int) -> None:
-        """The stream took the first `octets` of what `poll_transmit` returned."""
+        """Note that the stream took the first `octets` of what `poll_transmit` gave."""
         self.octets_written += octets
         self._out_octets -= octets
         if not self._out_octets:
@@ -246,7 +246,7 @@ class PathCore:
         return reason
 
     def handle_stream_acknowledged(self, octets: int) -> None:
-        """The peer's TCP has the first `octets` of the stream.
+        """Free what lies in the first `octets`, which the peer's TCP has.
 
         Nothing is freed before the peer's first frame: TCP acknowledges also what a peer that then
         refuses the connection never reads.
@@ -267,7 +267,7 @@ class PathCore:
         return self._owed_since_ns + self.limits.acknowledge_delay_ns
 
     def handle_timeout(self, now_ns: int) -> None:
-        """An acknowledgement that found no message to ride on becomes due."""
+        """Make an acknowledgement due that found no message to ride on."""
         deadline_ns = self.poll_timeout()
         if deadline_ns is not None and now_ns >= deadline_ns:
             self.incoming.acknowledgement_due = True

@@ -250,7 +250,7 @@ class Plane:
             self._touched.add(mailbox)
 
     def note_taken(self, mailbox: Mailbox) -> None:
-        """A message was taken from a mailbox that has more to do then. Lock held."""
+        """Note that a mailbox which has more to do then gave a message. Lock held."""
         self._touched.add(mailbox)
 
     def note_peer_map(self, host: Host, peer: Address, octets: bytes) -> None:
@@ -347,7 +347,7 @@ class Plane:
     # -- what is due
 
     def mark_dirty(self, path: StreamPath) -> None:
-        """A path has something that time makes due. Lock held."""
+        """Note that time makes something of a path due. Lock held."""
         self._dirty[path] = None
         leader = self.desk.leader
         if leader is None or leader.doing is not Doing.RUNNING:
@@ -417,11 +417,11 @@ class Plane:
         self.helper.deliver()
 
     def adopt(self) -> None:
-        """An event loop will pump."""
+        """Leave reading to an event loop that pumps."""
         self.loops += 1
 
     def abandon(self) -> None:
-        """An event loop ended."""
+        """Take the promise of `adopt` back."""
         with self.lock:
             self.loops -= 1
             self.helper.leader_left()

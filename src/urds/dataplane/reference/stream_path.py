@@ -355,7 +355,7 @@ class StreamPath:
                         return
 
     def _end(self, reason: DownReason, error: int) -> None:
-        """The stream is at its end: report it, close it, keep the queue. Lock held."""
+        """End the stream: report it, close it, keep the queue. Lock held."""
         stream = self.stream
         assert stream is not None
         plane, core = self._plane, self.core
@@ -517,7 +517,7 @@ class StreamPath:
         self.flush()
 
     def unblock(self) -> None:
-        """The stream takes octets again."""
+        """Write again: the stream takes octets."""
         with self._plane.lock:
             self.blocked = False
             self._plane.counters.tcp_write_space_calls += 1
@@ -525,7 +525,7 @@ class StreamPath:
         self.flush()
 
     def resume(self) -> None:
-        """The mailbox that paused us is at half again."""
+        """Read again: the mailbox that paused us is at half."""
         with self._plane.lock:
             self.paused = False
         self._plane.watch_path(self)
