@@ -159,6 +159,7 @@ def test_the_lower_side_fans_out_when_its_probe_is_answered() -> None:
     core = up_as_lower(npaths=4)
     assert not [a for a in hear(core, LINUX_7, ping=True) if isinstance(a, FanOut | Connect)]
     heard = hear(core, LINUX_7, ping=False)
+    assert core.poll_timeout() is None
     assert FanOut(HIGH, 4) in heard
     connects = [action for action in heard if isinstance(action, Connect)]
     assert [(connect.index, connect.source_ports.index) for connect in connects] == [

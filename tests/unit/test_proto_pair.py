@@ -189,6 +189,46 @@ def test_a_stream_of_another_path_does_not_stay_on_path_0() -> None:
     assert len(low.attached) == 2
 
 
+def test_streams_to_the_old_life_are_dropped_when_the_new_one_shows() -> None:
+    """The peer's host died without a word; path 0 notices first."""
+    world, low, high = pair(2, 2)
+    low.want(HIGH)
+    world.run(SECOND)
+    high.alive = False
+    for end in high.attached.values():
+        end.open = False
+    new = Node(world, HIGH, generation=300, npaths=2)
+    low.log.clear()
+    low.reset(HIGH, 0)
+    world.run(SECOND)
+    assert low.seen(Detach) == [Detach(HIGH, 1)]
+    assert paths_match(low, new)
+    assert len(low.attached) == 2
+
+
+def test_a_new_lower_node_counts_the_paths_after_its_own_probe_is_answered() -> None:
+    """The higher one greets the node it knew, whose number of paths may have been another."""
+    world, low, high = pair(8, 8)
+    low.want(HIGH)
+    world.run(SECOND)
+    low.reset(HIGH)
+    world.run(SECOND)
+    hello = [action for action in high.seen(SendControl) if action.source_port == 1][-1]
+    fresh = Node(World(), LOW, generation=301, npaths=8)
+    core = fresh.to(HIGH)
+    core.handle_wanted(0, 0)
+    core.handle_connected(0, 1, 0)
+    core.handle_first_frame(0, 0)
+    core.handle_control(
+        0, acknowledgement=0, source_port=1, target_port=0, extension=hello.extension, now_ns=0
+    )
+    assert core.npaths == 1
+    core.handle_control(
+        0, acknowledgement=0, source_port=0, target_port=1, extension=hello.extension, now_ns=0
+    )
+    assert core.npaths == 8
+
+
 def test_a_knock_while_the_path_seems_up_pokes_it() -> None:
     world, low, high = pair()
     low.want(HIGH)

@@ -1,5 +1,6 @@
 """Who connects and when: knocks, back-off, giving up."""
 
+import itertools
 from random import Random
 
 import pytest
@@ -98,7 +99,7 @@ def test_with_messages_waiting_the_delay_ends_at_the_maximum() -> None:
     core = connection(lower=True)
     core.handle_wanted(0, 0)
     times = attempts(core, 100 * SECOND)
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= SECOND
+    assert max(b - a for a, b in itertools.pairwise(times)) <= SECOND
     assert len(times) > 100
 
 

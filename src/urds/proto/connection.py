@@ -317,7 +317,7 @@ class Connection(Streams):
 
     def _confirm(self, path: PathLife, now_ns: int) -> None:
         """Note that the peer knows our handshake on this stream; path 0 opens the others."""
-        if path.held or path.confirmed:
+        if path.confirmed:
             return
         path.confirmed = True
         self._cancel(path, TimerKind.ANSWER)
