@@ -15,7 +15,7 @@ from tests.health.sources import PACKAGE, Import, Module, imports, modules
 # Every row may import itself, `constants` and `errors`; these two import nothing of ours.
 LEAVES = {"constants", "errors"}
 # What a program may use: the public names, and the words they speak.
-PUBLIC = {"sockets", "aio", "options", "cmsg", "settings"}
+PUBLIC = {"sockets", "installation", "aio", "addresses", "options", "cmsg", "settings"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "constants": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": set(),
     "addresses": set(),
     "wire": set(),
+    "placeholder": set(),
     "options": {"addresses", "wire", "settings"},
     "cmsg": {"addresses", "wire"},
     "proto": {"wire"},
@@ -37,11 +38,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verbs": {"verbs.engine", "verbs.cm", "verbs.providers", "wire", "settings"},
     "driver": {"proto", "dataplane", "transport", "wire", "settings"},
     "backend": {"driver", "proto", "dataplane", "transport", "wire", "settings"},
-    "sockets": {"backend", "verbs", "addresses", "options", "cmsg", "settings"},
+    "socket_base": {"backend", "addresses", "options", "placeholder", "settings"},
+    "sockets": {"socket_base", "backend", "verbs", "addresses", "options", "cmsg", "settings"},
+    "installation": {"sockets"},
     "aio": {"backend", "sockets", "addresses", "options", "cmsg", "settings"},
     "rsocket": {"rsocket.stream", "rsocket.dgram", "verbs", "options", "cmsg", "settings"},
     "dat": {"verbs", "settings"},
-    "urds": PUBLIC,
+    "urds": PUBLIC | {"backend"},  # `configure` is the backend's
     "cli": PUBLIC | {"urds", "backend"},
     "node": PUBLIC | {"urds", "backend"},
     "preload": PUBLIC | {"urds", "backend"},

@@ -19,6 +19,7 @@ from urds.dataplane.base import (
     Mailbox,
     MailboxSettings,
     Message,
+    Notice,
     Snapshot,
     SocketAddress,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Mailbox",
     "MailboxSettings",
     "Message",
+    "Notice",
     "Snapshot",
     "SocketAddress",
 ]

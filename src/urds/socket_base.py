@@ -1,0 +1,445 @@
+"""What a socket is before any message: kind, names, options, waiting times, descriptor, end.
+
+The base of `sockets.Socket`, which adds sending and receiving. Any thread may call anything.
+`_lock` guards what changes rarely; no call holds it while it waits, but for a bind, which sets up
+a listener. Source: linux v6.12 net/rds/af_rds.c, net/rds/bind.c; rds.md 3.1, 3.2.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket as system
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+from urds import addresses, options
+from urds.addresses import Address, Call, SocketAddress
+from urds.backend import process
+from urds.constants import (
+    AF_RDS,
+    SIOCRDSGETTOS,
+    SIOCRDSSETTOS,
+    SOCK_SEQPACKET,
+    SOL_RDS,
+    InfoOpt,
+    SockOpt,
+    Transport,
+)
+from urds.errors import Refusal, os_error
+from urds.placeholder import Placeholder
+
+if TYPE_CHECKING:
+    from urds.backend.base import Backend, Mailbox, MailboxSettings
+
+_NS: Final = 1_000_000_000
+_INT: Final = Struct("=i")
+_FIONBIO: Final = 0x5421
+_SOCK_NONBLOCK: Final = 0o4000
+_SOCK_CLOEXEC: Final = 0o2000000
+_UNBOUND_NAME: Final = (0, bytes(14))  # AF_UNSPEC, as CPython shows a name it does not know
+
+
+class SocketBase(system.socket):
+    """Everything but sending and receiving; see `sockets.Socket`."""
+
+    def __init__(
+        self,
+        family: int = AF_RDS,
+        type: int = SOCK_SEQPACKET,
+        proto: int = 0,
+        fileno: int | None = None,
+    ) -> None:
+        # The parent's __init__ would ask the kernel for a socket. Its own state stays "closed",
+        # so that whoever reaches past our methods gets EBADF.
+        self._io_refs = 0
+        self._closed = True
+        if family != AF_RDS:
+            raise os_error(Refusal.FAMILY_UNKNOWN, f"family {family}")
+        if type & ~(_SOCK_NONBLOCK | _SOCK_CLOEXEC) != SOCK_SEQPACKET or proto not in (0, -1):
+            raise os_error(Refusal.SOCKET_TYPE, f"type {type}, protocol {proto}")
+        if fileno is not None:
+            raise os_error(Refusal.NOT_SUPPORTED, "no socket can be made of a descriptor")
+        self._lock = threading.Condition()
+        self._settings = process.settings()
+        self._options = options.defaults(self._settings)
+        self._timeout_s = 0.0 if type & _SOCK_NONBLOCK else system.getdefaulttimeout()
+        self._backend: Backend | None = None
+        self._mailbox: Mailbox | None = None
+        self._peer: tuple[Address, int] | None = None
+        self._placeholder: Placeholder | None = None
+        self._closed = False
+
+    # -- names
+
+    def bind(self, address: object, /) -> None:
+        """Take a local address and port; port 0 chooses a free one.
+
+        Raises OSError: EINVAL for an address that is not unicast, port 1, or a bound socket;
+        EADDRINUSE, EADDRNOTAVAIL, ENOPROTOOPT as rds(7) has them.
+        """
+        with self._lock:
+            self._check_open()
+            local, port = addresses.parse(address, Call.BIND)
+            if self._mailbox is not None:
+                raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
+            backend = process.backend()
+            try:
+                mailbox = backend.bind(
+                    address=local,
+                    port=port,
+                    settings=self._mailbox_settings(),
+                    transport=self._options.transport,
+                )
+            except OSError as refused:
+                if refused.errno == errno.EADDRINUSE:  # kernel parity
+                    self._set_transport(None)
+                raise
+            self._backend, self._mailbox = backend, mailbox
+            self._set_transport(Transport.TCP)
+            if self._placeholder is not None:
+                self._placeholder.become(mailbox.fileno())
+            if not self._settings.strict_linux:  # strictness looks at flags first
+                self.__dict__["sendto"] = mailbox.sendto
+            self.__dict__["recvfrom"] = mailbox.recvfrom
+            self._note_peer()
+            self._lock.notify_all()
+
+    def connect(self, address: object, /) -> None:
+        """Set the default destination; nothing is sent. May be repeated, before bind too.
+
+        Raises OSError: EDESTADDRREQ for 0.0.0.0, EINVAL or EPROTOTYPE for other addresses that
+        are not unicast, EAFNOSUPPORT for another family.
+        """
+        with self._lock:
+            self._check_open()
+            self._peer = addresses.parse(address, Call.CONNECT)
+            self._note_peer()
+
+    def connect_ex(self, address: object, /) -> int:
+        """Connect; return 0 or the errno. A name that nobody knows still raises."""
+        try:
+            self.connect(address)
+        except system.gaierror:
+            raise
+        except OSError as refused:
+            return refused.errno or 0
+        return 0
+
+    def getsockname(self) -> Any:
+        """Return the bound address; zeros of the peer's family, or of none, before bind."""
+        mailbox, peer = self._mailbox, self._peer
+        if mailbox is not None:
+            return addresses.socket_address(mailbox.local, mailbox.port)
+        self._check_open()
+        if peer is None:
+            return _UNBOUND_NAME
+        return ("0.0.0.0", 0) if peer[0].version == 4 else ("::", 0, 0, 0)
+
+    def getpeername(self) -> SocketAddress:
+        """Return the default destination. Raises OSError (ENOTCONN) if there is none."""
+        self._check_open()
+        if self._peer is None:
+            raise os_error(Refusal.NOT_CONNECTED)
+        return addresses.socket_address(*self._peer)
+
+    # -- options
+
+    def setsockopt(
+        self, level: int, option: int, value: Any, value_bytes: int | None = None, /
+    ) -> None:
+        """Set an option to an integer or to octets; see `options` for what each takes.
+
+        Raises OSError as Linux does: ENOPROTOOPT for an unknown one, EINVAL, EFAULT, EDOM.
+        """
+        octets = _option_octets(value, value_bytes)
+        with self._lock:
+            self._check_open()
+            if level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO:
+                mailbox = self._bound()
+                mailbox.cancel(*options.cancel_target(octets, self._settings))
+            elif level == SOL_RDS and option in options.ACTIONS:
+                refused = options.memory_region(option, octets)
+                if refused.errno == errno.EOPNOTSUPP:
+                    self._bound()
+                raise refused
+            else:
+                self._options = options.set_option(
+                    self._options,
+                    level=level,
+                    option=option,
+                    octets=octets,
+                    settings=self._settings,
+                )
+                self._tell_mailbox()
+
+    def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
+        """Return an option as an integer, or as octets if `buffer_bytes` is given.
+
+        A list of RDS_INFO_* comes whole or raises OSError (ENOSPC), whose text tells its length;
+        unlike in `socket.socket`, `buffer_bytes` has no limit.
+        """
+        self._check_open()
+        if buffer_bytes < 0:
+            raise os_error(Refusal.BAD_ARGUMENT, f"buffer of {buffer_bytes} octets")
+        room = buffer_bytes or _INT.size
+        if level == SOL_RDS and InfoOpt.COUNTERS <= option <= InfoOpt.V6_IB_CONNECTIONS:
+            octets = self._info(option, room)
+        else:
+            octets = options.get_option(
+                self._options, level=level, option=option, buffer_bytes=room
+            )
+        if buffer_bytes:
+            return octets
+        return int.from_bytes(octets.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
+
+    def ioctl(self, request: int, value: int = 0) -> int:
+        """Ask or set the type of service, or set non-blocking; return the new value.
+
+        TCP carries every type of service as 0, which is what is reported: kernel parity. Raises
+        OSError (ENOTTY) for any other request, and for setting it before bind.
+        """
+        self._check_open()
+        if request == _FIONBIO:
+            self.setblocking(not value)
+        elif request != SIOCRDSGETTOS and not (request == SIOCRDSSETTOS and self._mailbox):
+            raise os_error(Refusal.NOT_A_TTY, f"request {request:#x}")
+        return 0
+
+    def _info(self, option: int, room: int) -> bytes:
+        from urds.backend import info
+
+        backend = self._backend or process.backend()
+        return info.answer(
+            option,
+            backend.snapshot(),
+            counters=backend.counters(),
+            connected=process.connected,
+            buffer_bytes=room,
+        )
+
+    # -- waiting times
+
+    def settimeout(self, wait_s: float | None, /) -> None:
+        """Wait that long in sends and receives; None is for ever, 0 never."""
+        if wait_s is not None and not wait_s >= 0:
+            raise ValueError("Timeout value out of range")
+        with self._lock:
+            self._timeout_s = None if wait_s is None else float(wait_s)
+            self._tell_mailbox()
+
+    def gettimeout(self) -> float | None:
+        """Return what `settimeout` set."""
+        return self._timeout_s
+
+    def setblocking(self, blocking: bool, /) -> None:
+        """Wait for ever (True) or never."""
+        self.settimeout(None if blocking else 0.0)
+
+    def getblocking(self) -> bool:
+        """Tell whether calls may wait."""
+        return self._timeout_s != 0
+
+    def _wait_ns(self, option_wait_ns: int | None) -> int | None:
+        """Return how long a call waits: `settimeout` outranks SO_SNDTIMEO and SO_RCVTIMEO."""
+        if self._timeout_s is None:
+            return option_wait_ns
+        return round(self._timeout_s * _NS)
+
+    def _mailbox_settings(self) -> MailboxSettings:
+        from urds.backend.base import ALL_GROUPS, MailboxSettings
+
+        chosen = self._options
+        return MailboxSettings(
+            send_bytes_max=chosen.send_bytes_max,
+            receive_bytes_max=chosen.receive_bytes_max,
+            send_wait_ns=self._wait_ns(chosen.send_wait_ns),
+            receive_wait_ns=self._wait_ns(chosen.receive_wait_ns),
+            monitor=chosen.monitor,
+            monitor_mask=ALL_GROUPS if chosen.monitor_mask is None else chosen.monitor_mask,
+            timestamps=bool(chosen.timestamp),
+            traces=chosen.traces,
+        )
+
+    def _tell_mailbox(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.configure(self._mailbox_settings())
+
+    # -- descriptor and end
+
+    def fileno(self) -> int:
+        """Return a descriptor for select, poll and epoll; -1 once closed.
+
+        It is readable while something waits here and writable while there is room to send; no
+        message goes through it.
+        """
+        with self._lock:
+            if self._closed:
+                return -1
+            if self._placeholder is not None:
+                return self._placeholder.fileno()
+            if self._mailbox is not None:
+                return self._mailbox.fileno()
+            self._placeholder = Placeholder()
+            return self._placeholder.fileno()
+
+    def close(self) -> None:
+        """Unbind; idempotent. What nobody read is dropped.
+
+        What is not acknowledged is given the setting `linger_s` in the background; with SO_LINGER
+        that long in this call, and with 0 seconds of it nothing.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            mailbox, self._mailbox = self._mailbox, None
+            for placed in ("sendto", "recvfrom"):
+                self.__dict__.pop(placed, None)
+            self._lock.notify_all()
+        if mailbox is not None and self._backend is not None:
+            process.connected.pop((mailbox.local, mailbox.port), None)
+            mailbox.close(self._linger_ns())
+            self._backend.closed(mailbox)
+        if self._placeholder is not None:
+            self._placeholder.close()
+
+    def _linger_ns(self) -> int | None:
+        if self._options.linger_s is not None:
+            return self._options.linger_s * _NS
+        return 0 if self._settings.strict_linux else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A finaliser may run inside any call of any thread: it takes no lock and closes nothing.
+        if self._closed:
+            return
+        self._closed = True
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        if self._mailbox is not None and self._backend is not None:
+            self._backend.abandoned(self._mailbox)
+        if self._placeholder is not None:
+            self._placeholder.close()
+
+    def __repr__(self) -> str:
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        words = [f"<{name}", "family=AF_RDS", "type=SOCK_SEQPACKET"]
+        if self._closed and self._mailbox is None:
+            return " ".join([*words[:1], "[closed]", *words[1:]]) + ">"
+        if self._mailbox is not None:
+            words.append(f"laddr={self.getsockname()}")
+        if self._peer is not None:
+            words.append(f"raddr={addresses.socket_address(*self._peer)}")
+        return " ".join(words) + ">"
+
+    # -- what others are made of
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """The mailbox of a bound socket, for event loops. Raises OSError (ENOTCONN) before."""
+        return self._bound()
+
+    @property
+    def family(self) -> system.AddressFamily:
+        """AF_RDS."""
+        return system.AddressFamily(AF_RDS)
+
+    @property
+    def type(self) -> system.SocketKind:
+        """SOCK_SEQPACKET."""
+        return system.SocketKind(SOCK_SEQPACKET)
+
+    @property
+    def proto(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def timeout(self) -> float | None:
+        """What `settimeout` set."""
+        return self._timeout_s
+
+    def get_inheritable(self) -> bool:
+        """Return False: a child of a fork cannot use the parent's sockets."""
+        return False
+
+    def set_inheritable(self, inheritable: bool) -> None:
+        """Take False only."""
+        if inheritable:
+            self._refuse()
+
+    def listen(self, backlog: int = 0, /) -> None:
+        """Refuse (EOPNOTSUPP): datagrams have no connections to wait for."""
+        self._refuse()
+
+    def accept(self) -> NoReturn:
+        """Refuse (EOPNOTSUPP)."""
+        self._refuse()
+
+    def shutdown(self, how: int, /) -> None:
+        """Refuse (EOPNOTSUPP): kernel parity."""
+        self._refuse()
+
+    def detach(self) -> NoReturn:
+        """Refuse (EOPNOTSUPP): the descriptor carries no messages."""
+        self._refuse()
+
+    def dup(self) -> NoReturn:
+        """Refuse (EOPNOTSUPP): the descriptor carries no messages."""
+        self._refuse()
+
+    def makefile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse (EOPNOTSUPP): a file would lose the borders of messages."""
+        self._refuse()
+
+    def sendfile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse (EOPNOTSUPP): a file is no datagram."""
+        self._refuse()
+
+    # -- state
+
+    def _refuse(self) -> NoReturn:
+        self._check_open()
+        raise os_error(Refusal.NOT_SUPPORTED)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise os_error(Refusal.CLOSED)
+
+    def _bound(self) -> Mailbox:
+        mailbox = self._mailbox
+        if mailbox is None:
+            self._check_open()
+            raise os_error(Refusal.NOT_BOUND)
+        return mailbox
+
+    def _set_transport(self, transport: Transport | None) -> None:
+        self._options = replace(self._options, transport=transport)
+
+    def _note_peer(self) -> None:
+        """Keep the connected peer where rds-info finds it."""
+        if self._mailbox is not None and self._peer is not None:
+            process.connected[self._mailbox.local, self._mailbox.port] = self._peer
+
+
+def _option_octets(value: Any, value_bytes: int | None) -> bytes:
+    """Return an option's octets, from the forms that `socket.socket.setsockopt` takes."""
+    if value is None:
+        if value_bytes:
+            raise os_error(Refusal.OPTION_FAULT, f"{value_bytes} octets at no address")
+        return b""
+    if isinstance(value, int):
+        return _INT.pack(value) if -(1 << 31) <= value < 1 << 31 else _too_large(value)
+    return bytes(value)
+
+
+def _too_large(value: int) -> NoReturn:
+    raise OverflowError(f"{value} is not a C int; give 8 octets instead")

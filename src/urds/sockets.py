@@ -1,0 +1,296 @@
+"""`Socket`: the API of rds(7) with the methods of `socket.socket`. Thin: no protocol here.
+
+A socket holds its options and, once bound, a mailbox. What every message passes, `sendto` and
+`recvfrom`, are then the mailbox's own methods, placed in the instance: a Python function between
+would cost 30 % of the rate. That is why waiting times live in the mailbox's settings and each
+change of them replaces those. Everything else comes through here, in Linux's order of checks.
+Source: linux v6.12 net/rds/send.c, net/rds/recv.c; rds.md 3.4, 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from urds import addresses, options
+from urds.addresses import Call, SocketAddress
+from urds.constants import (
+    AF_RDS,
+    MSG_CMSG_CLOEXEC,
+    MSG_DONTWAIT,
+    MSG_ERRQUEUE,
+    MSG_NOSIGNAL,
+    MSG_OOB,
+    MSG_PEEK,
+    MSG_TRUNC,
+    MSG_ZEROCOPY,
+    SOCK_SEQPACKET,
+)
+from urds.errors import Refusal, os_error
+from urds.socket_base import SocketBase
+
+if TYPE_CHECKING:
+    from urds.backend.base import Mailbox, Message, Notice
+    from urds.cmsg import Ancillary, SendRequest
+
+    Buffer = bytes | bytearray | memoryview
+
+_NS: Final = 1_000_000_000
+_RECEIVE_BYTES_DEFAULT: Final = 1 << 20
+
+
+def socket(family: int = AF_RDS, type: int = SOCK_SEQPACKET, proto: int = 0) -> Socket:
+    """Return a new socket, as `socket.socket` does. Raises OSError for any other kind."""
+    return Socket(family, type, proto)
+
+
+class Socket(SocketBase):
+    """An RDS socket; also a `socket.socket` to whoever asks with isinstance.
+
+    Raises OSError: EAFNOSUPPORT for another family, ESOCKTNOSUPPORT for another type or protocol.
+    """
+
+    # -- sending
+
+    def send(self, payload: Any, flags: int = 0, /) -> int:
+        """Send to the default destination; see `sendto`."""
+        return self._send((payload,), (), flags, None)
+
+    def sendall(self, payload: Any, flags: int = 0, /) -> None:
+        """Send to the default destination: a datagram goes whole or not at all."""
+        self.send(payload, flags)
+
+    def sendto(  # type: ignore[override]  # the parent's overloads, in one signature
+        self, payload: Buffer, flags_or_address: Any, address: Any = None, /
+    ) -> int:
+        """Queue one message; return its length. Success means queued, and delivered in time.
+
+        A payload of 8 KiB or more is kept by reference until it is acknowledged: do not change a
+        bytearray in between. Raises OSError: EMSGSIZE, EAGAIN (queue full), ENOBUFS (the port is
+        congested), ETIMEDOUT, EHOSTUNREACH (given up), EACCES (peer not allowed).
+        """
+        if address is None:
+            return self._send((payload,), (), 0, flags_or_address)
+        return self._send((payload,), (), flags_or_address, address)
+
+    def sendmsg(
+        self,
+        buffers: Iterable[Any],
+        ancdata: Iterable[tuple[int, int, Any]] = (),
+        flags: int = 0,
+        address: Any = None,
+        /,
+    ) -> int:
+        """Queue one message gathered from `buffers`, with control messages; see `cmsg`."""
+        return self._send(tuple(buffers), tuple(ancdata), flags, address)
+
+    def send_many(self, messages: Iterable[tuple[Buffer, SocketAddress | None]]) -> int:
+        """Queue messages, address None meaning the default destination; return how many.
+
+        Stops at the first that is refused; raises its OSError if it is the first of all, so that
+        going on with what is left never hides an error.
+        """
+        count = 0
+        sendto, send = self.sendto, self.send
+        try:
+            for payload, address in messages:
+                send(payload) if address is None else sendto(payload, address)
+                count += 1
+        except OSError:
+            if not count:
+                raise
+        return count
+
+    def cancel(self, address: Any = None) -> int:
+        """Take back what is not acknowledged to exactly `address`, or everything; return how many.
+
+        A message taken back may still arrive, if it was on its way.
+        """
+        if address is None:
+            return self._bound().cancel(None, None)
+        peer, port = addresses.parse(address, Call.SEND)
+        return self._bound().cancel(peer, port)
+
+    def _send(
+        self,
+        buffers: Sequence[Any],
+        ancillary: Sequence[tuple[int, int, Any]],
+        flags: int,
+        address: Any,
+    ) -> int:
+        """Check in Linux's order, then queue. Source: linux v6.12 net/rds/send.c; rds.md 3.4."""
+        accepted = MSG_DONTWAIT | MSG_ZEROCOPY
+        if not self._settings.strict_linux:
+            accepted |= MSG_NOSIGNAL
+        if flags & ~accepted:
+            raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
+        target = None if address is None else addresses.parse(address, Call.SEND)
+        mailbox = self._bound()
+        target = target or self._peer
+        if target is None:
+            raise os_error(Refusal.NO_DESTINATION_GIVEN)
+        if target[0].version != mailbox.local.version:
+            detail = f"{target[0]} from a socket bound to {mailbox.local}"
+            raise os_error(Refusal.FAMILY_MISMATCH, detail)
+        if ancillary or flags & MSG_ZEROCOPY:
+            from urds import cmsg
+
+            self._check_length(sum(memoryview(one).nbytes for one in buffers))
+            self._check_request(cmsg.read(ancillary), zerocopy=bool(flags & MSG_ZEROCOPY))
+        wait_ns = 0 if flags & MSG_DONTWAIT else self._wait_ns(self._options.send_wait_ns)
+        return mailbox.send(buffers, addresses.socket_address(*target), wait_ns=wait_ns)
+
+    def _check_length(self, payload_bytes: int) -> None:
+        limit = min(self._options.send_bytes_max, self._settings.max_message_bytes)
+        if payload_bytes > limit:
+            detail = f"payload of {payload_bytes} octets, limit {limit}"
+            raise os_error(Refusal.TOO_LONG, detail)
+
+    def _check_request(self, request: SendRequest, *, zerocopy: bool) -> None:
+        """Refuse what needs RDMA, and zero copy, which by reference is the rule here anyway."""
+        if request.destination_cookie is not None:
+            raise os_error(Refusal.BAD_CMSG, "RDMA_DEST names no memory region of this socket")
+        if request.rdma or request.atomic or request.region:
+            raise os_error(Refusal.NOT_SUPPORTED, "RDMA needs the RDMA transport")
+        cookie = request.zerocopy_cookie is not None
+        if zerocopy != cookie or (zerocopy and not self._options.zerocopy):
+            raise os_error(Refusal.BAD_CMSG, "MSG_ZEROCOPY needs SO_ZEROCOPY and one ZCOPY_COOKIE")
+        if zerocopy:
+            raise os_error(Refusal.NOT_SUPPORTED, "MSG_ZEROCOPY")
+
+    # -- receiving
+
+    def recv(self, payload_bytes_max: int, flags: int = 0, /) -> bytes:
+        """Take one message; see `recvfrom`."""
+        return self.recvfrom(payload_bytes_max, flags)[0]
+
+    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
+        """Take one message and its source; what exceeds `payload_bytes_max` is discarded.
+
+        A notification comes as no octets from None. Raises OSError: EAGAIN, ETIMEDOUT.
+        """
+        payload, _, _, source = self.recvmsg(payload_bytes_max, 0, flags)
+        return payload, source
+
+    def recvmsg(
+        self, payload_bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[bytes, list[Ancillary], int, Any]:
+        """Take one message, or one notification without data, with its control messages.
+
+        Return payload, control messages, MSG_TRUNC and MSG_CTRUNC as they apply, and the source.
+        """
+        _check_positive(payload_bytes_max, "recvmsg")
+        payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
+        if len(payload) > payload_bytes_max:
+            result_flags |= MSG_TRUNC
+        return payload[:payload_bytes_max], ancillary, result_flags, source
+
+    def recvmsg_into(
+        self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[int, list[Ancillary], int, Any]:
+        """Take one message into `buffers`, one after the other; the payload is copied.
+
+        Return the octets copied, or the whole length with MSG_TRUNC in `flags`; then as `recvmsg`.
+        """
+        views = [memoryview(one).cast("B") for one in buffers]
+        payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
+        copied = 0
+        for view in views:
+            piece = payload[copied : copied + len(view)]
+            view[: len(piece)] = piece
+            copied += len(piece)
+        if copied < len(payload):
+            result_flags |= MSG_TRUNC
+        count = len(payload) if flags & MSG_TRUNC else copied
+        return count, ancillary, result_flags, source
+
+    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
+        """Take one message into a buffer, at most `bytes_max` of it; 0 is the whole buffer."""
+        return self.recvfrom_into(buffer, bytes_max, flags)[0]
+
+    def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
+        """Take one message into a buffer; return the octets copied and the source.
+
+        Raises ValueError if the buffer is smaller than `bytes_max`.
+        """
+        view = memoryview(buffer).cast("B")
+        _check_positive(bytes_max, "recvfrom_into")
+        if bytes_max > len(view):
+            raise ValueError(f"buffer of {len(view)} octets is too small for {bytes_max}")
+        count, _, _, source = self.recvmsg_into([view[:bytes_max] if bytes_max else view], 0, flags)
+        return count, source
+
+    def recv_many(
+        self, count_max: int, payload_bytes_max: int = _RECEIVE_BYTES_DEFAULT
+    ) -> list[tuple[bytes, SocketAddress]]:
+        """Wait for a message as `recvfrom` does, then take what is there, up to `count_max`."""
+        if count_max < 1:
+            raise ValueError(f"count_max {count_max} is below 1")
+        recvfrom = self.recvfrom
+        taken = [recvfrom(payload_bytes_max)]
+        with suppress(BlockingIOError):
+            while len(taken) < count_max:
+                taken.append(recvfrom(payload_bytes_max, int(MSG_DONTWAIT)))
+        return taken
+
+    def _receive(
+        self, ancillary_bytes_max: int, flags: int
+    ) -> tuple[bytes, list[Ancillary], int, Any]:
+        """Take whatever is first; return it whole. Source: rds.md 3.5."""
+        from urds import cmsg
+        from urds.backend.base import CongestionNotice
+
+        result_flags = flags & MSG_CMSG_CLOEXEC
+        if flags & MSG_OOB:  # nothing is ever out of band: kernel parity
+            return b"", [], result_flags, None
+        taken = self._take(flags)
+        payload, source = b"", None
+        if isinstance(taken, CongestionNotice):
+            control = [cmsg.congestion_update(taken.groups)]
+        else:
+            control = self._control_of(taken)
+            payload, source = taken.payload, taken.source
+        ancillary, truncated = cmsg.fit(control, ancillary_bytes_max)
+        return payload, ancillary, result_flags | truncated, source
+
+    def _take(self, flags: int) -> Message | Notice:
+        wait_ns = 0 if flags & MSG_DONTWAIT else self._wait_ns(self._options.receive_wait_ns)
+        taken: Message | Notice | None = None
+        if not flags & MSG_ERRQUEUE:  # that queue is always empty
+            mailbox = self._mailbox or self._wait_for_mailbox(wait_ns)
+            if mailbox is not None:
+                taken = mailbox.receive(wait_ns=wait_ns, peek=bool(flags & MSG_PEEK))
+        if taken is None:
+            never = wait_ns == 0 or flags & MSG_ERRQUEUE
+            raise os_error(Refusal.NOTHING_TO_RECEIVE if never else Refusal.TIMED_OUT)
+        return taken
+
+    def _control_of(self, message: Message) -> list[Ancillary]:
+        from urds import cmsg
+
+        control = []
+        cookie = cmsg.destination_cookie(message.extension)
+        if cookie is not None:
+            control.append(cmsg.rdma_destination(cookie))
+        if message.time_ns:
+            new = self._options.timestamp in (options.SO_TIMESTAMP_NEW, options.SO_TIMESTAMPNS_NEW)
+            control.append(cmsg.timestamp(message.time_ns, new=new))
+        if message.trace:
+            control.append(cmsg.latency(message.trace))
+        return control
+
+    def _wait_for_mailbox(self, wait_ns: int | None) -> Mailbox | None:
+        """Wait until another thread binds or closes: a socket without an address gets nothing."""
+        with self._lock:
+            self._lock.wait_for(
+                lambda: self._mailbox is not None or self._closed,
+                None if wait_ns is None else wait_ns / _NS,
+            )
+            self._check_open()
+            return self._mailbox
+
+
+def _check_positive(count: int, name: str) -> None:
+    if count < 0:
+        raise ValueError(f"negative buffersize in {name}")
