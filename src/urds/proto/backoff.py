@@ -6,7 +6,12 @@ that closes at once would be asked thousands of times a second. Source: linux v6
 net/rds/threads.c for the shape, linux-peer-notes.md section 3 rule 2 for the reset.
 """
 
-from random import Random
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 class Backoff:

@@ -14,9 +14,10 @@ path or a stream that is gone is ignored. Source: rds.md 1.8 (linux v6.12, v7.0)
 linux-peer-notes.md sections 1 and 3 (observed with linux v6.1, v6.12, v7.2).
 """
 
+from __future__ import annotations
+
 from collections import deque
-from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from urds.constants import PATHS_MAX, PING_PORT, PORT_FIRST, PROBE_PORT
 from urds.proto.events import (
@@ -49,6 +50,9 @@ from urds.proto.strangers import Strangers
 from urds.proto.streams import Streams
 from urds.proto.timers import TimerKind, Timers
 from urds.wire.exthdr import Handshake, parse_handshake
+
+if TYPE_CHECKING:
+    from random import Random
 
 _NO_EXTENSION: Final = bytes(16)
 _PARKED_MAX: Final = PATHS_MAX - 1

@@ -12,9 +12,11 @@ when there are too many of them, the one that is idle for longest goes. Source: 
 v6.12 net/rds/bind.c) for ports.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from itertools import chain
-from random import Random
+from typing import TYPE_CHECKING
 
 from urds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
 from urds.errors import Refusal, os_error
@@ -25,6 +27,9 @@ from urds.proto.settings import ConnectionSettings, EndpointSettings
 from urds.proto.stats import Stats
 from urds.proto.strangers import Strangers
 from urds.proto.timers import Timers
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 class Endpoint:

@@ -14,9 +14,10 @@ Source: rds.md 2.1, 2.5 (linux v6.12 net/rds/tcp_listen.c, threads.c); linux-pee
 rules 2 and 10 (observed with linux v6.1, v6.12, v7.2).
 """
 
+from __future__ import annotations
+
 from collections import deque
-from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from urds.proto.backoff import Backoff
 from urds.proto.events import Action, Connect, GiveUp, Knock, Poke
@@ -25,6 +26,9 @@ from urds.proto.settings import ConnectionSettings
 from urds.proto.state import Input, PathLife, State
 from urds.proto.stats import Stats
 from urds.proto.timers import TimerKey, TimerKind, Timers
+
+if TYPE_CHECKING:
+    from random import Random
 
 _ATTEMPT_GAP_NS: Final = 10_000_000  # knocks and wishes hasten one attempt in this time
 _CALL_BACK_NS: Final = 20_000_000  # what the lower side has at least, before we knock again

@@ -13,9 +13,10 @@ An accepted stream supersedes the one its path has. Source: rds.md 2.2, 2.4 (lin
 net/rds/tcp_listen.c); linux-peer-notes.md section 3 rules 1 and 11.
 """
 
+from __future__ import annotations
+
 from collections import deque
-from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from urds.constants import PATHS_MAX
 from urds.proto.events import Action, Attach, Detach, Hold, PeerKind, Reason, Refuse, Refused
@@ -27,6 +28,9 @@ from urds.proto.state import Input, PathLife
 from urds.proto.stats import Stats
 from urds.proto.strangers import Strangers
 from urds.proto.timers import TimerKey, TimerKind, Timers
+
+if TYPE_CHECKING:
+    from random import Random
 
 _PARKED_MAX: Final = PATHS_MAX - 1
 
