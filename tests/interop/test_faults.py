@@ -14,6 +14,7 @@ from .lab.wire import Orders
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 COUNT = 1000
+LONG_COUNT = 5000  # a thousand are over before `ss` has killed twice
 IDLE_S = 15.0
 EXCHANGE = "exchange(s, target, count=count, seed=seed, idle_s=idle_s)"
 SILENCE = Orders(block=("to_guest", "to_host"))
@@ -36,25 +37,25 @@ def test_a_thousand_each_way_over_a_wire_that_cuts(ends: Ends, lab: Lab, orders:
     """The wire cuts inside messages, at octets drawn from the seed; the content is checked."""
     ends.open_sockets()
     cuts_before = lab.order(orders)["cuts"]
-    _start_exchange(ends, seed=orders.seed)
+    _start_exchange(ends, count=COUNT, seed=orders.seed)
     received = ends.guest.finish(timeout_s=200), ends.ours.finish(timeout_s=200)
     cuts = lab.order(Orders())["cuts"] - cuts_before
     _assert_exactly_once(ends, received, count=COUNT)
     assert cuts >= 10, "the wire did not cut: this run shows nothing"
 
 
-def test_a_thousand_each_way_while_the_kernel_loses_its_connections(ends: Ends, lab: Lab) -> None:
+def test_messages_each_way_while_the_kernel_loses_its_connections(ends: Ends, lab: Lab) -> None:
     """The guest's connections are killed at random moments; its peer gets a reset."""
     ends.open_sockets()
     moments = random.Random(5)
     with lab.open_guest() as killer:
-        _start_exchange(ends, seed=5)
+        _start_exchange(ends, count=LONG_COUNT, seed=5)
         killed = 0
         for _ in range(12):
             time.sleep(moments.uniform(0.05, 0.3))
             killed += len(killer(RESET_IN_GUEST).splitlines())
     received = ends.guest.finish(timeout_s=200), ends.ours.finish(timeout_s=200)
-    _assert_exactly_once(ends, received, count=COUNT)
+    _assert_exactly_once(ends, received, count=LONG_COUNT)
     assert killed >= 3, "no connection was killed: this run shows nothing"
 
 
@@ -99,8 +100,8 @@ def test_the_kernel_starts_anew_behind_a_silent_wire(ends: Ends, lab: Lab) -> No
     _assert_nothing_left(ends)
 
 
-def test_a_silent_minute_is_survived_without_a_reset(ends: Ends, lab: Lab) -> None:
-    """A wire that is silent for some seconds delays messages, and neither loses nor doubles one."""
+def test_a_silent_wire_delays_and_loses_nothing(ends: Ends, lab: Lab) -> None:
+    """Three silent seconds break no connection; what was sent meanwhile arrives once, late."""
     ends.open_sockets()
     _send_both_ways(ends, range(5))
     lab.order(SILENCE)
@@ -113,8 +114,8 @@ def test_a_silent_minute_is_survived_without_a_reset(ends: Ends, lab: Lab) -> No
     _assert_nothing_left(ends)
 
 
-def _start_exchange(ends: Ends, *, seed: int) -> None:
-    names = {"count": COUNT, "seed": seed, "idle_s": IDLE_S}
+def _start_exchange(ends: Ends, *, count: int, seed: int) -> None:
+    names = {"count": count, "seed": seed, "idle_s": IDLE_S}
     ends.guest.start(EXCHANGE, target=ends.us, **names)
     ends.ours.start(EXCHANGE, target=ends.kernel, **names)
 
