@@ -1,0 +1,127 @@
+"""Tunables: sources and their order, ranges, words of a refusal."""
+
+import re
+from dataclasses import FrozenInstanceError
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from urds.errors import SettingError
+from urds.settings import ALIASES, Settings
+
+
+def load(values: dict[str, object] | None = None, **environ: str) -> Settings:
+    return Settings.load(values, environ=environ)
+
+
+def test_defaults_are_those_of_linux() -> None:
+    settings = load()
+    assert (settings.reconnect_min_delay_ms, settings.reconnect_max_delay_ms) == (1, 1000)
+    assert (settings.max_unacked_packets, settings.max_unacked_bytes) == (8, 16 << 20)
+    assert (settings.send_bytes_default, settings.receive_bytes_default) == (106_496, 106_496)
+    assert settings.max_message_bytes == 1 << 20
+    assert settings.tcp_port == 16385
+    assert settings.allow == ()
+
+
+def test_a_record_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        load().npaths = 2  # type: ignore[misc]  # this is the point
+
+
+def test_later_sources_outrank_earlier_ones(tmp_path: Path) -> None:
+    file = tmp_path / "urds.toml"
+    file.write_text('npaths = 2\nkeepalive_count = 3\ndrain_s = 0.25\nallow = ["10.0.0.0/8"]\n')
+    settings = load({"npaths": 8}, URDS_CONFIG=str(file), URDS_NPATHS="4", URDS_KEEPALIVE_COUNT="9")
+    assert settings.npaths == 8
+    assert settings.keepalive_count == 9
+    assert settings.drain_s == 0.25
+    assert settings.allow == ("10.0.0.0/8",)
+
+
+@pytest.mark.parametrize(("alias", "name"), sorted(ALIASES.items()))
+def test_an_alias_works_in_every_source(alias: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "urds.toml"
+    file.write_text(f"{alias} = 5000\n")
+    given = [
+        load({alias: 5000, "reconnect_max_delay_ms": 9000} if "min" in alias else {alias: 5000}),
+        load({"reconnect_max_delay_ms": 9000} if "min" in alias else {}, URDS_CONFIG=str(file)),
+        load(
+            {"reconnect_max_delay_ms": 9000} if "min" in alias else {},
+            **{f"URDS_{alias.upper()}": "5000"},
+        ),
+    ]
+    assert [getattr(settings, name) for settings in given] == [5000] * 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("URDS_NPATHS", "3", "npaths = '3', in variable URDS_NPATHS: must be one of 1, 2, 4, 8"),
+        ("URDS_TCP_PORT", "0", "tcp_port = '0', in variable URDS_TCP_PORT: must be a whole number"),
+        ("URDS_TCP_PORT", "x", "from 1 to 65535"),
+        ("URDS_WMEM_MAX", "1", "wmem_max = '1', in variable URDS_WMEM_MAX"),
+        ("URDS_MAX_MESSAGE_BYTES", str(1 << 32), "from 1 to 4294967295"),
+        ("URDS_DRAIN_S", "-1", "seconds from 0 to 3600"),
+        ("URDS_DRAIN_S", "nan", "seconds from 0 to 3600"),
+        ("URDS_PING_ENABLE", "perhaps", "true or false"),
+        ("URDS_ALLOW", "10.0.0.0/8 everybody", "or `any`"),
+        ("URDS_NODE", "relative/path", "absolute path"),
+    ],
+)
+def test_a_bad_value_names_key_value_range_and_source(
+    variable: str, value: str, words: str
+) -> None:
+    with pytest.raises(SettingError, match=re.escape(words)):
+        load(**{variable: value})
+
+
+def test_a_file_is_named_with_its_bad_value(tmp_path: Path) -> None:
+    file = tmp_path / "urds.toml"
+    file.write_text("npaths = 16\n")
+    with pytest.raises(SettingError, match=re.escape(f"npaths = 16, in file {file}: must be one")):
+        load(URDS_CONFIG=str(file))
+
+
+@pytest.mark.parametrize("content", [b"npaths = [", b"\xff\xfe", b"#" * ((1 << 20) + 1)])
+def test_a_broken_file_is_a_setting_error(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "urds.toml"
+    file.write_bytes(content)
+    with pytest.raises(SettingError, match="URDS_CONFIG"):
+        load(URDS_CONFIG=str(file))
+
+
+def test_a_missing_file_is_a_setting_error() -> None:
+    with pytest.raises(SettingError, match="URDS_CONFIG"):
+        load(URDS_CONFIG="/nonexistent/urds.toml")
+
+
+def test_an_unknown_key_is_refused_and_a_near_one_proposed() -> None:
+    with pytest.raises(SettingError, match=r"peer_max: no such setting.*did you mean peers_max"):
+        load({"peer_max": 1})
+
+
+def test_an_unknown_variable_is_somebody_elses() -> None:
+    assert load(URDS_SOMETHING="1") == load()
+
+
+def test_a_delay_above_its_maximum_is_refused() -> None:
+    with pytest.raises(SettingError, match="reconnect_min_delay_ms = 2000 is above"):
+        load({"reconnect_min_delay_ms": 2000})
+
+
+@pytest.mark.parametrize("word", ["1", "true", "YES", "on"])
+def test_words_for_true(word: str) -> None:
+    assert load(URDS_STRICT_LINUX=word).strict_linux is True
+
+
+def test_allow_takes_networks_and_any() -> None:
+    networks = load(URDS_ALLOW="10.1.2.3/8, fd00::/8").networks()
+    assert networks == (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+    assert load(URDS_ALLOW="any").networks() == (ip_network("0.0.0.0/0"), ip_network("::/0"))
+
+
+def test_python_values_are_checked_without_loading() -> None:
+    with pytest.raises(SettingError, match="npaths = True, in Python"):
+        Settings(npaths=True)
