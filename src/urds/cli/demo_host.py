@@ -1,0 +1,218 @@
+"""One host of `urds demo`, a process of its own: sends, checks what it gets, resets connections.
+
+The coordinator (`demo`) talks to it in lines of JSON. Down its standard input come the plan, "go",
+and how many messages to expect; the end of the input is the end of the process. Up its standard
+output go `ready`, `progress`, `sent`, `done` or `failed`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any, Final
+
+import urds
+from urds import backend
+from urds.backend.inprocess import InProcess
+from urds.cli.demo_messages import Ledger, Writer
+
+_BURST: Final = 16
+_TAKES_PER_TURN: Final = 128
+_IDLE_WAIT_S: Final = 0.005
+_PROGRESS_S: Final = 0.25
+_QUIET_S: Final = 0.2  # after the last expected message: a duplicate would come now
+_FULL: Final = {errno.EAGAIN, errno.ENOBUFS}
+PORT: Final = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one host does."""
+
+    address: str
+    peers: list[str]
+    seconds: float
+    payload_bytes: int
+    reset_every_s: float  # 0 never
+    drain_s: float  # how long to wait for what is expected
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Counts of one host so far."""
+
+    sent: int
+    delivered: int
+    resets: int
+
+
+class Commands:
+    """What the coordinator says, read by a thread of its own."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.expected: dict[str, int] | None = None
+        threading.Thread(target=self._read, name="demo-commands", daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            self.expected = command.get("expect", self.expected)
+            self.go.set()
+        # The coordinator has closed our input, or died: either way nobody waits for us.
+        os._exit(0)
+
+
+class Host:
+    """A bound socket, the messages to each peer and the books of what each peer sent."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.resets = 0
+        self.last_s = 0.0  # since the start: when the last message came
+        random = Random(f"{plan.seed} {plan.address}")
+        self._random = random
+        self._writers = {
+            peer: Writer(plan.address, peer, payload_bytes=plan.payload_bytes, random=random)
+            for peer in plan.peers
+        }
+        self._ledgers = {peer: Ledger(peer, plan.address) for peer in plan.peers}
+        self._cutting = threading.Event()
+        self._socket = urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
+        self._socket.bind((plan.address, PORT))
+        self._socket.settimeout(_IDLE_WAIT_S)
+
+    def exchange(self) -> None:
+        """Send to all peers and receive for the time of the plan, while connections are cut."""
+        cutter = threading.Thread(target=self._cut, name="demo-cutter", daemon=True)
+        cutter.start()
+        start_s = now_s = told_s = time.monotonic()
+        end_s = start_s + self.plan.seconds
+        while now_s < end_s:
+            sent = sum(self._send_burst(peer, writer) for peer, writer in self._writers.items())
+            taken = self._take(_TAKES_PER_TURN)
+            if not sent and not taken:
+                self._wait()
+            now_s = time.monotonic()
+            if taken:
+                self.last_s = now_s - start_s
+            if now_s - told_s >= _PROGRESS_S:
+                told_s = now_s
+                tell("progress", **asdict(self.progress()))
+        self._cutting.set()
+        cutter.join()
+
+    def drain(self, commands: Commands) -> None:
+        """Receive until everything expected is there and a while longer, or time is up."""
+        start_s = time.monotonic()
+        complete_s: float | None = None
+        while (now_s := time.monotonic()) - start_s < self.plan.drain_s:
+            if not self._take(_TAKES_PER_TURN):
+                self._wait()
+            expected = commands.expected
+            if expected is None or any(
+                self._ledgers[peer].delivered < count for peer, count in expected.items()
+            ):
+                continue
+            complete_s = complete_s or now_s
+            if now_s - complete_s >= _QUIET_S:
+                return
+
+    def progress(self) -> Progress:
+        """Return the counts so far."""
+        return Progress(
+            sent=sum(writer.sent for writer in self._writers.values()),
+            delivered=sum(ledger.delivered for ledger in self._ledgers.values()),
+            resets=self.resets,
+        )
+
+    def sent(self) -> dict[str, int]:
+        """Return how many messages the socket took for each peer."""
+        return {peer: writer.sent for peer, writer in self._writers.items()}
+
+    def verdict(self) -> Mapping[str, object]:
+        """Return what was received and how well."""
+        ledgers = self._ledgers.values()
+        return {
+            "delivered": {peer: ledger.delivered for peer, ledger in self._ledgers.items()},
+            "duplicated": sum(ledger.duplicated for ledger in ledgers),
+            "reordered": sum(ledger.reordered for ledger in ledgers),
+            "damaged": sum(ledger.damaged for ledger in ledgers),
+            "resets": self.resets,
+            "last_s": self.last_s,
+        }
+
+    def _send_burst(self, peer: str, writer: Writer) -> int:
+        """Send until the socket or the peer has had enough, at most a burst."""
+        for count in range(_BURST):
+            try:
+                self._socket.sendto(writer.payload(), urds.MSG_DONTWAIT, (peer, PORT))
+            except OSError as failure:
+                if failure.errno not in _FULL:
+                    raise
+                return count
+            writer.count_sent()
+        return _BURST
+
+    def _take(self, messages_max: int) -> int:
+        """Receive what is there; return how many."""
+        for count in range(messages_max):
+            try:
+                payload, source = self._socket.recvfrom(urds.MAX_MESSAGE_BYTES, urds.MSG_DONTWAIT)
+            except BlockingIOError:
+                return count
+            self._ledgers[source[0]].check(payload)
+        return messages_max
+
+    def _wait(self) -> None:
+        """Give the processor away until a message comes, for 5 ms at most."""
+        with suppress(TimeoutError):
+            payload, source = self._socket.recvfrom(urds.MAX_MESSAGE_BYTES)
+            self._ledgers[source[0]].check(payload)
+
+    def _cut(self) -> None:
+        """Reset all connections of this process now and then, at no particular moment."""
+        place = backend.current()
+        every_s = self.plan.reset_every_s
+        if not every_s or not isinstance(place, InProcess):
+            return
+        while not self._cutting.wait(every_s * self._random.uniform(0.5, 1.5)):
+            self.resets += place.break_connections()
+
+
+def tell(event: str, **details: Any) -> None:
+    """Report to the coordinator."""
+    print(json.dumps({"event": event, **details}), flush=True)
+
+
+def main() -> int:
+    """Carry out the plan on the first line of standard input."""
+    plan = Plan(**json.loads(sys.stdin.readline()))
+    try:
+        host = Host(plan)
+    except OSError as failure:
+        tell("failed", reason=f"{plan.address}: {failure.strerror or failure}")
+        return 1
+    commands = Commands()
+    tell("ready")
+    commands.go.wait()
+    host.exchange()
+    tell("sent", **asdict(host.progress()), each=host.sent())
+    host.drain(commands)
+    tell("done", **host.verdict())
+    # Messages of ours may still be on their way: stay until the coordinator has heard from all.
+    threading.Event().wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

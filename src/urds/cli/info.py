@@ -1,0 +1,99 @@
+"""`urds info`: counters and tables as rds-info prints them, of every urds process of this user.
+
+A kernel has one RDS; here each process has its own. So the tables name the process in a last
+column, and the counters are sums unless one process is chosen. Columns and titles are those of
+rds-info, in its order; `-v` adds ours. Source: rds-tools rds-info(1); linux v6.12 net/rds/info.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+from urds.backend import processes
+from urds.backend.processes import Report, Silent
+from urds.cli.exits import Exit
+from urds.cli.info_tables import TABLES, Table
+from urds.cli.output import Column, Output, complain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoOptions:
+    """What to show; no table named means all of them."""
+
+    tables: frozenset[str] = frozenset()  # letters of `TABLES`
+    pid: int | None = None
+    verbose: bool = False
+    json_wanted: bool = False
+
+
+def run(options: InfoOptions) -> Exit:
+    """Ask the processes and print; `Exit.FAILED` if none of them answered."""
+    reports = list(_reports(options.pid))
+    output = Output(json_wanted=options.json_wanted)
+    chosen = [one for one in TABLES if not options.tables or one.letter in options.tables]
+    counters_chosen = not options.tables or "c" in options.tables
+    if options.json_wanted:
+        output.document(document(reports, chosen, counters_chosen=counters_chosen))
+        return Exit.OK if reports else Exit.FAILED
+    if not reports:
+        whom = f"process {options.pid}" if options.pid else "any process of this user"
+        complain("info", f"no urds socket is bound in {whom}")
+        return Exit.FAILED
+    if counters_chosen:
+        columns = [Column("CounterName", 34), Column("Value", 16)]
+        output.table("", columns, _sum_counters(reports).items())
+    for table in chosen:
+        print_table(output, table, reports, verbose=options.verbose)
+    return Exit.OK
+
+
+def print_table(output: Output, table: Table, reports: Sequence[Report], *, verbose: bool) -> None:
+    """Print one table with the rows of all processes."""
+    extra = table.verbose_columns if verbose else ()
+    rows = []
+    for report in reports:
+        for record in table.records(report, verbose):
+            plain, more = table.cells(report, record)
+            rows.append((*plain, *(more if verbose else ()), report.pid))
+    output.table(table.title, [*table.columns, *extra, Column("Pid", 7)], rows)
+
+
+def document(
+    reports: Sequence[Report], tables: Sequence[Table], *, counters_chosen: bool
+) -> dict[str, object]:
+    """Return everything chosen, for JSON: rows as records under our names for the fields."""
+    found: dict[str, object] = {}
+    if counters_chosen:
+        found["counters"] = _sum_counters(reports)
+    for table in tables:
+        found[table.key] = [
+            {**_fields(record), "pid": report.pid}
+            for report in reports
+            for record in table.records(report, True)
+        ]
+    return found
+
+
+def _reports(pid: int | None) -> Iterator[Report]:
+    for answer in processes.ask_all([pid] if pid else processes.find()):
+        if isinstance(answer, Silent):
+            complain("info", f"process {answer.pid}: {answer.reason}")
+        else:
+            yield answer
+
+
+def _sum_counters(reports: Sequence[Report]) -> dict[str, int]:
+    """Add the processes' counters up, in the order of the first."""
+    sums: dict[str, int] = {}
+    for report in reports:
+        for name, value in report.counters.items():
+            sums[name] = sums.get(name, 0) + value
+    return sums
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    if is_dataclass(record) and not isinstance(record, type):
+        return asdict(record)
+    return record._asdict() if hasattr(record, "_asdict") else dict(record)

@@ -1,0 +1,230 @@
+"""The tables of `urds info`: titles, columns, and how a process's rows become cells.
+
+Columns, titles and letters are those of rds-info; a record's second part is what `-v` adds.
+Source: rds-tools rds-info(1); linux v6.12 include/uapi/linux/rds.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from urds.backend.processes import Report
+from urds.cli.output import Cell, Column
+
+_TCP_SEQUENCES: Final = 1 << 32
+_ADDRESS_CHARACTERS: Final = 15
+_TwoParts = tuple[tuple[Cell, ...], tuple[Cell, ...]]  # plain, and what `-v` adds
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its letter, its names, and how the rows of one process are found."""
+
+    letter: str
+    key: str  # in JSON
+    title: str
+    help: str
+    columns: tuple[Column, ...]
+    verbose_columns: tuple[Column, ...]
+    records: Callable[[Report, bool], Iterable[Any]]
+    cells: Callable[[Report, Any], _TwoParts]
+
+
+def _process(report: Report, _: bool) -> list[dict[str, Any]]:
+    addresses = sorted({str(row.local) for row in report.snapshot.mailboxes})
+    return [{"program": report.program, "addresses": addresses}]
+
+
+def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
+    sockets, paths = len(report.snapshot.mailboxes), len(report.snapshot.paths)
+    return (record["program"] or "-", ",".join(record["addresses"]) or "-", sockets, paths), ()
+
+
+def _socket_cells(report: Report, row: Any) -> _TwoParts:
+    nobody = "0.0.0.0" if row.local.version == 4 else "::"
+    peer = report.connected.get((row.local, row.port))
+    address, port = (str(peer[0]), peer[1]) if peer else (nobody, 0)
+    return (
+        (
+            *(str(row.local), row.port, address, port),
+            *(row.send_bytes_max, row.receive_bytes_max, row.inode),
+        ),
+        (
+            *(row.send_queued_bytes, row.receive_queued_bytes, row.receive_queued_messages),
+            "yes" if row.congested else "no",
+        ),
+    )
+
+
+def _paths(report: Report, verbose: bool) -> Iterable[Any]:
+    """Return path 0 of each connection, as the kernel lists them; with `-v` all paths."""
+    return [row for row in report.snapshot.paths if verbose or not row.index]
+
+
+def _path_cells(_: Report, row: Any) -> _TwoParts:
+    connected = row.up or row.loop
+    flags = "".join(
+        letter if is_set else "-"
+        for letter, is_set in (("s", row.sending), ("c", not connected), ("C", connected))
+    )
+    return (
+        (
+            *(str(row.local), str(row.peer), 0),
+            *(row.sequence_next, row.sequence_expected, flags + "-"),
+        ),
+        (
+            *(row.index, "loop" if row.loop else "tcp"),
+            *(row.unsent_messages, row.unacknowledged_messages, "yes" if row.held else "no"),
+        ),
+    )
+
+
+def _message_cells(_: Report, row: Any) -> _TwoParts:
+    here, there = (str(row.local), row.local_port), (str(row.peer), row.peer_port)
+    return (*here, *there, 0, row.sequence, row.payload_bytes), ()
+
+
+def _streams(report: Report, _: bool) -> Iterable[Any]:
+    return [row for row in report.snapshot.paths if row.local_stream and row.peer_stream]
+
+
+def _stream_cells(_: Report, row: Any) -> _TwoParts:
+    octets = (
+        row.stream_sent_octets,
+        row.stream_expected_octets,
+        row.stream_acknowledged_octets,
+    )
+    return (
+        (
+            *(*row.local_stream, *row.peer_stream),
+            *(row.header_remaining_bytes, row.data_remaining_bytes),
+            *(count % _TCP_SEQUENCES for count in octets),
+        ),
+        (row.index,),
+    )
+
+
+def _addresses(*titles: str) -> tuple[Column, ...]:
+    """Return columns: an address is wide, a port narrow."""
+    return tuple(
+        Column(title, _ADDRESS_CHARACTERS if title.endswith("Addr") else 5) for title in titles
+    )
+
+
+_QUEUE_COLUMNS: Final = (
+    *_addresses("LocalAddr", "LPort", "RemoteAddr", "RPort"),
+    *(Column("Tos", 3), Column("Seq", 20), Column("Bytes", 10)),
+)
+
+TABLES: Final = (
+    Table(
+        letter="p",
+        key="processes",
+        title="Processes",
+        help="the processes that were asked",
+        columns=(
+            Column("Program", 15, left=True),
+            *(Column("Addresses", 15, left=True), Column("Sockets", 7), Column("Paths", 5)),
+        ),
+        verbose_columns=(),
+        records=_process,
+        cells=_process_cells,
+    ),
+    Table(
+        letter="k",
+        key="sockets",
+        title="RDS Sockets",
+        help="bound sockets",
+        columns=(
+            *_addresses("BoundAddr", "BPort", "ConnAddr", "CPort"),
+            *(Column("SndBuf", 10), Column("RcvBuf", 10), Column("Inode", 8)),
+        ),
+        verbose_columns=(
+            *(Column("SndQueue", 8), Column("RcvQueue", 8)),
+            *(Column("RcvMsgs", 7), Column("Congested", 9)),
+        ),
+        records=lambda report, _: report.snapshot.mailboxes,
+        cells=_socket_cells,
+    ),
+    Table(
+        letter="n",
+        key="connections",
+        title="RDS Connections",
+        help="connections to peers",
+        columns=(
+            *_addresses("LocalAddr", "RemoteAddr"),
+            *(Column("Tos", 4), Column("NextTX", 20), Column("NextRX", 20), Column("Flgs", 4)),
+        ),
+        verbose_columns=(
+            *(Column("Path", 4), Column("Trans", 5)),
+            *(Column("Unsent", 6), Column("Unacked", 7), Column("Held", 4)),
+        ),
+        records=_paths,
+        cells=_path_cells,
+    ),
+    Table(
+        letter="r",
+        key="receive_queue",
+        title="Receive Message Queue",
+        help="messages that wait for a receive",
+        columns=_QUEUE_COLUMNS,
+        verbose_columns=(),
+        records=lambda report, _: report.snapshot.receive_queue,
+        cells=_message_cells,
+    ),
+    Table(
+        letter="s",
+        key="send_queue",
+        title="Send Message Queue",
+        help="messages not sent yet",
+        columns=_QUEUE_COLUMNS,
+        verbose_columns=(),
+        records=lambda report, _: report.snapshot.send_queue,
+        cells=_message_cells,
+    ),
+    Table(
+        letter="t",
+        key="retransmit_queue",
+        title="Retransmit Message Queue",
+        help="messages sent and not acknowledged",
+        columns=_QUEUE_COLUMNS,
+        verbose_columns=(),
+        records=lambda report, _: report.snapshot.retransmit_queue,
+        cells=_message_cells,
+    ),
+    Table(
+        letter="T",
+        key="tcp_sockets",
+        title="TCP Connections",
+        help="TCP connections and how far they are",
+        columns=(
+            *_addresses("LocalAddr", "LPort", "RemoteAddr", "RPort"),
+            *(Column("HdrRemain", 10), Column("DataRemain", 10)),
+            *(Column("SentNxt", 10), Column("ExpectUna", 10), Column("SeenUna", 10)),
+        ),
+        verbose_columns=(Column("Path", 4),),
+        records=_streams,
+        cells=_stream_cells,
+    ),
+    Table(
+        letter="I",
+        key="ib_connections",
+        title="RDS IB Connections",
+        help="connections over RDMA: always empty, it is not part of this release",
+        columns=(
+            *_addresses("LocalAddr", "RemoteAddr"),
+            *(Column("Tos", 4), Column("SL", 3), Column("LocalDev", 32), Column("RemoteDev", 32)),
+        ),
+        verbose_columns=tuple(
+            Column(title, len(title))
+            for title in (
+                *("send_wr", "recv_wr", "send_sge"),
+                *("rdma_mr_max", "rdma_mr_size", "cache_allocs"),
+            )
+        ),
+        records=lambda _report, _: (),
+        cells=lambda _report, _: ((), ()),
+    ),
+)
