@@ -27,6 +27,8 @@ OpenOurs = Callable[..., AbstractContextManager[Remote]]
 RELOAD_RDS = "run('rmmod rds_tcp rds && modprobe rds_tcp')"
 SET_BUFFER_LIMIT = "run(f'echo {value} > /proc/sys/net/core/{name}')"
 BUFFER_BYTES_MAX = 16 << 20
+# A line that its printer left open, without a line feed, cannot be read before the next one.
+END_LAST_LINE = "run('echo \"<6>end of test\" > /dev/kmsg')"
 GRAVE_LEVELS = "emerg,alert,crit,err,warn"
 GRAVE_WORDS = ("WARNING", "BUG", "Oops", "Call Trace", "unknown exthdr")
 
@@ -69,6 +71,7 @@ def guest(lab: Lab) -> Iterator[Remote]:
         yield remote
     lab.order(Orders())
     with lab.open_guest() as remote:
+        remote(END_LAST_LINE)
         grave = remote("run(f'dmesg --level {levels}')", levels=GRAVE_LEVELS)
         whole = remote("run('dmesg')")
     words = [word for word in GRAVE_WORDS if word in whole]

@@ -4,14 +4,15 @@
 
 The host's end of the wire has two addresses, one below and one above the guest's, because who
 connects to whom in RDS over TCP depends on their order. Everything the lab starts is its own child
-and dies with it (PDEATHSIG), whatever way it goes; a namespace that a killed run left behind is
-removed by the next one.
+and dies with it (PDEATHSIG), whatever way it goes; the namespace and the directory that a killed
+run left behind are removed by the next one.
 """
 
 import ctypes
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from .wire import Orders
 GUEST = agent.GUEST_ADDRESS
 LOWER, HIGHER = "10.78.0.1", "10.78.0.100"  # ours, on either side of the guest's in order
 BOOT_TIMEOUT_S = 120.0
-NAMESPACE_PREFIX = "urds-lab-"
+PREFIX = "urds-lab-"  # of namespaces and work directories, before our process number
+NAMESPACES, WORK_DIRECTORIES = Path("/run/netns"), Path(tempfile.gettempdir())
 CLONE_NEWNET = 0x40000000
 HERE = Path(__file__).parent
 WORKLOAD = (HERE / "workload.py").read_text()
@@ -43,13 +45,15 @@ class Lab:
 
     def __init__(self, image: Image) -> None:
         self._image = image
-        self._namespace = f"{NAMESPACE_PREFIX}{os.getpid()}"
+        self._namespace = f"{PREFIX}{os.getpid()}"
+        self._work = WORK_DIRECTORIES / self._namespace
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="urds-lab-")))
-            remove_stale_namespaces()
+            remove_leftovers()
+            self._work.mkdir()
+            stack.callback(shutil.rmtree, self._work)
             stack.enter_context(network_namespace(self._namespace))
             self._wire = stack.enter_context(self._start_wire())
             self._configure_tap()
@@ -206,12 +210,15 @@ def network_namespace(name: str) -> Iterator[None]:
         _ip("netns", "delete", name)
 
 
-def remove_stale_namespaces() -> None:
-    """Remove the lab namespaces whose owner, named by its process number, lives no more."""
-    for entry in Path("/run/netns").glob(f"{NAMESPACE_PREFIX}*"):
-        owner = entry.name.removeprefix(NAMESPACE_PREFIX)
-        if not Path("/proc", owner).exists():
-            _ip("netns", "delete", entry.name)
+def remove_leftovers() -> None:
+    """Remove namespaces and work directories whose owner, in their name, lives no more."""
+    for folder, remove in (
+        (NAMESPACES, lambda entry: _ip("netns", "delete", entry.name)),
+        (WORK_DIRECTORIES, shutil.rmtree),
+    ):
+        for entry in folder.glob(f"{PREFIX}*"):
+            if not Path("/proc", entry.name.removeprefix(PREFIX)).exists():
+                remove(entry)
 
 
 def connect_inside(namespace: str, address: tuple[str, int]) -> socket.socket:
