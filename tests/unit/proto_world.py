@@ -5,6 +5,7 @@ first, keeps controls back while held, hellos excepted, and reports first frames
 do not exist here: who talks to whom, over what, is all that is tested.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -55,6 +56,7 @@ class End:
     twin: "End | None" = None
     peer: Address | None = None
     index: int | None = None  # of the path it is attached to
+    attachment: int = 0
     held: Hold = Hold.NOTHING
     waiting: list[Frame] = field(default_factory=list)
     frames: int = 0
@@ -113,6 +115,7 @@ class Node:
         self.reachable = True
         self.log: list[Action] = []
         self.attached: dict[tuple[Address, int], End] = {}
+        self._attachments: Counter[tuple[Address, int]] = Counter()
         self._ends: dict[int, End] = {}
         self._numbers = 0
         self.endpoint = Endpoint(
@@ -167,8 +170,10 @@ class Node:
             case Poke(peer, index):
                 self._send(self.attached[peer, index], Frame(), past_hold=True)
             case FanIn(peer, count):
-                for key in [key for key in self.attached if key[0] == peer and key[1] >= count]:
-                    self.close(self.attached.pop(key))
+                for key in [key for key in self._attachments if key[0] == peer and key[1] >= count]:
+                    del self._attachments[key]
+                    if key in self.attached:
+                        self.close(self.attached.pop(key))
 
     def new_end(self, source_port: int) -> End:
         self._numbers += 1
@@ -214,6 +219,8 @@ class Node:
             old.index = None
             self.close(old)
         self.attached[peer, index] = end
+        self._attachments[peer, index] += 1
+        end.attachment = self._attachments[peer, index]
         end.peer, end.index, end.held = peer, index, hold
         self._send(end, Frame(), past_hold=True)
         early, end.early = end.early, []
@@ -251,11 +258,12 @@ class Node:
         if end.frames == 1:
             if end.held is Hold.FIRST_FRAME:
                 self._unhold(end)
-            connection.handle_first_frame(end.index, now_ns)
+            connection.handle_first_frame(end.index, end.attachment, now_ns)
             self.act()
         if frame.source_port is not None and end.index is not None:
             connection.handle_control(
                 end.index,
+                end.attachment,
                 acknowledgement=frame.acknowledgement,
                 source_port=frame.source_port,
                 target_port=frame.target_port,
@@ -282,7 +290,7 @@ class Node:
         if self.attached.get((end.peer, end.index)) is end:
             del self.attached[end.peer, end.index]
             index, end.index = end.index, None
-            self.to(end.peer).handle_down(index, end.frames, self.world.now_ns)
+            self.to(end.peer).handle_down(index, end.attachment, end.frames, self.world.now_ns)
 
     def reset(self, peer: Address, index: int = 0) -> None:
         """Break a path's stream under both ends."""
@@ -291,6 +299,21 @@ class Node:
             self.close(end)
             self._ended(end)
             self.act()
+
+
+# Reports by hand, about the current stream: these count as the toy plane would.
+
+
+def first_frame(core: Connection, index: int, now_ns: int) -> None:
+    core.handle_first_frame(index, core._paths[index].attachment, now_ns)
+
+
+def down(core: Connection, index: int, frames: int, now_ns: int) -> None:
+    core.handle_down(index, core._paths[index].attachment, frames, now_ns)
+
+
+def control(core: Connection, index: int, **message: object) -> None:
+    core.handle_control(index, core._paths[index].attachment, **message)
 
 
 def paths_match(one: Node, other: Node) -> bool:

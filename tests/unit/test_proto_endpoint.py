@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.unit.proto_world import down, first_frame
 from urds.errors import LocalProtocolError
 from urds.proto.endpoint import Endpoint
 from urds.proto.events import Action, Attach, Detach, Forget, Reason, Refuse, Refused
@@ -140,7 +141,7 @@ def test_a_stranger_that_spoke_is_none() -> None:
     core = endpoint(strangers_max=1)
     first, second = ip_address("10.0.0.1"), ip_address("10.0.0.2")
     core.handle_accepted(1, first, 40000, 0)
-    core.connection(first, 0).handle_first_frame(0, 0)
+    first_frame(core.connection(first, 0), 0, 0)
     core.handle_accepted(2, second, 40000, 0)
     assert core.stats.refused_strangers == 0
 
@@ -175,8 +176,8 @@ def test_an_evicted_peer_leaves_no_timer() -> None:
     core = endpoint(peers_max=1)
     first = core.connection(ip_address("10.0.0.1"), 0)
     first.handle_accepted(1, 40000, 0)
-    first.handle_first_frame(0, 0)
-    first.handle_down(0, 1, 0)
+    first_frame(first, 0, 0)
+    down(first, 0, 1, 0)
     assert core.poll_timeout() is not None
     core.connection(ip_address("10.0.0.2"), 1)
     assert core.poll_timeout() is None

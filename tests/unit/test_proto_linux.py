@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from tests.unit.proto_world import control, down, first_frame
 from urds.proto.connection import Connection
 from urds.proto.events import (
     Action,
@@ -53,7 +54,8 @@ def hear(
     core: Connection, handshake: Handshake, *, ping: bool, now_ns: int = 0, index: int = 0
 ) -> list[Action]:
     source_port, target_port = (1, 0) if ping else (0, 1)
-    core.handle_control(
+    control(
+        core,
         index,
         acknowledgement=0,
         source_port=source_port,
@@ -69,7 +71,7 @@ def up_as_lower(npaths: int = 1) -> Connection:
     core = connection(lower=True, npaths=npaths)
     core.handle_wanted(0, 0)
     core.handle_connected(0, 1, 0)
-    core.handle_first_frame(0, 0)
+    first_frame(core, 0, 0)
     actions(core)
     return core
 
@@ -77,7 +79,7 @@ def up_as_lower(npaths: int = 1) -> Connection:
 def up_as_higher(npaths: int = 1) -> Connection:
     core = connection(lower=False, npaths=npaths)
     core.handle_accepted(1, 40000, 0)
-    core.handle_first_frame(0, 0)
+    first_frame(core, 0, 0)
     actions(core)
     return core
 
@@ -89,7 +91,7 @@ def test_the_lower_side_connects_and_waits_for_the_first_frame() -> None:
     assert isinstance(connect, Connect)
     core.handle_connected(0, 1, 0)
     assert actions(core) == [Attach(HIGH, 0, 1, Hold.FIRST_FRAME)]
-    core.handle_first_frame(0, 0)
+    first_frame(core, 0, 0)
     (probe,) = actions(core)
     assert isinstance(probe, SendControl)
     assert (probe.source_port, probe.target_port, probe.hello) == (1, 0, False)
@@ -147,9 +149,9 @@ def test_silence_tells_linux_with_one_path() -> None:
 def test_a_known_kernel_is_not_probed_again() -> None:
     core = up_as_lower()
     hear(core, LINUX_6, ping=False)
-    core.handle_down(0, 5, SECOND)
+    down(core, 0, 5, SECOND)
     core.handle_connected(0, 2, SECOND)
-    core.handle_first_frame(0, SECOND)
+    first_frame(core, 0, SECOND)
     kinds = [type(action) for action in actions(core)]
     assert kinds == [Connect, Attach]
 
@@ -177,7 +179,7 @@ def test_further_paths_to_a_kernel_do_not_wait_for_a_map_for_ever() -> None:
     assert actions(core) == [Release(HIGH, 1, None)]
     core.handle_connected(1, 3, 2 * SECOND)
     actions(core)
-    core.handle_first_frame(1, 2 * SECOND)
+    first_frame(core, 1, 2 * SECOND)
     assert actions(core) == [Release(HIGH, 1, None)], "a frame ends the wait at once"
 
 
@@ -220,7 +222,7 @@ def test_a_parked_stream_supersedes_when_there_is_one_path_only() -> None:
 def test_a_parked_stream_takes_the_place_of_one_that_ends() -> None:
     core = up_as_higher(npaths=2)
     core.handle_accepted(5, 40001, 0)
-    core.handle_down(0, 1, 0)
+    down(core, 0, 1, 0)
     assert actions(core)[0] == Attach(LOW, 0, 5, Hold.RELEASE)
 
 
@@ -234,7 +236,7 @@ def test_no_more_streams_are_parked_than_paths_can_be() -> None:
 def test_path_0_is_dropped_if_its_source_port_belongs_elsewhere() -> None:
     core = connection(lower=False, npaths=8)
     core.handle_accepted(1, 40003, 0)
-    core.handle_first_frame(0, 0)
+    first_frame(core, 0, 0)
     actions(core)
     heard = hear(core, LINUX_7, ping=True)
     assert Detach(LOW, 0) in heard
@@ -248,7 +250,7 @@ def test_with_several_paths_nothing_goes_to_a_stranger_before_the_handshake() ->
     assert attach == Attach(LOW, 0, 1, Hold.RELEASE)
     assert isinstance(probe, SendControl)
     assert probe.hello, "nothing else passes the hold"
-    core.handle_first_frame(0, 0)
+    first_frame(core, 0, 0)
     assert Release(LOW, 0, None) in hear(core, LINUX_6, ping=False)
 
 
@@ -268,9 +270,9 @@ def test_an_own_node_that_became_a_kernel_is_noticed() -> None:
     own = parse_handshake(bytes.fromhex("05000100000000000000005552010007"))
     hear(core, own, ping=False)
     assert core.facts.kind is PeerKind.URDS
-    core.handle_down(0, 5, SECOND)
+    down(core, 0, 5, SECOND)
     core.handle_connected(0, 2, SECOND)
-    core.handle_first_frame(0, SECOND)
+    first_frame(core, 0, SECOND)
     actions(core)
     heard = hear(core, LINUX_6, ping=False)
     assert heard[:3] == [
@@ -284,9 +286,9 @@ def test_an_own_node_that_became_a_kernel_is_noticed() -> None:
 def test_a_known_own_node_that_stays_silent_counts_as_linux() -> None:
     core = up_as_lower()
     hear(core, parse_handshake(bytes.fromhex("05000100000000000000005552010007")), ping=False)
-    core.handle_down(0, 5, SECOND)
+    down(core, 0, 5, SECOND)
     core.handle_connected(0, 2, SECOND)
-    core.handle_first_frame(0, SECOND)
+    first_frame(core, 0, SECOND)
     actions(core)
     core.handle_timeout(6 * SECOND)
     assert Release(HIGH, 0, None) in actions(core)
@@ -296,15 +298,40 @@ def test_a_known_own_node_that_stays_silent_counts_as_linux() -> None:
 @pytest.mark.parametrize("source_port", [2, 65535])
 def test_a_ping_is_answered_without_extension(source_port: int) -> None:
     core = up_as_lower()
-    core.handle_control(
-        0, acknowledgement=0, source_port=source_port, target_port=0, extension=bytes(16), now_ns=0
+    control(
+        core,
+        0,
+        acknowledgement=0,
+        source_port=source_port,
+        target_port=0,
+        extension=bytes(16),
+        now_ns=0,
     )
     assert actions(core) == [SendControl(HIGH, 0, 0, source_port, bytes(16), False)]
 
 
+def test_reports_about_an_earlier_stream_are_ignored() -> None:
+    """They cross with the action that attached the next one."""
+    core = up_as_higher()
+    core.handle_accepted(2, 40000, 0)
+    actions(core)
+    core.handle_down(0, 1, 7, 0)
+    core.handle_first_frame(0, 1, 0)
+    core.handle_control(
+        0,
+        1,
+        acknowledgement=0,
+        source_port=1,
+        target_port=0,
+        extension=emit_handshake(LINUX_6),
+        now_ns=0,
+    )
+    assert actions(core) == []
+    assert core.facts.kind is PeerKind.UNKNOWN
+    assert core.stats.downs == core.stats.handshakes == 0
+
+
 def test_a_ping_from_port_0_is_ignored() -> None:
     core = up_as_lower()
-    core.handle_control(
-        0, acknowledgement=0, source_port=0, target_port=0, extension=bytes(16), now_ns=0
-    )
+    control(core, 0, acknowledgement=0, source_port=0, target_port=0, extension=bytes(16), now_ns=0)
     assert actions(core) == []

@@ -2,7 +2,18 @@
 
 import pytest
 
-from tests.unit.proto_world import HIGH, LOW, MS, SECOND, Node, World, paths_match
+from tests.unit.proto_world import (
+    HIGH,
+    LOW,
+    MS,
+    SECOND,
+    Node,
+    World,
+    control,
+    down,
+    first_frame,
+    paths_match,
+)
 from urds.proto.events import (
     Agree,
     Attach,
@@ -218,13 +229,25 @@ def test_a_new_lower_node_counts_the_paths_after_its_own_probe_is_answered() -> 
     core = fresh.to(HIGH)
     core.handle_wanted(0, 0)
     core.handle_connected(0, 1, 0)
-    core.handle_first_frame(0, 0)
-    core.handle_control(
-        0, acknowledgement=0, source_port=1, target_port=0, extension=hello.extension, now_ns=0
+    first_frame(core, 0, 0)
+    control(
+        core,
+        0,
+        acknowledgement=0,
+        source_port=1,
+        target_port=0,
+        extension=hello.extension,
+        now_ns=0,
     )
     assert core.npaths == 1
-    core.handle_control(
-        0, acknowledgement=0, source_port=0, target_port=1, extension=hello.extension, now_ns=0
+    control(
+        core,
+        0,
+        acknowledgement=0,
+        source_port=0,
+        target_port=1,
+        extension=hello.extension,
+        now_ns=0,
     )
     assert core.npaths == 8
 
@@ -235,7 +258,7 @@ def test_a_knock_while_the_path_seems_up_pokes_it() -> None:
     world.run(SECOND)
     end = high.attached.pop((LOW, 0))
     high.close(end, silent=True)
-    high.to(LOW).handle_down(0, 1, world.now_ns)
+    down(high.to(LOW), 0, 1, world.now_ns)
     world.run(100 * MS)
     assert low.seen(Poke)
 

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from tests.unit.proto_world import down, first_frame
 from tests.unit.test_proto_linux import HIGH, LOW, MS, SECOND, actions, connection, up_as_lower
 from urds.proto.backoff import Backoff
 from urds.proto.connection import Connection
@@ -73,7 +74,7 @@ def test_a_knock_pokes_what_seems_up() -> None:
 
 def test_a_lost_path_is_tried_at_once_and_then_with_back_off() -> None:
     core = up_as_lower()
-    core.handle_down(0, 3, 0)
+    down(core, 0, 3, 0)
     times = attempts(core, 60 * SECOND)
     assert times[0] == 0
     assert 10 < len(times) < 60
@@ -89,7 +90,7 @@ def test_a_connection_that_ends_before_the_first_frame_is_a_refusal() -> None:
             if isinstance(action, Connect):
                 tried += 1
                 core.handle_connected(0, tried, now_ns)
-                core.handle_down(0, 0, now_ns)
+                down(core, 0, 0, now_ns)
         now_ns = max(now_ns + 1, core.poll_timeout() or now_ns + SECOND)
         core.handle_timeout(now_ns)
     assert tried < 60
@@ -105,7 +106,7 @@ def test_with_messages_waiting_the_delay_ends_at_the_maximum() -> None:
 
 def test_with_nothing_waiting_the_delay_grows_on() -> None:
     core = up_as_lower()
-    core.handle_down(0, 3, 0)
+    down(core, 0, 3, 0)
     times = attempts(core, 3600 * SECOND)
     assert len(times) < 250
     core.handle_wanted(0, 3700 * SECOND)
@@ -188,7 +189,7 @@ def test_a_path_that_comes_up_is_not_given_up() -> None:
     )
     core.handle_wanted(0, 0)
     core.handle_connected(0, 1, 0)
-    core.handle_first_frame(0, 0)
+    first_frame(core, 0, 0)
     core.handle_timeout(10 * SECOND)
     assert core.stats.gave_up == 0
 

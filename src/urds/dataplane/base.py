@@ -142,9 +142,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class FirstFrame:
-    """The peer's first whole header arrived on the current stream."""
+    """The peer's first whole header arrived on the current stream.
+
+    Events and calls cross: `attachment` counts the `attach` calls of the path, so that the control
+    plane sees which stream an event is about.
+    """
 
     path: Path
+    attachment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,7 @@ class Down:
     reason: DownReason
     errno: int
     frames: int  # received on this stream; 0: the peer never took the connection
+    attachment: int  # see FirstFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,7 @@ class Control:
     target_port: int
     extension: bytes
     payload: bytes  # cut at 64 octets
+    attachment: int  # see FirstFrame
 
 
 @dataclass(frozen=True, slots=True)

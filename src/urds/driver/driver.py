@@ -215,14 +215,15 @@ class Driver:
         if isinstance(event, base.Wanted):
             connection.handle_wanted(index, now)
         elif isinstance(event, base.FirstFrame):
-            connection.handle_first_frame(index, now)
+            connection.handle_first_frame(index, event.attachment, now)
         elif isinstance(event, base.Down):
-            connection.handle_down(index, event.frames, now)
+            connection.handle_down(index, event.attachment, event.frames, now)
         elif isinstance(event, base.PeerRestarted):
             connection.handle_peer_restarted(index, now)
         else:
             connection.handle_control(
                 index,
+                event.attachment,
                 acknowledgement=event.acknowledgement,
                 source_port=event.source_port,
                 target_port=event.target_port,

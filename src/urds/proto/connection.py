@@ -10,7 +10,8 @@ paths once the peer has answered it, the higher one with the first handshake it 
 connects after our answer, and must be understood then.
 
 A value machine: no I/O, no clock, no chance of its own. Reports cross with actions, so one for a
-path or a stream that is gone is ignored. Source: rds.md 1.8 (linux v6.12, v7.0);
+path or a stream that is gone is ignored: `attachment` counts the streams that `Attach` gave the
+path, here and in the plane. Source: rds.md 1.8 (linux v6.12, v7.0);
 linux-peer-notes.md sections 1 and 3 (observed with linux v6.1, v6.12, v7.2).
 """
 
@@ -139,9 +140,9 @@ class Connection(Streams):
             self.stats.accepts += 1
             self._place(stream, source_port, now_ns)
 
-    def handle_first_frame(self, index: int, now_ns: int) -> None:
+    def handle_first_frame(self, index: int, attachment: int, now_ns: int) -> None:
         """Count the path as up: the peer's first whole header arrived on its stream."""
-        path = self._path(index)
+        path = self._current(index, attachment)
         if path is None or path.state is not State.ATTACHED:
             return
         self.used_ns = now_ns
@@ -157,10 +158,10 @@ class Connection(Streams):
             self._release(path, None)
             self._confirm(path, now_ns)
 
-    def handle_down(self, index: int, frames: int, now_ns: int) -> None:
+    def handle_down(self, index: int, attachment: int, frames: int, now_ns: int) -> None:
         """Look for another stream: the path's ended by itself, after `frames` frames."""
-        path = self._path(index)
-        if path is not None and path.stream is not None:
+        path = self._current(index, attachment)
+        if path is not None:
             self.used_ns = now_ns
             self.stats.downs += 1
             self.stats.refused_by_peer += not frames
@@ -169,6 +170,7 @@ class Connection(Streams):
     def handle_control(
         self,
         index: int,
+        attachment: int,
         *,
         acknowledgement: int,
         source_port: int,
@@ -177,8 +179,8 @@ class Connection(Streams):
         now_ns: int,
     ) -> None:
         """Answer a ping, learn from a handshake. Raises WireError if 16 octets are not 16."""
-        path = self._path(index)
-        if path is None or path.stream is None:
+        path = self._current(index, attachment)
+        if path is None:
             return
         self.used_ns = now_ns
         is_ping = target_port == PING_PORT
@@ -230,6 +232,13 @@ class Connection(Streams):
     def poll_event(self) -> Action | None:
         """Return the next action or notice."""
         return self._actions.popleft() if self._actions else None
+
+    def _current(self, index: int, attachment: int) -> PathLife | None:
+        """Return a path with a stream, if the report is about that stream."""
+        path = self._path(index)
+        if path is None or path.stream is None or path.attachment != attachment:
+            return None
+        return path
 
     # -- acquaintance
 

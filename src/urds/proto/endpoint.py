@@ -5,7 +5,7 @@ so a driver polls the endpoint alone. It sends through `connection`, and hands w
 to the connection that `find` returns, if any:
 
     if (connection := endpoint.find(peer)) is not None:
-        connection.handle_down(index, frames, now_ns)
+        connection.handle_down(index, attachment, frames, now_ns)
 
 Connections outlive their streams, for they remember what tells a repeat from a new message; only
 when there are too many of them, the one that is idle for longest goes. Source: rds.md 3.1 (linux

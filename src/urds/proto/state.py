@@ -88,6 +88,7 @@ class PathLife:
     attempted_ns: int | None = None  # the last attempt
     attempts: int = 0
     down_ns: int | None = None  # since when it is down, while it is sought
+    attachment: int = 0  # streams so far
     # Of the current stream:
     stream: int | None = None
     source_port: int = 0  # the peer's; 0 where we connected
@@ -104,6 +105,7 @@ class PathLife:
     def begin_stream(self, stream: int, source_port: int) -> None:
         """Take a stream; what the last one taught about its end is void."""
         self.move(Input.ATTACH)
+        self.attachment += 1
         self.stream, self.source_port = stream, source_port
         self.hello_sent = self.probe_sent = self.held = False
         self.acquainted = self.confirmed = False

@@ -68,6 +68,7 @@ class StreamPath:
             wall_ns=plane.wall_ns,
         )
         self.stream: Stream | None = None
+        self.attachment = 0
         self.writing = False
         self.reading = False
         self.blocked = False  # the stream took less than offered: wait for POLLOUT
@@ -253,12 +254,12 @@ class StreamPath:
         self._settle_freed()
         if incoming.frames and not self._first_frame_told:
             self._first_frame_told = True
-            plane.emit(FirstFrame(self))
+            plane.emit(FirstFrame(self, self.attachment))
         while incoming.controls:
             message = incoming.controls.popleft()
             if not message.target_port:
                 plane.counters.recv_ping += 1
-            plane.emit(Control(self, *message))
+            plane.emit(Control(self, *message, self.attachment))
         if incoming.controls_dropped:
             plane.counters.recv_drop_control_full += incoming.controls_dropped
             plane.emit(LimitHit(Limit.CONTROL_EVENTS, self, 0, incoming.controls_dropped))
@@ -308,6 +309,7 @@ class StreamPath:
             if old is not None:
                 self._dispose(old)
             self.stream = stream
+            self.attachment += 1
             self.blocked = self.broken = self.paused = self.wanted = False
             self._first_frame_told = False
             self.core.attach(hold)
@@ -366,7 +368,7 @@ class StreamPath:
         self._release_stream(stream)
         self._dispose(stream)
         self._settle_freed()
-        plane.emit(Down(self, reason, error, frames))
+        plane.emit(Down(self, reason, error, frames, self.attachment))
         if core.outgoing.message_count():
             self._want()
 
