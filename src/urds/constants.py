@@ -235,7 +235,13 @@ class Capability(IntFlag):
     CHECKSUM = 0x0002  # every header carries its checksum
     GENERATION_HELLO = 0x0004  # a new generation per start; a change of it resets the paths
     SHARED_MEMORY = 0x0008  # a memory lane may replace TCP on one host
-    LARGE_MESSAGES = 0x0010  # messages above 1 MiB
+    # 0x0010 to 0x0800 are free; the upper four bits are a number, see MESSAGE_DOUBLINGS_SHIFT.
+
+
+# The upper four bits of the capabilities: a node takes messages of 1 MiB doubled so many times, at
+# most 4 GiB - 1. Ours, as the mark.
+MESSAGE_DOUBLINGS_SHIFT: Final = 12
+MESSAGE_DOUBLINGS_MAX: Final = 12
 
 
 class RdmaFlag(IntFlag):

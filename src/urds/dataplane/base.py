@@ -83,7 +83,8 @@ class Limit(Enum):
 class Limits:
     """Bounds of a plane; all octets unless named otherwise."""
 
-    message_bytes_max: int = 1 << 20
+    message_bytes_max: int = 1 << 20  # that our sockets may send
+    frame_bytes_max: int = 1 << 20  # that a peer may announce; checked before memory is taken
     path_messages_max: int = 65536
     control_events_max: int = 64
     receive_hard_factor: int = 4
@@ -97,6 +98,15 @@ class Limits:
     )
     unacked_bytes_max: int = 16 << 20
     linger_ns: int = 1_000_000_000  # a closed mailbox's queued messages get this long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What a handshake found out about a peer, for all of its paths."""
+
+    release: Release
+    checksum: bool = False  # every header carries one
+    message_bytes_max: int = 1 << 20  # the longest message that both sides take
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +338,7 @@ class Path(Protocol):
     def release(self, *, received_by_peer: int | None) -> None:
         """End `Hold.RELEASE`; the peer has everything up to `received_by_peer` (None: unknown)."""
 
-    def agree(self, *, release: Release, checksum: bool) -> None:
+    def agree(self, agreement: Agreement) -> None:
         """Set what a handshake found out about the peer."""
 
     def restart_peer(self) -> int:
@@ -406,7 +416,8 @@ class Mailbox(Protocol):
     def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
         """Have `callback` called once, from any thread, when a message or room may be there.
 
-        Return what cancels it. For event loops: look, subscribe, look again, then wait.
+        Return what cancels it; cancelled after the call, it passes the call on to the next who
+        waits. For event loops: look, subscribe, look again, then wait.
         """
 
     def configure(self, settings: MailboxSettings) -> None:
@@ -464,7 +475,7 @@ class Plane(Protocol):
         """Promise, as an event loop, to `pump` whenever `fileno()` is readable."""
 
     def abandon(self) -> None:
-        """End one `adopt`."""
+        """End one `adopt`; takes no lock, for a loop may end in a finaliser."""
 
     def pump(self) -> int:
         """Make one pass without blocking; return how many descriptors were served."""

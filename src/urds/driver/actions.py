@@ -114,9 +114,13 @@ class Actions:
 
     def _agree(self, host: LocalHost, action: events.Agree) -> None:
         paths = self._paths(host, action.peer)
-        paths.agreed = (_RELEASES[action.release], action.checksum)
+        paths.agreed = base.Agreement(
+            release=_RELEASES[action.release],
+            checksum=action.checksum,
+            message_bytes_max=action.message_bytes_max,
+        )
         for path in paths.paths:
-            path.agree(release=_RELEASES[action.release], checksum=action.checksum)
+            path.agree(paths.agreed)
 
     def _restart_peer(self, host: LocalHost, action: events.RestartPeer) -> None:
         paths = self._paths(host, action.peer)
@@ -138,7 +142,7 @@ class Actions:
             path = self._path(host, action.peer, index)
             path.hold_behind(paths.paths[0])
             if paths.agreed is not None:
-                path.agree(release=paths.agreed[0], checksum=paths.agreed[1])
+                path.agree(paths.agreed)
         self._route(action.peer, paths, action.count)
 
     def _fan_in(self, host: LocalHost, action: events.FanIn) -> None:

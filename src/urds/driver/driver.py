@@ -17,6 +17,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from random import Random
 
+from urds.constants import MAX_MESSAGE_BYTES
 from urds.dataplane import base
 from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
 from urds.driver.actions import Actions
@@ -274,6 +275,7 @@ def limits_of(settings: Settings) -> base.Limits:
     """Return the plane's bounds."""
     return base.Limits(
         message_bytes_max=settings.max_message_bytes,
+        frame_bytes_max=max(settings.max_message_bytes, MAX_MESSAGE_BYTES),
         unacked_packets_max=settings.max_unacked_packets,
         unacked_bytes_max=settings.max_unacked_bytes,
         linger_ns=round(settings.linger_s * _S),
@@ -297,6 +299,7 @@ def connection_settings_of(settings: Settings, generation: int) -> ConnectionSet
     return ConnectionSettings(
         generation=generation,
         npaths=settings.npaths,
+        message_bytes_max=settings.max_message_bytes,
         reconnect_delay_min_ns=settings.reconnect_min_delay_ms * _MS,
         reconnect_delay_max_ns=settings.reconnect_max_delay_ms * _MS,
         reconnect_delay_idle_max_ns=max(60 * _S, settings.reconnect_max_delay_ms * _MS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
-from urds.dataplane.base import Address, Mailbox, Path, Release
+from urds.dataplane.base import Address, Agreement, Mailbox, Path
 from urds.proto.endpoint import Endpoint
 from urds.proto.paths import path_of_port
 
@@ -18,7 +18,7 @@ class PeerPaths:
     npaths: int = 1
     mailboxes: set[Mailbox] = field(default_factory=set)
     given_up_messages: int = 0
-    agreed: tuple[Release, bool] | None = None  # of the handshake, for paths made later
+    agreed: Agreement | None = None  # of the handshake, for paths made later
 
     def path_for(self, port: int) -> Path:
         """Return the path of the socket bound to `port`."""

@@ -271,10 +271,8 @@ class Connection(Streams):
 
     def _learn(self, path: PathLife, handshake: Handshake, now_ns: int) -> None:
         """Take in who the peer is. What a restart drops is dropped before anything is released."""
-        before, settings = self.facts, self.settings
-        self.facts = learn(
-            before, handshake, npaths=settings.npaths, capabilities=settings.capabilities
-        )
+        before = self.facts
+        self.facts = learn(before, handshake, self.settings)
         if is_new_life(before, handshake):
             self.stats.peer_restarts += 1
             self._emit(RestartPeer(self.peer))
@@ -291,8 +289,8 @@ class Connection(Streams):
     def _tell(self, before: PeerFacts) -> None:
         """Report what is new about the peer."""
         facts = self.facts
-        if (facts.release, facts.checksum) != (before.release, before.checksum):
-            self._emit(Agree(self.peer, facts.release, facts.checksum))
+        if facts.agreement != before.agreement:
+            self._emit(Agree(self.peer, *facts.agreement))
         if facts.kind is PeerKind.LINUX and (
             before.kind is not PeerKind.LINUX or before.generation != facts.generation
         ):
@@ -345,7 +343,7 @@ class Connection(Streams):
             self.stats.fan_outs += 1
             self._paths += [self._new_path(index) for index in range(self.npaths, count)]
             self._emit(FanOut(self.peer, count))
-            self._emit(Agree(self.peer, self.facts.release, self.facts.checksum))
+            self._emit(Agree(self.peer, *self.facts.agreement))
             if self.facts.kind is PeerKind.LINUX:
                 self._emit(RememberHandshake(self.peer, self.facts.generation))
         elif count < self.npaths:

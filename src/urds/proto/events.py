@@ -11,7 +11,7 @@ or closed.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from urds.constants import Capability
+from urds.constants import MAX_MESSAGE_BYTES, Capability
 from urds.proto.paths import Address, SourcePortRule
 
 
@@ -132,6 +132,7 @@ class Agree:
     peer: Address
     release: ReleaseRule
     checksum: bool
+    message_bytes_max: int = MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

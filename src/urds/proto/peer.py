@@ -8,13 +8,20 @@ the duplicate rule; here it only means that the next handshake counts afresh.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from urds.constants import Capability
+from urds.constants import (
+    MAX_MESSAGE_BYTES,
+    MESSAGE_DOUBLINGS_MAX,
+    MESSAGE_DOUBLINGS_SHIFT,
+    Capability,
+)
 from urds.proto.events import PeerKind, ReleaseRule
 from urds.proto.paths import agreed_npaths
 from urds.proto.settings import ConnectionSettings
 from urds.wire.exthdr import Handshake, Mark, emit_handshake
 
 _NONE: Final = Capability(0)
+_FLAGS: Final = Capability((1 << MESSAGE_DOUBLINGS_SHIFT) - 1)
+_PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1  # what the header can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class PeerFacts:
     generation: int | None = None
     sport_index: bool = False  # its TCP source ports carry the path index
     capabilities: Capability = _NONE  # of both sides
+    message_bytes_max: int = MAX_MESSAGE_BYTES  # what both sides take; a kernel takes 1 MiB
     stale: bool = False  # it began a new life: the number of paths counts afresh
 
     @property
@@ -42,6 +50,11 @@ class PeerFacts:
         """Whether every header carries its checksum."""
         return Capability.CHECKSUM in self.capabilities
 
+    @property
+    def agreement(self) -> tuple[ReleaseRule, bool, int]:
+        """What the paths must know: release, checksum, longest message."""
+        return self.release, self.checksum, self.message_bytes_max
+
 
 def is_new_life(peer: PeerFacts, handshake: Handshake) -> bool:
     """Tell whether an own node restarted; the first generation seen is none."""
@@ -53,16 +66,14 @@ def is_new_life(peer: PeerFacts, handshake: Handshake) -> bool:
     )
 
 
-def learn(
-    peer: PeerFacts, handshake: Handshake, *, npaths: int, capabilities: Capability
-) -> PeerFacts:
-    """Return what is known after a handshake; `npaths` and `capabilities` are ours.
+def learn(peer: PeerFacts, handshake: Handshake, settings: ConnectionSettings) -> PeerFacts:
+    """Return what is known after a handshake.
 
     The number of paths never shrinks during a life of the peer.
     """
     kind = PeerKind.URDS if handshake.mark else PeerKind.LINUX
     afresh = peer.stale or kind is not peer.kind or is_new_life(peer, handshake)
-    count = agreed_npaths(npaths, handshake.npaths)
+    count = agreed_npaths(settings.npaths, handshake.npaths)
     generation = handshake.generation
     if generation is None and kind is peer.kind:
         generation = peer.generation  # a probe of an own node that does not know us yet has none
@@ -71,7 +82,8 @@ def learn(
         npaths=count if afresh else max(count, peer.npaths),
         generation=generation,
         sport_index=handshake.sport_index,
-        capabilities=_shared(capabilities, handshake.mark),
+        capabilities=_shared(settings.capabilities, handshake.mark),
+        message_bytes_max=_shared_message_bytes(settings.message_bytes_max, handshake.mark),
     )
 
 
@@ -96,10 +108,24 @@ def emit_ours(settings: ConnectionSettings, *, generation: bool) -> bytes:
             npaths=settings.npaths,
             generation=settings.generation if generation else None,
             sport_index=settings.npaths > 1,
-            mark=Mark(settings.capabilities),
+            mark=Mark(settings.capabilities | _announced(settings.message_bytes_max)),
         )
     )
 
 
 def _shared(ours: Capability, mark: Mark | None) -> Capability:
-    return ours & mark.capabilities if mark else _NONE
+    return ours & mark.capabilities & _FLAGS if mark else _NONE
+
+
+def _announced(message_bytes_max: int) -> Capability:
+    """Return the bits that say which messages we take: 1 MiB, doubled."""
+    doublings = ((message_bytes_max + 1) // MAX_MESSAGE_BYTES).bit_length() - 1
+    return Capability(min(max(0, doublings), MESSAGE_DOUBLINGS_MAX) << MESSAGE_DOUBLINGS_SHIFT)
+
+
+def _shared_message_bytes(ours: int, mark: Mark | None) -> int:
+    """Return the longest message that both sides take."""
+    if mark is None:
+        return min(ours, MAX_MESSAGE_BYTES)
+    doublings = min(int(mark.capabilities) >> MESSAGE_DOUBLINGS_SHIFT, MESSAGE_DOUBLINGS_MAX)
+    return min(ours, MAX_MESSAGE_BYTES << doublings, _PAYLOAD_BYTES_MAX)

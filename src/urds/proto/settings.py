@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
-from urds.constants import PATHS_MAX, Capability
+from urds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, Capability
 
 Network = IPv4Network | IPv6Network
 _MS = 1_000_000
@@ -19,6 +19,7 @@ class ConnectionSettings:
     capabilities: Capability = (
         Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO
     )
+    message_bytes_max: int = MAX_MESSAGE_BYTES
     reconnect_delay_min_ns: int = 1 * _MS
     reconnect_delay_max_ns: int = 1 * _S
     # A lost path is tried for again even if nothing waits here, for something may wait there. Then

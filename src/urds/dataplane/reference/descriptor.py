@@ -61,6 +61,11 @@ class ReadinessDescriptor:
             while True:
                 self._far.recv(65536)
 
+    def abandon_in_child(self) -> None:
+        """Close our copies after a fork; the holder of the lock is not here."""
+        self._lock = threading.Lock()
+        self.close()
+
     def close(self) -> None:
         """Close both ends; a poller of the user's end sees it as any closed descriptor."""
         with self._lock:

@@ -6,8 +6,8 @@ own: a wake descriptor and, nested, the plane's set armed for one event.
 
 It arms only while no leader exists and nobody has driven for a tick. *Driving* is leaving a wait,
 a pump, and each message taken: a consumer that empties a full queue must not have the helper read
-behind its back, or the queue grows without bound. It sleeps without a deadline only with nothing
-dirty and either armed or a leader present for 16 ticks. That decision and every change that
+behind its back, or the queue grows without bound. It sleeps longer than a tick only with nothing
+due and either armed or a leader present for 16 ticks. That decision and every change that
 matters to it are made under the plane's lock, so none can slip between.
 """
 
@@ -27,7 +27,7 @@ _LEADER_TICKS = 16
 
 
 class Helper:
-    """State of the helper; `wake_if_asleep` is for every thread, the rest for its own."""
+    """State of the helper; `run` and what it calls belong to its thread, the rest to everybody."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -37,7 +37,7 @@ class Helper:
         self._set.register(plane.poll_set.fileno(), 0)
         self._armed = False
         self._leader_ticks = 0
-        self.asleep = False  # in a sleep that lasts until woken; plane's lock
+        self.asleep = False  # in a sleep of more than a tick; plane's lock
         self.resting = False  # in any sleep; plane's lock
         self.interrupted = False  # `Plane.wake`: end `run` though there is no event
         self._wake_due = False
@@ -52,6 +52,10 @@ class Helper:
         """Nobody leads: an unarmed long sleep would leave the streams unread. Lock held."""
         if self.asleep and not self._armed:
             self.want()
+
+    def ring(self) -> None:
+        """End any sleep, for a new look at who reads; takes no lock."""
+        os.eventfd_write(self.wake_descriptor, 1)
 
     def deliver(self) -> None:
         """Write the wake that `want` found due; called without the lock."""
@@ -92,11 +96,12 @@ class Helper:
             self._set.modify(plane.poll_set.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
             self._armed = True
         due_ns = plane.next_due_ns(now_ns)
-        if due_ns is not None:
-            return max(0, due_ns - now_ns)
-        idle = self._armed or plane.loops or self._leader_ticks >= _LEADER_TICKS
-        self.asleep = bool(idle)
-        return None if idle else TICK_NS
+        left_ns = None if due_ns is None else max(0, due_ns - now_ns)
+        if not (self._armed or plane.loops or self._leader_ticks >= _LEADER_TICKS):
+            return TICK_NS if left_ns is None else min(TICK_NS, left_ns)
+        # What is due later than a tick from now must not make us deaf for what comes before it.
+        self.asleep = left_ns is None or left_ns > TICK_NS
+        return left_ns
 
     def _sleep(self, timeout_ns: int | None) -> bool:
         """Sleep; return whether the plane's set has something and nobody leads."""

@@ -161,6 +161,7 @@ class Incoming:
             self._body.append(data if len(data) == offset else data[:offset])
             fields, payload = self._long, b"".join(self._body)
             self._forget_body()
+            self.frames += 1
             if fields[5] == _ACK_REQUIRED:
                 self.acknowledgement_due = True
                 self.counters.recv_ack_required += 1
@@ -186,7 +187,7 @@ class Incoming:
         a run: a message to the same socket from the same socket as the one before.
         """
         unpack, end, checked = HEADER.unpack_from, len(data) - HEADER_BYTES, self.checksum
-        payload_bytes_max = self.limits.message_bytes_max
+        payload_bytes_max = self.limits.frame_bytes_max
         expected, acknowledged = self._expected(), self.acknowledged
         run = _Run(self)
         run_target = run_source = -1
@@ -266,7 +267,6 @@ class Incoming:
 
     def _deliver(self, fields: _Fields, payload: bytes, now_ns: int) -> None:
         """Put one long message into its inbox."""
-        self.frames += 1
         run = _Run(self)
         run.begin(fields[4], fields[3])
         run.messages, run.octets = 1, len(payload)

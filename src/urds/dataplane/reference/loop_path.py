@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, Buffer, Hold, Release, SocketAddress, Stream
+from urds.dataplane.base import Address, Agreement, Buffer, Hold, SocketAddress, Stream
 from urds.dataplane.reference.host import socket_address
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class LoopPath:
     def release(self, *, received_by_peer: int | None) -> None:
         """Do nothing: a loop is never held."""
 
-    def agree(self, *, release: Release, checksum: bool) -> None:
+    def agree(self, agreement: Agreement) -> None:
         """Do nothing: there is no handshake."""
 
     def restart_peer(self) -> int:

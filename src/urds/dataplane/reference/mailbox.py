@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
-from urds.constants import MSG_DONTWAIT, MSG_PEEK
+from urds.constants import MAX_MESSAGE_BYTES, MSG_DONTWAIT, MSG_PEEK
 from urds.dataplane.base import (
     ALL_GROUPS,
     Address,
@@ -75,6 +75,8 @@ class Mailbox(Inbox):
         self.buffer_bytes = settings.receive_bytes_max
         self._send_bytes_max = settings.send_bytes_max
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
+        # What every peer takes; a longer message must ask its path.
+        self._plain_bytes_max = min(self._payload_bytes_max, MAX_MESSAGE_BYTES)
         self.detailed = settings.timestamps or bool(settings.traces)
         if not settings.monitor:
             self._notice_groups = self._wait_groups = 0
@@ -103,7 +105,7 @@ class Mailbox(Inbox):
             if (
                 flow is not None
                 and self.send_queued_bytes < self._send_bytes_max
-                and payload_bytes <= self._payload_bytes_max
+                and payload_bytes <= self._plain_bytes_max
             ):
                 path, outgoing, port, congested = flow
                 if not path.full and port not in congested:
@@ -118,6 +120,8 @@ class Mailbox(Inbox):
             path.push()
             if self.send_queued_bytes * 4 >= self._send_bytes_max:
                 self._half_full(path)
+        elif self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
+            self.sync()
         return payload_bytes
 
     def send(
@@ -225,6 +229,12 @@ class Mailbox(Inbox):
         if isinstance(path, LoopPath):
             path.deliver(self, port, payload, extension)
             return None
+        if len(payload) > path.message_bytes_max:
+            if not path.want_agreement():
+                detail = f"payload of {len(payload)} octets, {peer} takes {path.message_bytes_max}"
+                raise os_error(Refusal.TOO_LONG, detail)
+            path.room_wanted.add(self)
+            return Refusal.PATH_FULL
         if self.send_queued_bytes >= self._send_bytes_max:
             self._plane.counters.send_queue_full += 1
             return Refusal.QUEUE_FULL
@@ -285,6 +295,10 @@ class Mailbox(Inbox):
         plane.driven = True
         if message is None:
             self._map_news = False
+        elif peek:
+            with self._lock:  # we were told of a message and left it: another waiter may want it
+                self.receive_waiters.tell(1, plane.desk)
+            plane.deliver()
         if self.special or self.descriptor is not None:
             plane.settle()
         return message
@@ -362,7 +376,9 @@ class Mailbox(Inbox):
 
         def cancel() -> None:
             with self._lock:
-                waiters.remove(waiter)
+                if not waiters.remove(waiter):
+                    waiters.tell(1, self._plane.desk)  # told, and leaves without using it
+            self._plane.deliver()
 
         with self._lock:
             waiters.add(waiter)
@@ -383,8 +399,7 @@ class Mailbox(Inbox):
         with self._lock:
             for path in self._host.paths:
                 if peer is None or path.peer == peer:
-                    count += path.core.outgoing.cancel(self, port)
-            self._plane.counters.send_cancelled += count
+                    count += path.cancel(self, port)
             self._plane.note_room(self)
         self._plane.settle()
         return count
@@ -403,9 +418,9 @@ class Mailbox(Inbox):
 
     def _wanted_readiness(self) -> tuple[bool, bool]:
         readable = bool(self.queue) or self._notice_groups != 0 or self._map_news or self.closed
-        writable = self.send_queued_bytes < self._send_bytes_max and not any(
-            path.full for path in self._routes.values() if isinstance(path, StreamPath)
-        )
+        writable = self.send_queued_bytes < self._send_bytes_max
+        if writable and self._plane.full_paths:
+            writable = self._plane.full_paths.isdisjoint(list(self._routes.values()))
         return readable, writable
 
     def sync(self) -> None:
@@ -438,6 +453,7 @@ class Mailbox(Inbox):
         plane.counters.recv_drop_closed += len(self.queue)
         self.queue.clear()
         self.receive_queued_bytes = 0
+        self.over_since_ns = None  # a second look would never end
         self.special = True  # a take finds `closed`
         if self.congested:
             self.congested = False
@@ -451,7 +467,7 @@ class Mailbox(Inbox):
         self.closed = self.special = True
         self._flows = {}
         if self.descriptor is not None:
-            self.descriptor.close()
+            self.descriptor.abandon_in_child()
 
     def close(self, linger_ns: int | None = None) -> None:
         """Unbind; what is queued is given `linger_ns`, by default a second in the background."""

@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -43,6 +44,8 @@ _T = TypeVar("_T")
 _READY_MAX = 64
 _GROUPS = 64
 _DRAIN_POLL_S = 0.01
+_LEAVING_S = 0.2  # how long a close waits for threads to leave their calls
+_LEAVING_POLL_S = 0.001
 _END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
 
 
@@ -69,7 +72,9 @@ class Plane:
         self.desk = WaitingDesk(self.lock)
         self.poll_set.register(self.desk.kick, select.EPOLLIN)
         self.helper = Helper(self)
-        self.loops = 0  # event loops that promised to pump
+        # One entry per event loop that promised to pump; `abandon` may run in a finaliser inside any
+        # call and takes no lock, so it is a deque, whose calls are atomic.
+        self.loops: deque[None] = deque()
         self.driven = False
         self.closed = False
         self.forked = False
@@ -77,6 +82,7 @@ class Plane:
         self._watched: dict[int, Interest] = {}
         self._events: list[Event] = []
         self._dirty: dict[StreamPath, None] = {}
+        self.full_paths: set[object] = set()  # at their bound of messages
         self._touched: set[Mailbox] = set()
         self._looks: set[Mailbox] = set()
         self._lingering: dict[Mailbox, int] = {}
@@ -160,6 +166,7 @@ class Plane:
                     waiters.add(waiter)
                     leads = desk.sit_down(waiter)
                     due_ns = self.next_due_ns(now_ns) if leads else None
+                self.deliver()  # an attempt may have asked the control plane for something
                 times = [at_ns for at_ns in (deadline_ns, due_ns) if at_ns is not None]
                 timeout_s = max(0, min(times) - now_ns) / 1e9 if times else None
                 if leads:
@@ -209,12 +216,11 @@ class Plane:
                     leader.doing = Doing.RUNNING
         for descriptor, mask in ready:
             if descriptor == desk.kick:
-                if leading or desk.leader is None:
-                    desk.read_kick()
+                desk.read_kick(leading=leading)
                 continue
             path = self._paths.get(descriptor)
             if path is None:
-                self._note_ready(descriptor, mask)
+                self._note_ready(descriptor)
                 continue
             if path.paused and mask & (select.EPOLLHUP | select.EPOLLERR):
                 path.resume()  # these cannot be masked out: what is left is little, take it
@@ -226,13 +232,21 @@ class Plane:
         self.settle()
         return len(ready)
 
-    def _note_ready(self, descriptor: int, mask: int) -> None:
+    def _note_ready(self, descriptor: int) -> None:
+        """Report a watched descriptor, once; it is looked at again, for its number may be reused."""
         with self.lock:
-            if self._watched.pop(descriptor, None) is None:
+            interest = self._watched.get(descriptor)
+            if interest is None:
                 return
+            look = select.poll()
+            look.register(descriptor, int(interest))
+            ready = look.poll(0)
+            if not ready:
+                return
+            del self._watched[descriptor]
             with suppress(OSError):
                 self.poll_set.unregister(descriptor)
-            readable = mask & ~select.EPOLLOUT
+            readable = ready[0][1] & ~select.POLLOUT
             self.emit(Ready(descriptor, Interest.READ if readable else Interest.WRITE))
 
     def note_arrival(self, inbox: Inbox, messages: int) -> None:
@@ -248,6 +262,13 @@ class Plane:
             self.counters.send_queue_empty += 1
         if mailbox.descriptor is not None:
             self._touched.add(mailbox)
+
+    def note_full(self, path: StreamPath) -> None:
+        """A path came to its bound of messages, or left it: descriptors show it. Lock held."""
+        (self.full_paths.add if path.full else self.full_paths.discard)(path)
+        for mailbox in path.host.inboxes.values():
+            if mailbox.descriptor is not None:
+                self._touched.add(mailbox)
 
     def note_taken(self, mailbox: Mailbox) -> None:
         """Note that a mailbox which has more to do then gave a message. Lock held."""
@@ -324,6 +345,7 @@ class Plane:
         (host.congested_ports.add if on else host.congested_ports.discard)(mailbox.port)
         for path in host.paths:
             path.core.map_due = path.core.attached
+            path.flush_soon()
         groups = 0 if on else 1 << mailbox.port % _GROUPS
         for other in self.hosts.values():
             for sender in other.inboxes.values():
@@ -384,7 +406,7 @@ class Plane:
             for mailbox in [m for m, at_ns in self._lingering.items() if at_ns <= now_ns]:
                 del self._lingering[mailbox]
                 for path in mailbox.paths():
-                    self.counters.send_cancelled += path.core.outgoing.cancel(mailbox, None)
+                    path.cancel(mailbox, None)
         for path in due:
             path.serve(now_ns)
         self.settle()
@@ -417,15 +439,14 @@ class Plane:
         self.helper.deliver()
 
     def adopt(self) -> None:
-        """Leave reading to an event loop that pumps."""
-        self.loops += 1
+        """An event loop will pump."""
+        self.loops.append(None)
 
     def abandon(self) -> None:
-        """Take the promise of `adopt` back."""
-        with self.lock:
-            self.loops -= 1
-            self.helper.leader_left()
-        self.deliver()
+        """An event loop ended; takes no lock."""
+        self.loops.pop()
+        if not self.closed:
+            self.helper.ring()
 
     def pump(self) -> int:
         """Make one pass without blocking."""
@@ -461,6 +482,7 @@ class Plane:
         descriptor = path.stream.fileno()
         self._paths[descriptor] = path
         self.poll_set.register(descriptor, select.EPOLLIN)
+        path.polled = True
 
     def forget_path(self, path: StreamPath) -> None:
         """Take a path's stream out of the poll set. Lock held."""
@@ -468,17 +490,29 @@ class Plane:
         descriptor = path.stream.fileno()
         self._paths.pop(descriptor, None)
         self._dirty.pop(path, None)
+        path.polled = False
         with suppress(OSError, ValueError):
             self.poll_set.unregister(descriptor)
 
     def watch_path(self, path: StreamPath) -> None:
-        """Poll a path for what it waits for now."""
+        """Poll a path for what it waits for now.
+
+        A path that waits for nothing leaves the set: a member is told of errors whatever it asked
+        for, so a connection that is reset while it is not read would keep every poll awake.
+        """
         with self.lock, suppress(OSError, ValueError):
             if path.stream is None:
                 return
             mask = 0 if path.paused else select.EPOLLIN
             mask |= select.EPOLLOUT if path.blocked else 0
-            self.poll_set.modify(path.stream.fileno(), mask)
+            descriptor = path.stream.fileno()
+            if mask and path.polled:
+                self.poll_set.modify(descriptor, mask)
+            elif mask:
+                self.poll_set.register(descriptor, mask)
+            elif path.polled:
+                self.poll_set.unregister(descriptor)
+            path.polled = bool(mask)
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables."""
@@ -510,7 +544,7 @@ class Plane:
                 self.helper.want()
             else:
                 for path in mailbox.paths():
-                    self.counters.send_cancelled += path.core.outgoing.cancel(mailbox, None)
+                    path.cancel(mailbox, None)
             self._touched.add(mailbox)
         self.flush_tails()
         self.settle()
@@ -540,7 +574,17 @@ class Plane:
                     mailbox.shut(self)
             self.helper.want(now=True)
         self.deliver()
+        self._wait_until_empty()
         return left
+
+    def _wait_until_empty(self) -> None:
+        """Let every waiter leave, for a while: none may find our descriptors closed."""
+        deadline = time.monotonic() + _LEAVING_S
+        while time.monotonic() < deadline:
+            with self.lock:
+                if self.desk.is_empty():
+                    return
+            time.sleep(_LEAVING_POLL_S)
 
     def _end_streams(self, paths: list[StreamPath]) -> None:
         """End our direction, read the peer's to its end, close: nothing acknowledged is lost."""
@@ -575,6 +619,8 @@ class Plane:
         """
         self.closed = self.forked = True
         self.lock = threading.Lock()
+        self.desk.abandon_in_child(self.lock)
+        self.helper.close()
         for host in self.hosts.values():
             for mailbox in host.inboxes.values():
                 mailbox.abandon_in_child(self.lock)

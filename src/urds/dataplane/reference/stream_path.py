@@ -15,8 +15,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from urds.constants import MAX_MESSAGE_BYTES
 from urds.dataplane.base import (
     Address,
+    Agreement,
     Control,
     Down,
     DownReason,
@@ -78,6 +80,7 @@ class StreamPath:
         self.settled = False
         self.wanted = False
         self.full = False
+        self.message_bytes_max = MAX_MESSAGE_BYTES  # more only once the peer said so
         self.room_wanted: set[Mailbox] = set()
         self.dependents: list[StreamPath] = []  # held behind a fence of ours
         self._credits = 0
@@ -116,6 +119,14 @@ class StreamPath:
         if flush:
             self.flush()
         plane.deliver()
+
+    def want_agreement(self) -> bool:
+        """Tell whether the handshake may still allow a longer message; ask for it. Lock held."""
+        if self.core.outgoing.release is not Release.NOT_YET:
+            return False
+        if not self.core.attached:
+            self._want()
+        return True
 
     def _want(self) -> None:
         """Ask the control plane for a stream, once per outage. Lock held."""
@@ -397,10 +408,14 @@ class StreamPath:
         self.flush()
         self._plane.deliver()
 
-    def agree(self, *, release: Release, checksum: bool) -> None:
+    def agree(self, agreement: Agreement) -> None:
         """Set what a handshake found out about the peer."""
         with self._plane.lock:
-            self.core.agree(release=release, checksum=checksum)
+            self.core.agree(release=agreement.release, checksum=agreement.checksum)
+            self.message_bytes_max = agreement.message_bytes_max
+            for mailbox in self.room_wanted:  # perhaps with a message that is too long
+                self._plane.note_room(mailbox)
+            self.room_wanted.clear()
             self._plane.mark_dirty(self)
         self.flush()
 

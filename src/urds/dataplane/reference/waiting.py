@@ -8,7 +8,8 @@ each with a scenario in tests/sockets/test_wakeups.py that hangs without it:
     look after notice      to notify is to set NOTIFIED first; a waiter so marked does not sleep
     kick the leader        a leader sleeps in epoll, so it is woken by the kick descriptor
     only the leader reads the kick
-    name a successor       a leader that leaves with followers present names one and wakes it
+    name a successor       who leaves an empty chair with followers present names one and wakes it;
+                           the named one may be leaving himself, so this holds for everybody
     pass it on             who was notified and leaves without using it tells the next one
 
 All state is guarded by the plane's lock; descriptors are written after it is released.
@@ -64,16 +65,19 @@ class Waiters:
         if waiter not in self._queue:
             self._queue.append(waiter)
 
-    def remove(self, waiter: Waiter) -> None:
-        """Take a waiter off; one that was told is off already."""
-        if waiter in self._queue:
+    def remove(self, waiter: Waiter) -> bool:
+        """Take a waiter off; return false if it was told and is off already."""
+        listed = waiter in self._queue
+        if listed:
             self._queue.remove(waiter)
+        return listed
 
     def tell(self, count: int, desk: WaitingDesk) -> None:
         """Notify at most `count` waiters; the reading thread counts: it looks before it sleeps."""
         leader = desk.leader
         if leader is not None and leader.doing is Doing.RUNNING and leader in self._queue:
             self._queue.remove(leader)
+            leader.doing = Doing.NOTIFIED  # should an interrupt end its wait, it passes this on
             count -= 1
         while count > 0 and self._queue:
             desk.notify(self._queue.popleft())
@@ -124,21 +128,32 @@ class WaitingDesk:
             gates, self._gates = self._gates, []
             kick, self._kick_due = self._kick_due, False
             callbacks, self._callbacks = self._callbacks, []
+        try:
+            self._wake(gates, kick=kick)
+        except BaseException:  # an interrupt in between must not leave others asleep
+            self._wake(gates, kick=kick)
+            raise
+        for callback in callbacks:
+            callback()
+
+    def _wake(self, gates: list[threading.Lock], *, kick: bool) -> None:
+        """Open the gates and kick the leader; twice does no harm."""
         for gate in gates:
             # Open already if its owner left in between; he closes it before he sleeps again.
             with suppress(RuntimeError):
                 gate.release()
         if kick:
             os.eventfd_write(self.kick, 1)
-        for callback in callbacks:
-            callback()
 
-    def read_kick(self) -> None:
-        """Take the kick; only the leader does, or a pump while there is none."""
-        try:
-            os.eventfd_read(self.kick)
-        except BlockingIOError:
-            return
+    def read_kick(self, *, leading: bool) -> None:
+        """Take the kick if we lead, or if nobody does. No lock held.
+
+        Under the lock, because a leader that sits down between the look and the read would lose
+        the kick that is meant for him.
+        """
+        with self.lock, suppress(BlockingIOError):
+            if leading or self.leader is None:
+                os.eventfd_read(self.kick)
 
     def sit_down(self, waiter: Waiter) -> bool:
         """Become the leader if there is none; return whether the waiter leads. Lock held."""
@@ -169,13 +184,23 @@ class WaitingDesk:
             waiters.tell(1, self)
         if self.leader is waiter:
             self.leader = None
-            self.name_leader()
+        self.name_leader()
         return self.leader is None
 
     def name_leader(self) -> None:
         """Wake a follower so that it finds the chair empty and takes it. Lock held."""
         if self.leader is None and self.followers:
             self.notify(self.followers.popleft())
+
+    def is_empty(self) -> bool:
+        """Tell whether nobody waits. Lock held."""
+        return self.leader is None and not self.followers
+
+    def abandon_in_child(self, lock: threading.Lock) -> None:
+        """Forget everybody after a fork: they are not here."""
+        self.lock = lock
+        self._gates, self._callbacks, self._kick_due = [], [], False
+        self.close()
 
     def close(self) -> None:
         """Release the kick descriptor."""
