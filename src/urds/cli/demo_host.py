@@ -78,7 +78,8 @@ class Host:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.resets = 0
-        self.last_s = 0.0  # since the start: when the last message came
+        self._start_s = 0.0
+        self._last_s = 0.0  # when the last message came
         random = Random(f"{plan.seed} {plan.address}")
         self._random = random
         self._writers = {
@@ -95,16 +96,14 @@ class Host:
         """Send to all peers and receive for the time of the plan, while connections are cut."""
         cutter = threading.Thread(target=self._cut, name="demo-cutter", daemon=True)
         cutter.start()
-        start_s = now_s = told_s = time.monotonic()
-        end_s = start_s + self.plan.seconds
+        self._start_s = now_s = told_s = time.monotonic()
+        end_s = now_s + self.plan.seconds
         while now_s < end_s:
             sent = sum(self._send_burst(peer, writer) for peer, writer in self._writers.items())
             taken = self._take(_TAKES_PER_TURN)
             if not sent and not taken:
                 self._wait()
             now_s = time.monotonic()
-            if taken:
-                self.last_s = now_s - start_s
             if now_s - told_s >= _PROGRESS_S:
                 told_s = now_s
                 tell("progress", **asdict(self.progress()))
@@ -148,7 +147,7 @@ class Host:
             "reordered": sum(ledger.reordered for ledger in ledgers),
             "damaged": sum(ledger.damaged for ledger in ledgers),
             "resets": self.resets,
-            "last_s": self.last_s,
+            "seconds": self._last_s - self._start_s,
         }
 
     def _send_burst(self, peer: str, writer: Writer) -> int:
@@ -169,8 +168,11 @@ class Host:
             try:
                 payload, source = self._socket.recvfrom(urds.MAX_MESSAGE_BYTES, urds.MSG_DONTWAIT)
             except BlockingIOError:
-                return count
+                messages_max = count
+                break
             self._ledgers[source[0]].check(payload)
+        if messages_max:
+            self._last_s = time.monotonic()
         return messages_max
 
     def _wait(self) -> None:
@@ -178,6 +180,7 @@ class Host:
         with suppress(TimeoutError):
             payload, source = self._socket.recvfrom(urds.MAX_MESSAGE_BYTES)
             self._ledgers[source[0]].check(payload)
+            self._last_s = time.monotonic()
 
     def _cut(self) -> None:
         """Reset all connections of this process now and then, at no particular moment."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self
 
 Cell = str | int
 
@@ -18,6 +19,7 @@ GOOD: Final = "green"
 BAD: Final = "bold red"
 QUIET: Final = "dim"
 TITLE: Final = "bold"
+_LINE_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,44 @@ def _styled_print() -> Callable[[str, str], None] | None:
         return None
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     return lambda text, style: console.print(text, style=style)
+
+
+class Progress:
+    """Where a longer work stands: a bar on a terminal, else a line per second.
+
+    The bar stands on standard output like the lines, and leaves with the work.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar = None if quiet or not is_terminal() else _rich_progress()
+        self._told_s = time.monotonic()
+        self._task = self._bar.add_task("", total=1.0) if self._bar else None
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: float, text: str) -> None:
+        """Show that this much, of 1, is done."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, description=text)
+            return
+        now_s = time.monotonic()
+        if not self._quiet and now_s - self._told_s >= _LINE_EVERY_S:
+            self._told_s = now_s
+            print(text, flush=True)
+
+
+def _rich_progress() -> Any:
+    try:
+        from rich.progress import BarColumn, Progress, TextColumn
+    except ModuleNotFoundError:
+        return None
+    columns = (BarColumn(), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, transient=True)

@@ -78,7 +78,7 @@ class Turns:
         return index
 
     def fail(self, index: int) -> int:
-        """Note that the send was refused, so that nothing is under way; return the ping's number."""
+        """Take a refused send back, nothing is under way; return the ping's number."""
         self._waiting[index] = False
         return self._last[index][0]
 

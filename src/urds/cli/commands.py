@@ -1,0 +1,155 @@
+"""The front with typer: help with colours, shell completion, the same tools and options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import typer
+
+from urds.cli import texts
+from urds.cli.exits import Exit, guarded
+from urds.cli.info_tables import TABLES
+
+app: Final = typer.Typer(
+    name="urds",
+    help=texts.ABOUT,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> int:
+    """Carry out the command line of this process. Raises SystemExit with the exit code."""
+    app(prog_name="urds")
+    return Exit.OK
+
+
+def _end(tool: str, run: Callable[[], Exit]) -> None:
+    raise typer.Exit(guarded(tool, run))
+
+
+def _examples(lines: texts.Examples) -> str:
+    # \b keeps the lines as they are.
+    return "\b\nExamples:\n" + texts.examples(lines)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(texts.version())
+        raise typer.Exit(Exit.OK)
+
+
+def _option(name: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=texts.OPTIONS[name])
+
+
+def _table(letter: str) -> Any:
+    about = next((one.help for one in TABLES if one.letter == letter), "counters")
+    return typer.Option(f"-{letter}", help=f"Show {about}.")
+
+
+_Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+]
+_Json = Annotated[bool, _option("json", "--json")]
+
+
+@app.callback()
+def options_of_all(version: _Version = False) -> None:
+    """Carry the options that stand before the name of a tool."""
+
+
+@app.command(help=texts.DEMO, epilog=_examples(texts.DEMO_EXAMPLES))
+def demo(
+    hosts: Annotated[int, _option("hosts", "--hosts")] = 4,
+    seconds: Annotated[float, _option("seconds", "--seconds")] = 8.0,
+    payload_bytes: Annotated[int, _option("size", "--size")] = 1024,
+    reset_every_s: Annotated[float, _option("reset_every", "--reset-every")] = 0.25,
+    seed: Annotated[int | None, _option("seed", "--seed")] = None,
+    first_address: Annotated[str, _option("first", "--first")] = "127.0.0.2",
+    json_wanted: _Json = False,
+) -> None:
+    """Read the options of `urds demo`."""
+    from urds.cli import demo as tool
+
+    options = tool.DemoOptions(
+        hosts=hosts,
+        seconds=seconds,
+        payload_bytes=payload_bytes,
+        reset_every_s=reset_every_s,
+        seed=seed,
+        first_address=first_address,
+        json_wanted=json_wanted,
+    )
+    _end("demo", lambda: tool.run(options))
+
+
+@app.command(help=texts.PING, epilog=_examples(texts.PING_EXAMPLES))
+def ping(
+    target: Annotated[str, typer.Argument(help=texts.OPTIONS["target"])],
+    count: Annotated[int | None, _option("count", "-c", "--count")] = None,
+    interval: Annotated[str, _option("interval", "-i", "--interval")] = "1",
+    local: Annotated[str | None, _option("local", "-I", "--local")] = None,
+    type_of_service: Annotated[int | None, _option("tos", "-Q", "--tos")] = None,
+    json_wanted: _Json = False,
+) -> None:
+    """Read the options of `urds ping`."""
+    from urds.cli import ping as tool
+
+    _end(
+        "ping",
+        lambda: tool.run(
+            tool.PingOptions(
+                target=target,
+                count=count,
+                interval_s=tool.parse_interval(interval),
+                local=local,
+                type_of_service=type_of_service,
+                json_wanted=json_wanted,
+            )
+        ),
+    )
+
+
+@app.command(help=texts.INFO, epilog=_examples(texts.INFO_EXAMPLES))
+def info(
+    counters: Annotated[bool, _table("c")] = False,
+    processes: Annotated[bool, _table("p")] = False,
+    sockets: Annotated[bool, _table("k")] = False,
+    connections: Annotated[bool, _table("n")] = False,
+    receive_queue: Annotated[bool, _table("r")] = False,
+    send_queue: Annotated[bool, _table("s")] = False,
+    retransmit_queue: Annotated[bool, _table("t")] = False,
+    tcp_sockets: Annotated[bool, _table("T")] = False,
+    ib_connections: Annotated[bool, _table("I")] = False,
+    pid: Annotated[int | None, _option("pid", "--pid")] = None,
+    verbose: Annotated[bool, _option("verbose", "-v", "--verbose")] = False,
+    json_wanted: _Json = False,
+    version: _Version = False,
+) -> None:
+    """Read the options of `urds info`."""
+    from urds.cli import info as tool
+
+    named = {
+        "c": counters,
+        "p": processes,
+        "k": sockets,
+        "n": connections,
+        "r": receive_queue,
+        "s": send_queue,
+        "t": retransmit_queue,
+        "T": tcp_sockets,
+        "I": ib_connections,
+    }
+    options = tool.InfoOptions(
+        tables=frozenset(letter for letter, wanted in named.items() if wanted),
+        pid=pid,
+        verbose=verbose,
+        json_wanted=json_wanted,
+    )
+    _end("info", lambda: tool.run(options))

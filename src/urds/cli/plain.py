@@ -1,0 +1,131 @@
+"""The front with the standard library alone: the same tools and options, fewer comforts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from textwrap import fill
+
+from urds.cli import texts
+from urds.cli.exits import Exit, guarded
+from urds.cli.info_tables import TABLES
+
+
+def main(arguments: Sequence[str]) -> Exit:
+    """Carry out a command line. Raises SystemExit for help, version and wrong usage."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], Exit] = options.run
+    return guarded(options.tool, partial(run, options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="urds", description=texts.ABOUT, epilog="More comfort: pip install 'urds[cli]'"
+    )
+    parser.add_argument("--version", action="version", version=texts.version())
+    tools = parser.add_subparsers(title="tools", dest="tool", metavar="TOOL", required=True)
+
+    def tool(
+        name: str,
+        about: str,
+        shown: texts.Examples,
+        run: Callable[[argparse.Namespace], Exit],
+    ) -> argparse.ArgumentParser:
+        one = tools.add_parser(
+            name,
+            help=about.partition("\n")[0],
+            description="\n\n".join(map(fill, about.split("\n\n"))),
+            epilog="examples:\n" + texts.examples(shown),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.add_argument("--json", action="store_true", help=texts.OPTIONS["json"])
+        one.set_defaults(run=run)
+        return one
+
+    _add_demo(tool("demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
+    _add_ping(tool("ping", texts.PING, texts.PING_EXAMPLES, _ping))
+    _add_info(tool("info", texts.INFO, texts.INFO_EXAMPLES, _info))
+    return parser
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    words = texts.OPTIONS
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help=words["hosts"])
+    parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help=words["seconds"])
+    parser.add_argument("--size", type=int, default=1024, metavar="OCTETS", help=words["size"])
+    parser.add_argument(
+        "--reset-every", type=float, default=0.25, metavar="S", help=words["reset_every"]
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help=words["seed"])
+    parser.add_argument("--first", default="127.0.0.2", metavar="ADDRESS", help=words["first"])
+
+
+def _add_ping(parser: argparse.ArgumentParser) -> None:
+    words = texts.OPTIONS
+    parser.add_argument("-c", "--count", type=int, metavar="N", help=words["count"])
+    parser.add_argument("-i", "--interval", default="1", metavar="TIME", help=words["interval"])
+    parser.add_argument("-I", "--local", metavar="ADDRESS", help=words["local"])
+    parser.add_argument("-Q", "--tos", type=int, metavar="TOS", help=words["tos"])
+    parser.add_argument("target", help=words["target"])
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c", dest="tables", action="append_const", const="c", help="Show counters."
+    )
+    for table in TABLES:
+        parser.add_argument(
+            f"-{table.letter}",
+            dest="tables",
+            action="append_const",
+            const=table.letter,
+            help=f"Show {table.help}.",
+        )
+    parser.add_argument("--pid", type=int, metavar="N", help=texts.OPTIONS["pid"])
+    parser.add_argument("-v", "--verbose", action="store_true", help=texts.OPTIONS["verbose"])
+    parser.add_argument("--version", action="version", version=texts.version())
+
+
+def _demo(options: argparse.Namespace) -> Exit:
+    from urds.cli import demo
+
+    return demo.run(
+        demo.DemoOptions(
+            hosts=options.hosts,
+            seconds=options.seconds,
+            payload_bytes=options.size,
+            reset_every_s=options.reset_every,
+            seed=options.seed,
+            first_address=options.first,
+            json_wanted=options.json,
+        )
+    )
+
+
+def _ping(options: argparse.Namespace) -> Exit:
+    from urds.cli import ping
+
+    return ping.run(
+        ping.PingOptions(
+            target=options.target,
+            count=options.count,
+            interval_s=ping.parse_interval(options.interval),
+            local=options.local,
+            type_of_service=options.tos,
+            json_wanted=options.json,
+        )
+    )
+
+
+def _info(options: argparse.Namespace) -> Exit:
+    from urds.cli import info
+
+    return info.run(
+        info.InfoOptions(
+            tables=frozenset(options.tables or ()),
+            pid=options.pid,
+            verbose=options.verbose,
+            json_wanted=options.json,
+        )
+    )
