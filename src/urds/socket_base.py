@@ -70,6 +70,7 @@ class SocketBase(system.socket):
         self._backend: Backend | None = None
         self._mailbox: Mailbox | None = None
         self._peer: tuple[Address, int] | None = None
+        self._reachable_peer: SocketAddress | None = None  # the peer, if of the bound family
         self._placeholder: Placeholder | None = None
         self._closed = False
 
@@ -330,8 +331,7 @@ class SocketBase(system.socket):
             self._placeholder.close()
 
     def __repr__(self) -> str:
-        name = f"{type(self).__module__}.{type(self).__qualname__}"
-        words = [f"<{name}", "family=AF_RDS", "type=SOCK_SEQPACKET"]
+        words = [f"<urds.{type(self).__qualname__}", "family=AF_RDS", "type=SOCK_SEQPACKET"]
         if self._closed and self._mailbox is None:
             return " ".join([*words[:1], "[closed]", *words[1:]]) + ">"
         if self._mailbox is not None:
@@ -425,9 +425,13 @@ class SocketBase(system.socket):
         self._options = replace(self._options, transport=transport)
 
     def _note_peer(self) -> None:
-        """Keep the connected peer where rds-info finds it."""
-        if self._mailbox is not None and self._peer is not None:
-            process.connected[self._mailbox.local, self._mailbox.port] = self._peer
+        """Keep the connected peer where `send` and rds-info find it."""
+        mailbox, peer = self._mailbox, self._peer
+        if mailbox is None or peer is None:
+            return
+        process.connected[mailbox.local, mailbox.port] = peer
+        same = peer[0].version == mailbox.local.version
+        self._reachable_peer = addresses.socket_address(*peer) if same else None
 
 
 def _option_octets(value: Any, value_bytes: int | None) -> bytes:

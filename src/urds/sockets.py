@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
 
 _NS: Final = 1_000_000_000
+# As integers: an enum makes each operation on flags twenty times as long.
+_DONTWAIT: Final = int(MSG_DONTWAIT)
+_TRUNC: Final = int(MSG_TRUNC)
+_SENT_STRICT: Final = int(MSG_DONTWAIT | MSG_ZEROCOPY)
+_SENT: Final = _SENT_STRICT | int(MSG_NOSIGNAL)  # docs/differences.md
 _RECEIVE_BYTES_DEFAULT: Final = 1 << 20
 
 
@@ -55,7 +60,10 @@ class Socket(SocketBase):
 
     def send(self, payload: Any, flags: int = 0, /) -> int:
         """Send to the default destination; see `sendto`."""
-        return self._send((payload,), (), flags, None)
+        mailbox, target = self._mailbox, self._reachable_peer
+        if mailbox is None or target is None or flags:
+            return self._send((payload,), (), flags, None)
+        return mailbox.sendto(payload, target)
 
     def sendall(self, payload: Any, flags: int = 0, /) -> None:
         """Send to the default destination: a datagram goes whole or not at all."""
@@ -120,10 +128,7 @@ class Socket(SocketBase):
         address: Any,
     ) -> int:
         """Check in Linux's order, then queue. Source: linux v6.12 net/rds/send.c; rds.md 3.4."""
-        accepted = MSG_DONTWAIT | MSG_ZEROCOPY
-        if not self._settings.strict_linux:
-            accepted |= MSG_NOSIGNAL
-        if flags & ~accepted:
+        if flags and flags & (~_SENT_STRICT if self._settings.strict_linux else ~_SENT):
             raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
         target = None if address is None else addresses.parse(address, Call.SEND)
         mailbox = self._bound()
@@ -138,7 +143,7 @@ class Socket(SocketBase):
 
             self._check_length(sum(memoryview(one).nbytes for one in buffers))
             self._check_request(cmsg.read(ancillary), zerocopy=bool(flags & MSG_ZEROCOPY))
-        wait_ns = 0 if flags & MSG_DONTWAIT else self._wait_ns(self._options.send_wait_ns)
+        wait_ns = 0 if flags & _DONTWAIT else self._wait_ns(self._options.send_wait_ns)
         return mailbox.send(buffers, addresses.socket_address(*target), wait_ns=wait_ns)
 
     def _check_length(self, payload_bytes: int) -> None:
@@ -183,7 +188,7 @@ class Socket(SocketBase):
         _check_positive(payload_bytes_max, "recvmsg")
         payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
         if len(payload) > payload_bytes_max:
-            result_flags |= MSG_TRUNC
+            result_flags |= _TRUNC
         return payload[:payload_bytes_max], ancillary, result_flags, source
 
     def recvmsg_into(
@@ -201,8 +206,8 @@ class Socket(SocketBase):
             view[: len(piece)] = piece
             copied += len(piece)
         if copied < len(payload):
-            result_flags |= MSG_TRUNC
-        count = len(payload) if flags & MSG_TRUNC else copied
+            result_flags |= _TRUNC
+        count = len(payload) if flags & _TRUNC else copied
         return count, ancillary, result_flags, source
 
     def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
@@ -231,7 +236,7 @@ class Socket(SocketBase):
         taken = [recvfrom(payload_bytes_max)]
         with suppress(BlockingIOError):
             while len(taken) < count_max:
-                taken.append(recvfrom(payload_bytes_max, int(MSG_DONTWAIT)))
+                taken.append(recvfrom(payload_bytes_max, _DONTWAIT))
         return taken
 
     def _receive(
@@ -241,7 +246,7 @@ class Socket(SocketBase):
         from urds import cmsg
         from urds.backend.base import CongestionNotice
 
-        result_flags = flags & MSG_CMSG_CLOEXEC
+        result_flags = flags & int(MSG_CMSG_CLOEXEC)
         if flags & MSG_OOB:  # nothing is ever out of band: kernel parity
             return b"", [], result_flags, None
         taken = self._take(flags)
@@ -255,7 +260,7 @@ class Socket(SocketBase):
         return payload, ancillary, result_flags | truncated, source
 
     def _take(self, flags: int) -> Message | Notice:
-        wait_ns = 0 if flags & MSG_DONTWAIT else self._wait_ns(self._options.receive_wait_ns)
+        wait_ns = 0 if flags & _DONTWAIT else self._wait_ns(self._options.receive_wait_ns)
         taken: Message | Notice | None = None
         if not flags & MSG_ERRQUEUE:  # that queue is always empty
             mailbox = self._mailbox or self._wait_for_mailbox(wait_ns)
