@@ -6,20 +6,21 @@ are the lines of `docs/differences.md`. Nothing here crosses the wire: both sock
 """
 
 import errno
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
 
 from .conftest import OpenOurs
 from .lab.guest import GUEST, LOWER
-from .lab.remote import Remote, RemoteFailure
+from .lab.remote import Remote, RemoteFailure, RemoteHang
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
-CALL_TIMEOUT_S = 15.0
+CALL_TIMEOUT_S = 10.0
 FRESH = "s, t = new_socket(), new_socket()"
-BIND = "s.bind((local, 4000)); t.bind((local, 4001)); poll_bits(s)"
-# A kernel's first poll may tell of congestion maps that came before: hence the one above.
+BIND = "s.bind((local, 4000)); t.bind((local, 4001)); poll_bits(s), poll_bits(t)"
+# A kernel's first poll may tell of congestion maps that came before: hence those above.
 CLOSE = "s.close(); t.close()"
 
 
@@ -212,13 +213,19 @@ def test_same_answers(
 ) -> None:
     """Both sides answer each row alike, or we answer as the row says."""
     wrong: list[str] = []
-    with open_ours() as ours:
+    with ExitStack() as stack:
+        ours = stack.enter_context(open_ours())
         for row in rows:
             kernel_says = _outcome(guest, row, prepare, local=GUEST)
-            we_say = _our_outcome(ours, row, prepare)
+            try:
+                we_say = _our_outcome(ours, row, prepare)
+            except RemoteHang:
+                we_say = "no answer"
+                stack.close()
+                ours = stack.enter_context(open_ours())
             expected = row.ours or kernel_says
             if we_say != expected:
-                wrong.append(f"{row.source}\n    kernel {kernel_says}\n    ours   {we_say}")
+                wrong.append(f"{row.source}\n    wanted {expected}\n    got    {we_say}")
             elif row.ours == kernel_says:
                 wrong.append(f"{row.source}\n    is no difference any more: {kernel_says}")
     assert not wrong, f"{len(wrong)} of {len(rows)} answers differ:\n" + "\n".join(wrong)
