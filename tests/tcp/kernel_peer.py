@@ -1,0 +1,441 @@
+"""A peer that behaves as Linux's RDS/TCP does on the wire, driven step by step by a test.
+
+One thread, one `select`: nothing happens outside `step`. What is modelled, for kernels up to 6.19
+(`Release.V6`) and from 7.0 on (`Release.V7`):
+
+- the lower address connects, the higher one knocks and drops the knock at once;
+- the map comes first, then repeats with 0x04 in old order, then what is new;
+- a message is delivered when TCP acknowledged its last octet, and never sent again then;
+- a repeat below the expected number is dropped, every other number is taken;
+- probe and pong carry NPATHS, from 7.0 on GEN_NUM and SPORT_IDX too, and 7.0 probes on every
+  connection, behind the repeats; a new GEN_NUM of the peer resets all numbers and drops what is
+  in flight;
+- a connection that finds no free lane is reset by 6.x and parked by 7.x, after its TCP has
+  acknowledged what was sent;
+- what was received and not read dies with a connection.
+
+Source: rds.md sections 1.6 to 1.9 and 2 (linux v6.12, v7.0); linux-peer-notes.md (observed).
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from ipaddress import IPv4Address
+
+from tests.tcp.faults import make_deaf, reset, unacknowledged
+from tests.tcp.frames import NO_EXTENSION, Frame, FrameReader, emit_frame, emit_map
+from urds.constants import RDS_TCP_PORT
+from urds.wire.exthdr import Handshake, emit_handshake, parse_handshake
+
+REPEATED = 0x04
+_LANES_MAX = 8
+_READ_BYTES = 1 << 18
+_STEP_S = 0.002
+_RECONNECT_S = 0.02  # Linux: a random time up to 1 s; short here, for tests
+
+
+class Release(Enum):
+    """Which kernel to be."""
+
+    V6 = auto()
+    V7 = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message with its number."""
+
+    sequence: int
+    source_port: int
+    target_port: int
+    payload: bytes
+    extension: bytes = NO_EXTENSION
+    flags: int = 0
+
+
+@dataclass(slots=True)
+class Lane:
+    """One path of the kernel: numbers and queues outlive its connections."""
+
+    index: int
+    next_tx: int = 1
+    next_rx: int = 0
+    queue: deque[Message] = field(default_factory=deque)
+    in_flight: deque[tuple[int, Message]] = field(default_factory=deque)
+    connection: socket.socket | None = None
+    reader: FrameReader = field(default_factory=FrameReader)
+    out: bytearray = field(default_factory=bytearray)
+    made_octets: int = 0
+    written_octets: int = 0
+    connect_at_s: float | None = None
+
+    def number(self, message: Message) -> None:
+        """Queue a message under the next number."""
+        self.queue.append(replace(message, sequence=self.next_tx))
+        self.next_tx += 1
+
+    def begin(self, connection: socket.socket) -> None:
+        """Take a connection: the map, then repeats, then the rest of the queue."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection, self.connect_at_s = connection, None
+        self.reader, self.out = FrameReader(), bytearray(emit_map())
+        self.made_octets, self.written_octets = len(self.out), 0
+
+    def fill(self) -> None:
+        """Turn queued messages into octets."""
+        while self.queue and len(self.out) < 1 << 16:
+            message = self.queue.popleft()
+            octets = emit_frame(
+                message.payload,
+                sequence=message.sequence,
+                source_port=message.source_port,
+                target_port=message.target_port,
+                flags=message.flags,
+                extension=message.extension,
+            )
+            self.out += octets
+            self.made_octets += len(octets)
+            self.in_flight.append((self.made_octets, message))
+
+    def free(self) -> None:
+        """Forget what TCP acknowledged: for a kernel that is delivered."""
+        assert self.connection is not None
+        acknowledged = self.written_octets - unacknowledged(self.connection)
+        while self.in_flight and self.in_flight[0][0] <= acknowledged:
+            self.in_flight.popleft()
+
+    def end(self) -> None:
+        """Lose the connection: what is in flight goes to the head of the queue, flagged."""
+        if self.connection is None:
+            return
+        with suppress(OSError):
+            self.free()
+        repeats = [replace(message, flags=REPEATED) for _, message in self.in_flight]
+        self.in_flight.clear()
+        self.queue.extendleft(reversed(repeats))
+        reset(self.connection)
+        self.connection = None
+
+
+class KernelPeer:
+    """A kernel at `address` that talks with one node at `node`."""
+
+    def __init__(
+        self,
+        address: str,
+        node: str,
+        *,
+        release: Release = Release.V6,
+        npaths: int = 1,
+        probes: bool = True,
+    ) -> None:
+        self.address, self.node = address, node
+        self.release, self.npaths_max, self.probes = release, npaths, probes
+        self.lower = IPv4Address(address) < IPv4Address(node)
+        self.listener = socket.create_server((address, RDS_TCP_PORT), backlog=64)
+        self.listener.setblocking(False)
+        self.reading = True  # false: octets stay in TCP's buffer, and die with the connection
+        self.connects = self.accepts = self.refusals = 0
+        self._boot()
+
+    def _boot(self) -> None:
+        self.generation = random.randrange(1, 1 << 32)
+        self.lanes = [Lane(index) for index in range(_LANES_MAX)]
+        self.npaths = 0  # 0: no handshake yet
+        self.node_generation: int | None = None
+        self.node_sport_index = False
+        self.probe_is_out = False
+        self.parked: list[tuple[socket.socket, int]] = []
+        self.received: list[Message] = []
+        self.frames: list[Frame] = []  # as they came, of all connections
+        self.dropped_as_old: list[int] = []
+        self.node_ports: list[int] = []  # TCP source ports of connections taken
+
+    # -- what a test does
+
+    def send(self, payload: bytes, *, source_port: int, target_port: int) -> None:
+        """Queue a message on lane 0; a higher kernel without a connection knocks."""
+        lane = self.lanes[0]
+        if self.probes and (not self.npaths or self._probes_again()):
+            self._probe()
+        lane.number(Message(0, source_port, target_port, payload))
+        if lane.connection is None:
+            self.seek()
+
+    def seek(self) -> None:
+        """Connect if lower, knock if higher."""
+        if self.lower:
+            lane = self.lanes[0]
+            if lane.connection is None and lane.connect_at_s is None:
+                lane.connect_at_s = time.monotonic()
+        else:
+            self.knock()
+
+    def knock(self) -> None:
+        """Open a connection that carries nothing and drop it once it stands."""
+        with suppress(OSError):
+            self._connect_socket().close()
+
+    def step(self, wait_s: float = _STEP_S) -> None:
+        """Wait for at most `wait_s`, then do everything that can be done."""
+        readers: list[socket.socket] = [self.listener]
+        writers = []
+        for lane in self.lanes:
+            if lane.connection is not None:
+                lane.fill()
+                if self.reading:
+                    readers.append(lane.connection)
+                if lane.out:
+                    writers.append(lane.connection)
+        ready, writable, _ = select.select(readers, writers, [], wait_s)
+        if self.listener in ready:
+            self._accept()
+        for lane in self.lanes:
+            if lane.connection in writable:
+                self._write(lane)
+            if lane.connection is not None and lane.connection in ready:
+                self._read(lane)
+            if lane.connection is not None:
+                lane.free()
+            elif lane.connect_at_s is not None and time.monotonic() >= lane.connect_at_s:
+                self._connect(lane)
+        self._unpark()
+
+    def run_until(self, condition: Callable[[], bool], *, wait_s: float = 5.0) -> None:
+        """Step until the condition holds. Raises AssertionError after `wait_s`."""
+        assert self.runs_until(condition, wait_s=wait_s), f"not within {wait_s} s"
+
+    def runs_until(self, condition: Callable[[], bool], *, wait_s: float) -> bool:
+        """Step until the condition holds; tell whether it did within `wait_s`."""
+        deadline_s = time.monotonic() + wait_s
+        while not condition():
+            if time.monotonic() > deadline_s:
+                return False
+            self.step()
+        return True
+
+    def run_for(self, wait_s: float) -> None:
+        """Step for a while."""
+        self.runs_until(lambda: False, wait_s=wait_s)
+
+    def break_connection(self, index: int = 0) -> None:
+        """Reset the lane's connection, as `ss -K` does on the kernel's host.
+
+        A kernel takes octets as they arrive, so what TCP has is read first, unless `reading` is
+        off, and nothing is acknowledged after that.
+        """
+        lane = self.lanes[index]
+        if lane.connection is None:
+            return
+        make_deaf(lane.connection)
+        if self.reading:
+            self._read(lane)
+        if lane.connection is not None:
+            lane.end()
+            self._lost(lane)
+
+    def cut(self, octets: int) -> None:
+        """Write so much of what is to be sent on lane 0, then reset the connection."""
+        lane = self.lanes[0]
+        assert lane.connection is not None
+        lane.fill()
+        lane.written_octets += lane.connection.send(lane.out[:octets])
+        self.break_connection()
+
+    def forget_connection(self) -> None:
+        """Lose lane 0 as a power cut would; the caller makes the node deaf, so it hears nothing."""
+        self.lanes[0].end()
+
+    def reboot(self) -> None:
+        """Lose everything that is not on a disk."""
+        for lane in self.lanes:
+            lane.end()
+        for connection, _ in self.parked:
+            reset(connection)
+        self._boot()
+
+    def close(self) -> None:
+        """End."""
+        self.reboot()
+        self.listener.close()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Return what was delivered, in order of delivery."""
+        return [message.payload for message in self.received]
+
+    @property
+    def up(self) -> bool:
+        """Tell whether lane 0 has a connection."""
+        return self.lanes[0].connection is not None
+
+    @property
+    def undelivered(self) -> int:
+        """Return how many messages of ours the node's TCP does not have."""
+        return sum(len(lane.queue) + len(lane.in_flight) for lane in self.lanes)
+
+    # -- connections
+
+    def _connect_socket(self, port: int = 0) -> socket.socket:
+        connection = socket.socket()
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            connection.bind((self.address, port))
+            connection.settimeout(2.0)
+            connection.connect((self.node, RDS_TCP_PORT))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, lane: Lane) -> None:
+        self.connects += 1
+        try:
+            connection = self._connect_socket()
+        except OSError:
+            lane.connect_at_s = time.monotonic() + _RECONNECT_S
+        else:
+            self._begin(lane, connection)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, (_, port) = self.listener.accept()
+            except OSError:
+                return
+            self.accepts += 1
+            if self.lower:  # a knock
+                reset(connection)
+                self.seek()
+                continue
+            lane = self._free_lane(port)
+            if lane is not None:
+                self.node_ports.append(port)
+                self._begin(lane, connection)
+            elif self.release is Release.V6:
+                self.refusals += 1
+                reset(connection)
+            else:
+                self.parked.append((connection, port))
+
+    def _free_lane(self, port: int) -> Lane | None:
+        lanes = self.lanes[: max(1, self.npaths)]
+        if self.release is Release.V7 and self.node_sport_index:
+            lanes = [self.lanes[port % max(1, self.npaths)]]
+        return next((lane for lane in lanes if lane.connection is None), None)
+
+    def _unpark(self) -> None:
+        for connection, port in list(self.parked):
+            lane = self._free_lane(port)
+            if lane is not None:
+                self.parked.remove((connection, port))
+                self._begin(lane, connection)
+
+    def _begin(self, lane: Lane, connection: socket.socket) -> None:
+        lane.begin(connection)
+        if lane.index or not self.probes:
+            return
+        if (not self.npaths and not self.lower) or self._probes_again():
+            self._probe()
+
+    def _lost(self, lane: Lane) -> None:
+        """React to the end of a connection: only the lower side reconnects by itself."""
+        self.probe_is_out &= self.release is Release.V6
+        if self.lower:
+            lane.connect_at_s = time.monotonic()
+
+    # -- octets
+
+    def _write(self, lane: Lane) -> None:
+        assert lane.connection is not None
+        try:
+            count = lane.connection.send(lane.out[: 1 << 16])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._read(lane)  # what came before the end is read first
+            if lane.connection is not None:
+                lane.end()
+                self._lost(lane)
+            return
+        del lane.out[:count]
+        lane.written_octets += count
+
+    def _read(self, lane: Lane) -> None:
+        while lane.connection is not None:
+            try:
+                data = lane.connection.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                lane.end()
+                self._lost(lane)
+                return
+            for frame in lane.reader.feed(data):
+                self.frames.append(frame)
+                self._receive(lane, frame)
+
+    def _receive(self, lane: Lane, frame: Frame) -> None:
+        header = frame.header
+        if frame.is_map:
+            return
+        if header.flags & REPEATED and header.sequence < lane.next_rx:
+            self.dropped_as_old.append(header.sequence)
+            return
+        lane.next_rx = header.sequence + 1
+        source_port, target_port = frame.ports
+        if not target_port:
+            if source_port:
+                extension = self._handshake() if source_port == 1 else NO_EXTENSION
+                lane.number(Message(0, 0, source_port, b"", extension))
+        elif source_port or target_port != 1:
+            self.received.append(
+                Message(header.sequence, source_port, target_port, frame.payload, b"", header.flags)
+            )
+        if (source_port, target_port) in ((1, 0), (0, 1)):
+            self._learn(parse_handshake(header.extension))
+
+    # -- handshake
+
+    def _handshake(self) -> bytes:
+        if self.release is Release.V6:
+            return emit_handshake(Handshake(npaths=self.npaths_max))
+        return emit_handshake(
+            Handshake(npaths=self.npaths_max, generation=self.generation, sport_index=True)
+        )
+
+    def _probes_again(self) -> bool:
+        return self.release is Release.V7 and self.lanes[0].connection is None
+
+    def _probe(self) -> None:
+        if not self.probe_is_out:
+            self.probe_is_out = True
+            self.lanes[0].number(Message(0, 1, 0, b"", self._handshake()))
+
+    def _learn(self, handshake: Handshake) -> None:
+        self.npaths = min(self.npaths_max, handshake.npaths or max(1, self.npaths))
+        generation = handshake.generation
+        if generation is not None:
+            if self.node_generation not in (None, generation):
+                for lane in self.lanes:
+                    lane.next_tx, lane.next_rx = 1, 0
+                    lane.in_flight.clear()
+                    lane.queue = deque(one for one in lane.queue if not one.flags & REPEATED)
+            self.node_generation = generation
+        self.node_sport_index = handshake.sport_index
+        self.probe_is_out = False
+        if self.lower:
+            for lane in self.lanes[: self.npaths]:
+                if lane.connection is None and lane.connect_at_s is None:
+                    lane.connect_at_s = time.monotonic()

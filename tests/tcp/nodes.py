@@ -1,0 +1,133 @@
+"""A `urds` node of this process, with the grips that tests of the transport need.
+
+They reach below the public API, into the driver and the plane: a test of TCP must be able to break
+one connection, to make it deaf, and to hold a thread still at the moment that matters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any
+
+from urds.backend.inprocess import InProcess
+from urds.constants import MSG_DONTWAIT
+from urds.dataplane.base import MailboxSettings
+from urds.dataplane.reference.plane import Plane
+from urds.dataplane.reference.stream_path import StreamPath
+from urds.driver.driver import Driver
+from urds.proto.connection import Connection
+from urds.settings import Settings
+from urds.transport.tcp import TcpStream
+
+PORT = 4000  # of a node's mailbox
+ROOMY_BYTES = 8 << 20
+
+
+class Node:
+    """One node with one bound mailbox."""
+
+    def __init__(self, address: str, *, port: int = PORT, **settings: Any) -> None:
+        self.address = address
+        self.backend = InProcess(Settings(**{"drain_s": 0.0, "linger_s": 0.0, **settings}))
+        self.mailbox = self.bind(port)
+
+    def bind(self, port: int) -> Any:
+        """Bind one more mailbox, with room for a whole test."""
+        return self.backend.bind(
+            address=ip_address(self.address),
+            port=port,
+            settings=MailboxSettings(send_bytes_max=ROOMY_BYTES, receive_bytes_max=ROOMY_BYTES),
+            transport=None,
+        )
+
+    def close(self) -> None:
+        """End in order."""
+        self.backend.close()
+
+    # -- messages
+
+    def send(self, payload: bytes, target: str, port: int = PORT) -> None:
+        """Send one message."""
+        self.mailbox.sendto(payload, (target, port))
+
+    def take(self) -> list[bytes]:
+        """Return the payloads of all messages that are here."""
+        return [payload for payload, _ in self.take_from(self.mailbox)]
+
+    @staticmethod
+    def take_from(mailbox: Any) -> list[tuple[bytes, tuple[str, int]]]:
+        """Return all messages of a mailbox with their sources."""
+        taken = []
+        while True:
+            try:
+                taken.append(mailbox.recvfrom(1 << 20, MSG_DONTWAIT))
+            except BlockingIOError:
+                return taken
+
+    # -- grips
+
+    @property
+    def driver(self) -> Driver:
+        """Return the control thread's object."""
+        return self.backend._driver
+
+    @property
+    def plane(self) -> Plane:
+        """Return the data plane."""
+        plane = self.driver.plane
+        assert isinstance(plane, Plane)
+        return plane
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Return all counters by name."""
+        return self.backend.counters()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Keep the control thread from deciding anything; the plane goes on."""
+        with self.driver.lock:
+            yield
+
+    @contextmanager
+    def blind(self, peer: str) -> Iterator[None]:
+        """Keep the plane from reading path 0, as if a mailbox of it were over its hard bound."""
+        path = self.path(peer)
+        with self.plane.lock:
+            path.paused = True
+        self.plane.watch_path(path)
+        wait_until(lambda: not path.reading)
+        try:
+            yield
+        finally:
+            path.resume()
+
+    def connection(self, peer: str) -> Connection:
+        """Return the control core of a peer."""
+        connection = self.driver.hosts[ip_address(self.address)].endpoint.find(ip_address(peer))
+        assert connection is not None
+        return connection
+
+    def path(self, peer: str, index: int = 0) -> StreamPath:
+        """Return a path to the peer."""
+        host = self.driver.hosts[ip_address(self.address)]
+        path = host.peers[ip_address(peer)].paths[index]
+        assert isinstance(path, StreamPath)
+        return path
+
+    def stream(self, peer: str, index: int = 0) -> TcpStream:
+        """Return the TCP connection of a path that has one."""
+        stream = self.path(peer, index).stream
+        assert isinstance(stream, TcpStream)
+        return stream
+
+
+def wait_until(condition: Callable[[], bool], *, wait_s: float = 5.0) -> None:
+    """Wait for what other threads do. Raises AssertionError after `wait_s`."""
+    deadline_s = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {wait_s} s"
+        time.sleep(0.001)

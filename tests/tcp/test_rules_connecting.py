@@ -1,0 +1,183 @@
+"""Rules 1, 2, 10 and 11 of docs/protocol/rds-tcp.md, "Surviving resets": whose connection counts.
+
+Each rule is shown twice: as built nothing is lost or doubled; with the rule switched off the same
+scenario does harm, or it would prove nothing.
+"""
+
+import pytest
+
+from tests.tcp.conftest import Lab
+from tests.tcp.kernel_peer import KernelPeer, Release
+from tests.tcp.meetings import (
+    arrived,
+    make_stale,
+    meet,
+    numbered,
+    send_to_kernel,
+    send_to_node,
+    settle,
+    silently_forgotten,
+    taken,
+)
+from tests.tcp.nodes import Node, wait_until
+from urds.dataplane.base import Release as ReleaseRule
+from urds.dataplane.reference import stream_path
+from urds.dataplane.reference.path import PathCore
+from urds.proto.events import Hold
+from urds.proto.seeking import Seeker
+from urds.proto.streams import Streams
+
+KERNELS = [pytest.param({"release": release}, id=release.name) for release in Release]
+
+
+# -- rule 1: the lower side sends its map and waits for the peer's first frame
+
+
+def send_while_the_kernel_thinks_the_old_connection_is_up(node: Node, peer: KernelPeer) -> list[bytes]:
+    """Keep the kernel's end stale for a while; its TCP acknowledges what it will not read."""
+    meet(node, peer)
+    make_stale(node, peer)
+    send_to_kernel(node, peer, numbered("sent", 20))
+    peer.run_for(0.2)
+    peer.forget_connection()  # its keepalive noticed
+    return arrived(peer, 20, wait_s=3.0)
+
+
+def do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch rule 1 off. It has two guards: the hold, and that nothing is freed before the frame."""
+
+    def free_at_once(self: PathCore, octets: int) -> None:
+        if self.outgoing.release is ReleaseRule.STREAM_ACKNOWLEDGED:
+            self.outgoing.handle_stream_acknowledged(octets)
+
+    monkeypatch.setattr(Streams, "_hold_of", lambda self, path: Hold.NOTHING)
+    monkeypatch.setattr(PathCore, "handle_stream_acknowledged", free_at_once)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nothing_is_sent_before_the_kernels_first_frame(lab: Lab, kernel: dict[str, Release]) -> None:
+    node, peer = lab.pair("lower", kernel=kernel)
+    got = send_while_the_kernel_thinks_the_old_connection_is_up(node, peer)
+    assert got == numbered("sent", 20)
+
+
+def test_without_waiting_a_refused_connection_swallows_messages(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do_not_wait(monkeypatch)
+    node, peer = lab.pair("lower")
+    got = send_while_the_kernel_thinks_the_old_connection_is_up(node, peer)
+    assert peer.refusals > 0
+    assert len(got) < 20, "the kernel's TCP acknowledged what the kernel threw away"
+
+
+def test_a_parked_connection_delivers_late(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 7.0 on not even that loses a message: the connection is served when a lane is free."""
+    do_not_wait(monkeypatch)
+    node, peer = lab.pair("lower", kernel={"release": Release.V7})
+    got = send_while_the_kernel_thinks_the_old_connection_is_up(node, peer)
+    assert got == numbered("sent", 20)
+
+
+# -- rule 2: an end before the first frame is a refusal
+
+
+def attempts_in_a_second(node: Node, peer: KernelPeer) -> int:
+    """Count connections while the kernel refuses every one."""
+    meet(node, peer)
+    make_stale(node, peer)
+    send_to_kernel(node, peer, [b"waits"])
+    before = peer.accepts
+    peer.run_for(1.0)
+    return peer.accepts - before
+
+
+@pytest.mark.rule("wire-reconnect-rate", "wire-security-backoff")
+def test_refusals_slow_the_attempts_down(lab: Lab) -> None:
+    node, peer = lab.pair("lower")
+    assert 2 <= attempts_in_a_second(node, peer) < 40
+    assert node.counters["refused_by_peer"] > 0
+    peer.forget_connection()
+    assert arrived(peer, 1) == [b"waits"]
+
+
+def test_a_back_off_that_ends_with_tcps_handshake_floods(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach = Streams._attach
+
+    def attach_and_reset(self: Streams, path, stream: int, port: int, now_ns: int) -> None:  # type: ignore[no-untyped-def]
+        path.backoff.reset()
+        attach(self, path, stream, port, now_ns)
+
+    monkeypatch.setattr(Streams, "_attach", attach_and_reset)
+    node, peer = lab.pair("lower")
+    assert attempts_in_a_second(node, peer) > 150
+
+
+# -- rule 10: a knock while our connection seems up
+
+
+def send_after_a_silent_death(node: Node, peer: KernelPeer) -> list[bytes]:
+    """Let the kernel's end die unseen, then have the kernel send and knock."""
+    meet(node, peer)
+    silently_forgotten(node, peer)
+    send_to_node(peer, numbered("sent", 5))
+    return taken(node, peer, 5, wait_s=1.0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_knock_uncovers_a_dead_connection(lab: Lab, kernel: dict[str, Release]) -> None:
+    node, peer = lab.pair("lower", kernel=kernel)
+    assert send_after_a_silent_death(node, peer) == numbered("sent", 5)
+    assert node.counters["pokes"] > 0
+
+
+def test_without_a_poke_the_flow_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Seeker, "_poke", lambda self, path: None)
+    node, peer = lab.pair("lower")
+    assert send_after_a_silent_death(node, peer) == []
+
+
+def test_a_poke_does_not_disturb_a_live_connection(lab: Lab) -> None:
+    node, peer = lab.pair("lower")
+    meet(node, peer)
+    stream = node.stream(peer.address)
+    peer.knock()
+    wait_until(lambda: node.counters["pokes"] > 0)
+    send_to_kernel(node, peer, numbered("sent", 5))
+    assert arrived(peer, 5) == numbered("sent", 5)
+    assert node.stream(peer.address) is stream
+
+
+# -- rule 11: a new connection supersedes the old one, which is read first
+
+
+def supersede_with_unread_messages(node: Node, peer: KernelPeer) -> list[bytes]:
+    """Have ten messages in the node's TCP when the kernel comes with a new connection."""
+    meet(node, peer)
+    with node.blind(peer.address):
+        send_to_node(peer, numbered("old", 10))
+        peer.run_until(lambda: not peer.undelivered)
+        silently_forgotten(node, peer)
+        send_to_node(peer, numbered("new", 5))
+        peer.run_until(lambda: peer.up)
+        wait_until(lambda: node.counters["superseded"] > 0)
+    return taken(node, peer, 15, wait_s=2.0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_old_connection_is_read_before_the_new_one(
+    lab: Lab, kernel: dict[str, Release]
+) -> None:
+    node, peer = lab.pair("higher", kernel=kernel)
+    assert supersede_with_unread_messages(node, peer) == numbered("old", 10) + numbered("new", 5)
+    settle(node, peer)
+
+
+def test_without_reading_the_old_one_its_messages_are_lost(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_path, "_DRAIN_READS", 0)
+    node, peer = lab.pair("higher")
+    assert supersede_with_unread_messages(node, peer) == numbered("new", 5)
