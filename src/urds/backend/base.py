@@ -20,6 +20,7 @@ from urds.dataplane.base import (
     MailboxSettings,
     Message,
     Notice,
+    Plane,
     Snapshot,
     SocketAddress,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "MailboxSettings",
     "Message",
     "Notice",
+    "Plane",
     "Snapshot",
     "SocketAddress",
 ]
@@ -43,6 +45,7 @@ class Backend(Protocol):
     """Host addresses for the sockets of this process. Made as `Kind(settings)`."""
 
     settings: Settings
+    plane: Plane  # of this process, for event loops
 
     def bind(
         self,

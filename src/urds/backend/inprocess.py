@@ -27,6 +27,7 @@ class InProcess:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._driver = Driver(settings, Plane)
+        self.plane = self._driver.plane
         self._owner = os.getpid()
         _alive.add(self)
 

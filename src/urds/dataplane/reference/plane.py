@@ -72,9 +72,7 @@ class Plane:
         self.desk = WaitingDesk(self.lock)
         self.poll_set.register(self.desk.kick, select.EPOLLIN)
         self.helper = Helper(self)
-        # One entry per event loop that promised to pump; `abandon` may run in a finaliser inside any
-        # call and takes no lock, so it is a deque, whose calls are atomic.
-        self.loops: deque[None] = deque()
+        self.loops: deque[None] = deque()  # one entry per event loop; no lock, so atomic calls
         self.driven = False
         self.closed = False
         self.forked = False
@@ -233,7 +231,7 @@ class Plane:
         return len(ready)
 
     def _note_ready(self, descriptor: int) -> None:
-        """Report a watched descriptor, once; it is looked at again, for its number may be reused."""
+        """Report a watched descriptor, once; look again, for its number may be reused."""
         with self.lock:
             interest = self._watched.get(descriptor)
             if interest is None:
@@ -264,7 +262,7 @@ class Plane:
             self._touched.add(mailbox)
 
     def note_full(self, path: StreamPath) -> None:
-        """A path came to its bound of messages, or left it: descriptors show it. Lock held."""
+        """Have descriptors show that a path came to its bound of messages or left it. Lock held."""
         (self.full_paths.add if path.full else self.full_paths.discard)(path)
         for mailbox in path.host.inboxes.values():
             if mailbox.descriptor is not None:
@@ -439,11 +437,11 @@ class Plane:
         self.helper.deliver()
 
     def adopt(self) -> None:
-        """An event loop will pump."""
+        """Leave reading to an event loop that pumps."""
         self.loops.append(None)
 
     def abandon(self) -> None:
-        """An event loop ended; takes no lock."""
+        """Take the promise of `adopt` back."""
         self.loops.pop()
         if not self.closed:
             self.helper.ring()

@@ -1,0 +1,121 @@
+"""The pump of an asyncio loop, of any that has `add_reader`.
+
+asyncio tells nobody that a loop ends. What the loop alone holds dies with it, so the promise to
+read is kept by the callback given to `add_reader`, and taken back when that is finalised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from urds.aio.pumps import Pump, Sleeper
+
+if TYPE_CHECKING:
+    from urds.backend.base import Mailbox, Plane
+
+
+class AsyncioSleeper(Sleeper):
+    """A task that waits for a future."""
+
+    def __init__(self, loop: AbstractEventLoop, mailbox: Mailbox, *, room: bool) -> None:
+        super().__init__(mailbox, room=room)
+        self._loop = loop
+        self._future: asyncio.Future[None] = loop.create_future()
+
+    def _wake(self, *, own_thread: bool) -> bool:
+        try:
+            if own_thread:
+                self._set()
+            else:
+                self._loop.call_soon_threadsafe(self._set)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def _set(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def sleep(self) -> None:
+        """Wait until told."""
+        await self._future
+
+
+class _Reader:
+    """What the loop calls when the plane is readable; its life is the promise to do so."""
+
+    def __init__(self, pump: AsyncioPump) -> None:
+        self._pump = pump
+        self._process = os.getpid()
+        pump.plane.adopt()
+
+    def __call__(self) -> None:
+        self._pump.look()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._process:
+            self._pump.plane.abandon()
+
+
+class AsyncioPump(Pump):
+    """See `pumps.Pump`."""
+
+    loop: AbstractEventLoop
+
+    def __init__(self, plane: Plane, loop: AbstractEventLoop) -> None:
+        super().__init__(plane, loop)
+        self._reader: weakref.ref[_Reader] | None = None
+
+    def is_here(self) -> bool:
+        """Tell whether the calling task runs in this loop."""
+        return asyncio._get_running_loop() is self.loop
+
+    def running(self) -> bool:
+        """Tell whether the loop watches the plane."""
+        return self._reader is not None and self._reader() is not None
+
+    def start(self) -> None:
+        """Watch the plane."""
+        reader = _Reader(self)
+        self._reader = weakref.ref(reader)
+        self.loop.add_reader(self.plane.fileno(), reader)
+
+    def stop(self) -> None:
+        """Watch it no more; any thread."""
+        if not self.running() or self.loop.is_closed():
+            return
+        if self.is_here():
+            self._remove_reader()
+        else:
+            with suppress(RuntimeError):  # closed meanwhile
+                self.loop.call_soon_threadsafe(self._stop_if_unused)
+
+    def _stop_if_unused(self) -> None:
+        if not self._sockets:
+            self._remove_reader()
+
+    def _remove_reader(self) -> None:
+        self._reader = None
+        self.loop.remove_reader(self.plane.fileno())
+
+    def schedule_flush(self) -> None:
+        """Call `flush` in the next turn."""
+        self.loop.call_soon(self.flush)
+
+    def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
+        """Make what the running task sleeps on."""
+        return AsyncioSleeper(self.loop, mailbox, room=room)
+
+    async def turn(self) -> None:
+        """Let the loop make a turn."""
+        await asyncio.sleep(0)
+
+    async def in_thread(self, call: Callable[[], None]) -> None:
+        """Run a call that may block in the loop's executor."""
+        await self.loop.run_in_executor(None, call)

@@ -1,0 +1,154 @@
+"""The pump of a trio run: two system tasks, which trio cancels after the main task.
+
+One waits for the plane's descriptor. The other sleeps until a send wants the end of the turn; it
+is rescheduled from the sender, which costs no system call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.lowlevel import Abort, Task
+
+from urds.aio.pumps import Pump, Sleeper
+
+if TYPE_CHECKING:
+    from urds.backend.base import Mailbox, Plane
+
+
+class _Bed:
+    """Where one task sleeps until `wake`; only within the trio run."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+        self._woken = False
+
+    def wake(self) -> None:
+        """Have the sleeper run on, or not sleep at all."""
+        task, self._task = self._task, None
+        self._woken = True
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    async def sleep(self) -> None:
+        """Wait for `wake`; always a checkpoint."""
+        if self._woken:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        self._woken = False
+
+    def _abort(self, _: Any) -> Abort:
+        self._task = None
+        return Abort.SUCCEEDED
+
+
+class TrioSleeper(Sleeper):
+    """A task that waits to be rescheduled."""
+
+    def __init__(self, token: trio.lowlevel.TrioToken, mailbox: Mailbox, *, room: bool) -> None:
+        super().__init__(mailbox, room=room)
+        self._token = token
+        self._bed = _Bed()
+
+    def _wake(self, *, own_thread: bool) -> bool:
+        try:
+            if own_thread and trio.lowlevel.in_trio_run():
+                self._bed.wake()
+            else:
+                self._token.run_sync_soon(self._bed.wake)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    async def sleep(self) -> None:
+        """Wait until told."""
+        await self._bed.sleep()
+
+
+class TrioPump(Pump):
+    """See `pumps.Pump`."""
+
+    loop: trio.lowlevel.TrioToken
+
+    def __init__(self, plane: Plane, loop: trio.lowlevel.TrioToken) -> None:
+        super().__init__(plane, loop)
+        self._thread = threading.get_ident()
+        self._wanted = False
+        self._alive = False
+        self._scope = trio.CancelScope()
+        self._flusher = _Bed()
+
+    def is_here(self) -> bool:
+        """Tell whether the calling task runs in this trio run."""
+        in_task = trio.lowlevel.in_trio_task()
+        return in_task and trio.lowlevel.current_trio_token() is self.loop
+
+    def running(self) -> bool:
+        """Tell whether the run watches the plane."""
+        return self._wanted
+
+    def start(self) -> None:
+        """Watch the plane."""
+        self._wanted = True
+        if not self._alive:
+            self._alive = True
+            self.plane.adopt()
+            trio.lowlevel.spawn_system_task(self._run, name="urds pump")
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted:
+                with trio.CancelScope() as self._scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._look_always)
+                        nursery.start_soon(self._flush_always)
+        finally:
+            self._wanted = self._alive = False
+            self.plane.abandon()
+
+    async def _look_always(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self.plane.fileno())
+            self.look()
+
+    async def _flush_always(self) -> None:
+        while True:
+            await self._flusher.sleep()
+            self.flush()
+
+    def stop(self) -> None:
+        """Watch it no more; any thread."""
+        if not self._wanted:
+            return
+        if self.is_here():
+            self._stop_if_unused()
+        else:
+            with suppress(trio.RunFinishedError):
+                self.loop.run_sync_soon(self._stop_if_unused)
+
+    def _stop_if_unused(self) -> None:
+        if not self._sockets:
+            self._wanted = False
+            self._scope.cancel()
+
+    def schedule_flush(self) -> None:
+        """Call `flush` among the tasks of the next batch."""
+        self._flusher.wake()
+
+    def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
+        """Make what the running task sleeps on."""
+        return TrioSleeper(self.loop, mailbox, room=room)
+
+    async def turn(self) -> None:
+        """Let the run make a turn."""
+        await trio.lowlevel.checkpoint()
+
+    async def in_thread(self, call: Callable[[], None]) -> None:
+        """Run a call that may block in a thread of trio's."""
+        await trio.to_thread.run_sync(call, abandon_on_cancel=True)

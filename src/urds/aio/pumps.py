@@ -1,0 +1,197 @@
+"""How an event loop drives the plane: one pump per loop and plane.
+
+The loop watches the plane's descriptor and calls `Plane.pump` when it is readable, so a message
+costs one wake-up of the loop and none of the helper thread. A pump exists from the first call
+that needs the loop to the close of the last socket that did, or to the end of the loop. It only
+makes things fast: without one the helper reads, and tasks are woken from its thread.
+
+Fairness. Calls that need not wait do not touch the loop, so a task could take messages for ever
+while others starve. Each such call spends from the loop's budget, and whoever finds it spent lets
+the loop make a turn first.
+
+Reading must not run ahead of the tasks that take, or queues grow without bound: while tasks take
+messages and none waits for one, the loop leaves reading to them. A take that finds its queue
+empty reads by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from urds.aio.sockets import Socket
+    from urds.backend.base import Mailbox, Plane
+
+# Of one turn of the loop: a message costs 1 and its octets 1 for each KiB.
+BUDGET: Final = 256
+COST_SHIFT: Final = 10
+_TICK_NS: Final = 1_000_000  # how long takers may be left to read by themselves
+
+
+class Sleeper(ABC):
+    """One task that waits for a message or for room; use it in a `with` block, once.
+
+    Entering subscribes. Leaving without `used` passes the wake-up on, if there was one: a message
+    for which only this task was told must not wait for the next message.
+    """
+
+    def __init__(self, mailbox: Mailbox, *, room: bool) -> None:
+        self.used = False
+        self._told = False
+        self._forgotten = False
+        self._thread = threading.get_ident()
+        self._mailbox = mailbox
+        self._room = room
+
+    def __enter__(self) -> Self:
+        self._leave = self._mailbox.subscribe(self.tell, room=self._room)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:
+            # The task is being collected, perhaps inside a call that holds a lock of the plane.
+            self._forgotten = True
+        elif not (self.used and self._told):
+            self._leave()
+
+    def tell(self) -> None:
+        """Wake the task; any thread."""
+        self._told = True
+        if self._forgotten or not self._wake(own_thread=threading.get_ident() == self._thread):
+            self._leave()  # nobody is left to use it
+
+    @abstractmethod
+    def _wake(self, *, own_thread: bool) -> bool:
+        """Have the task run on; return False if its loop is gone."""
+
+    @abstractmethod
+    async def sleep(self) -> None:
+        """Wait until told."""
+
+
+class Pump(ABC):
+    """One loop's service to one plane. Its methods run in the loop's thread, `leave` in any."""
+
+    def __init__(self, plane: Plane, loop: Any) -> None:
+        self.loop = loop
+        self.plane = plane
+        self.budget = BUDGET
+        self.waiting = 0  # tasks that sleep
+        self.flush_due = False
+        self._pumped_ns = 0
+        self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
+        self._process = os.getpid()
+
+    def join(self, sock: Socket) -> None:
+        """Serve a socket."""
+        self._sockets.add(sock)
+        if not self.running():
+            self.flush_due = False
+            self.start()
+
+    def leave(self, sock: Socket) -> None:
+        """Serve a socket no more; the last one ends the pump."""
+        self._sockets.discard(sock)
+        # In the child of a fork the loop's poll set is the parent's: leave it alone.
+        if not self._sockets and os.getpid() == self._process:
+            self.stop()
+
+    def look(self) -> None:
+        """Pump, because the plane's descriptor is readable."""
+        now_ns = time.monotonic_ns()
+        taken = self.budget != BUDGET
+        self.budget = BUDGET
+        if taken and not self.waiting and now_ns - self._pumped_ns < _TICK_NS:
+            return
+        self._pumped_ns = now_ns
+        self.plane.pump()
+
+    def flush(self) -> None:
+        """Send, at the end of a turn of the loop, what its sends left to coalesce."""
+        self.flush_due = False
+        self.budget = BUDGET
+        self.plane.pump()
+
+    def flush_soon(self) -> bool:
+        """Have `flush` called once this turn is over; return False if this is not our loop."""
+        if not self.is_here():
+            return False
+        self.flush_due = True
+        self.schedule_flush()
+        return True
+
+    async def sleep(self, sleeper: Sleeper) -> None:
+        """Wait until the sleeper is told."""
+        self.waiting += 1
+        try:
+            await sleeper.sleep()
+        finally:
+            self.waiting -= 1
+
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Tell whether the calling task runs in this loop."""
+
+    @abstractmethod
+    def running(self) -> bool:
+        """Tell whether the loop watches the plane."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Watch the plane."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Watch it no more; any thread, and after the loop's end too."""
+
+    @abstractmethod
+    def schedule_flush(self) -> None:
+        """Call `flush` when the tasks that are ready now have run."""
+
+    @abstractmethod
+    def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
+        """Make what the running task sleeps on."""
+
+    @abstractmethod
+    async def turn(self) -> None:
+        """Let the loop make a turn; a cancellation is delivered here."""
+
+    @abstractmethod
+    async def in_thread(self, call: Callable[[], None]) -> None:
+        """Run a call that may block."""
+
+
+# Each is kept alive by its loop while it runs; a loop of the same identity may follow.
+_pumps: weakref.WeakValueDictionary[tuple[int, int], Pump] = weakref.WeakValueDictionary()
+
+
+def running_pump(plane: Plane) -> Pump:
+    """Return the pump of the running loop. Raises RuntimeError outside of asyncio and trio."""
+    loop, make = _running_loop()
+    key = (id(loop), id(plane))
+    pump = _pumps.get(key)
+    if pump is None or pump.loop is not loop or pump.plane is not plane:
+        pump = _pumps[key] = make(plane, loop)
+    return pump
+
+
+def _running_loop() -> tuple[object, Callable[[Plane, Any], Pump]]:
+    """Return what runs the calling task; a library that was never imported runs nothing."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        from urds.aio.on_trio import TrioPump
+
+        return trio.lowlevel.current_trio_token(), TrioPump
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None:
+        from urds.aio.on_asyncio import AsyncioPump
+
+        return asyncio.get_running_loop(), AsyncioPump
+    raise RuntimeError("urds.aio needs a running loop of asyncio or trio")

@@ -1,0 +1,295 @@
+"""The socket of event loops: what `urds.Socket` does, with `await` where it would wait.
+
+A call first does what the non-blocking socket does, and returns without touching the loop if that
+went well. Else it subscribes to the mailbox, looks again, sleeps, and begins anew. It takes or
+queues the message in the very step in which it returns: a receive that is cancelled has taken
+nothing, a send that is cancelled has queued nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from socket import SO_LINGER, SOL_SOCKET
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from urds import sockets
+from urds.aio.pumps import BUDGET, COST_SHIFT, Pump, running_pump
+from urds.backend import current
+from urds.errors import Refusal, os_error
+
+if TYPE_CHECKING:
+    from urds.addresses import SocketAddress
+    from urds.backend.base import Plane
+    from urds.dataplane.base import Buffer
+
+_T = TypeVar("_T")
+_NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
+_WHOLE: Final = (1 << 32) - 1  # no message is longer
+_LINGER: Final = Struct("=ii")
+
+
+@dataclass(slots=True)
+class Receipt:
+    """Tells, whatever became of the call and of what wraps it, whether a send was queued."""
+
+    sent: bool = False
+
+
+class Socket:
+    """An RDS socket for tasks of asyncio and trio.
+
+    Any number of tasks may call anything at a time, from several loops too. A call outside of a
+    loop raises RuntimeError when it would have to wait.
+    """
+
+    def __init__(self, sock: sockets.Socket) -> None:
+        """Take over a socket, bound or not; it becomes non-blocking."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._plane: Plane | None = None
+        self._pump: Pump | None = None
+        self.closed = False
+
+    # -- receiving
+
+    async def recv(self, payload_bytes_max: int = _WHOLE) -> bytes:
+        """Wait for a message and take its payload; see `recv_from`."""
+        return (await self.recv_from(payload_bytes_max))[0]
+
+    async def recv_from(self, payload_bytes_max: int = _WHOLE) -> tuple[bytes, SocketAddress]:
+        """Wait for a message; return its payload and source.
+
+        What exceeds `payload_bytes_max` is discarded. Cancelled, it has taken nothing. With
+        RDS_CONG_MONITOR on, a notification comes as no octets from None. Raises OSError (EBADF)
+        when the socket is closed, before or while it waits.
+        """
+        pump = self._pump
+        if pump is None or pump.budget <= 0:
+            pump = await self._turn()
+        try:
+            taken = self._socket.recvfrom(payload_bytes_max)
+        except BlockingIOError:
+            taken = await self._wait(lambda: self._socket.recvfrom(payload_bytes_max), room=False)
+        pump.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
+        return taken
+
+    async def recvmsg(
+        self, payload_bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[bytes, list[Any], int, Any]:
+        """Wait for a message or notification with its control messages; see `urds.Socket`."""
+        recvmsg = self._socket.recvmsg
+        return await self._call(
+            lambda: recvmsg(payload_bytes_max, ancillary_bytes_max, flags), room=False
+        )
+
+    def __aiter__(self) -> Self:
+        """Iterate over messages and their sources until the socket is closed."""
+        return self
+
+    async def __anext__(self) -> tuple[bytes, SocketAddress]:
+        """Return the next message and its source."""
+        try:
+            return await self.recv_from()
+        except OSError as refused:
+            if refused.errno == errno.EBADF and self.closed:
+                raise StopAsyncIteration from None
+            raise
+
+    # -- sending
+
+    async def send_to(
+        self, payload: Buffer, address: SocketAddress, *, receipt: Receipt | None = None
+    ) -> int:
+        """Queue one message, after waiting for room and for a congested peer; return its length.
+
+        It was queued if and only if this returns: raised, by a cancellation too, means not sent.
+        Where something around the call hides how it ended, `receipt` tells. The host of `address`
+        is a literal. Raises OSError, which more waiting would not mend: EMSGSIZE, EHOSTUNREACH
+        for messages given up, EBADF for a closed socket.
+        """
+        pump = self._pump
+        if pump is None or pump.budget <= 0:
+            pump = await self._turn()
+        try:
+            payload_bytes = self._socket.sendto(payload, address)
+        except OSError as refused:
+            if refused.errno not in _NOT_NOW:
+                raise
+            sendto = self._socket.sendto
+            payload_bytes = await self._wait(lambda: sendto(payload, address), room=True)
+        if receipt is not None:
+            receipt.sent = True
+        self._note_sent(payload_bytes)
+        return payload_bytes
+
+    async def send(self, payload: Buffer, *, receipt: Receipt | None = None) -> int:
+        """Queue one message to the peer that `connect` chose; see `send_to`."""
+        send = self._socket.send
+        return await self._send(lambda: send(payload), receipt)
+
+    async def sendmsg(
+        self,
+        buffers: Iterable[Buffer],
+        ancillary: Iterable[Any] = (),
+        flags: int = 0,
+        address: SocketAddress | None = None,
+        /,
+        *,
+        receipt: Receipt | None = None,
+    ) -> int:
+        """Queue one message gathered from `buffers`; see `send_to` and `urds.Socket`."""
+        gathered, control = list(buffers), list(ancillary)
+        sendmsg = self._socket.sendmsg
+        return await self._send(lambda: sendmsg(gathered, control, flags, address), receipt)
+
+    async def _send(self, attempt: Callable[[], int], receipt: Receipt | None) -> int:
+        payload_bytes = await self._call(attempt, room=True)
+        if receipt is not None:
+            receipt.sent = True
+        self._note_sent(payload_bytes)
+        return payload_bytes
+
+    def _note_sent(self, payload_bytes: int) -> None:
+        pump = self._pump
+        if pump is None:
+            return  # closed meanwhile by another thread
+        pump.budget -= 1 + (payload_bytes >> COST_SHIFT)
+        if not pump.flush_due and not pump.flush_soon():
+            self._join().flush_soon()
+
+    # -- waiting
+
+    async def _call(self, attempt: Callable[[], _T], *, room: bool) -> _T:
+        """Attempt at once, else wait."""
+        if self._pump is None or self._pump.budget <= 0:
+            await self._turn()
+        try:
+            return attempt()
+        except OSError as refused:
+            if refused.errno not in _NOT_NOW:
+                raise
+        return await self._wait(attempt, room=room)
+
+    async def _wait(self, attempt: Callable[[], _T], *, room: bool) -> _T:
+        """Attempt until it is not refused for now, sleeping in between."""
+        pump = self._join()
+        while True:
+            with pump.sleeper(self._socket.mailbox, room=room) as sleeper:
+                for slept in (False, True):
+                    try:
+                        result = attempt()
+                    except OSError as refused:
+                        if refused.errno not in _NOT_NOW:
+                            raise
+                    else:
+                        sleeper.used = True
+                        return result
+                    if not slept:
+                        await pump.sleep(sleeper)
+                sleeper.used = True  # somebody was faster: there is nothing to pass on
+
+    async def _turn(self) -> Pump:
+        """Be served by the running loop, and let it make a turn if its budget is spent."""
+        pump = self._join()
+        if pump.budget <= 0:
+            await pump.turn()
+            pump.budget = BUDGET
+        return pump
+
+    def _join(self) -> Pump:
+        """Be served by the running loop."""
+        if self.closed:
+            raise os_error(Refusal.CLOSED)
+        if self._plane is None:
+            assert self._socket.mailbox  # raises ENOTCONN before bind
+            self._plane = current().plane
+        pump = running_pump(self._plane)
+        if pump is not self._pump:
+            if self._pump is not None:
+                self._pump.leave(self)
+            self._pump = pump
+        pump.join(self)
+        return pump
+
+    # -- all that never waits
+
+    def bind(self, address: SocketAddress) -> None:
+        """Take a local address and port; see `urds.Socket`. A name is looked up, and that waits."""
+        self._socket.bind(address)
+        self._plane = current().plane
+
+    def connect(self, address: SocketAddress) -> None:
+        """Set the default destination; nothing is sent."""
+        self._socket.connect(address)
+
+    def getsockname(self) -> Any:
+        """Return the bound address."""
+        return self._socket.getsockname()
+
+    def getpeername(self) -> SocketAddress:
+        """Return the default destination. Raises OSError (ENOTCONN) if there is none."""
+        return self._socket.getpeername()
+
+    def setsockopt(self, level: int, option: int, value: Any, /) -> None:
+        """Set an option; see `urds.Socket`."""
+        self._socket.setsockopt(level, option, value)
+
+    def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
+        """Return an option; see `urds.Socket`."""
+        return self._socket.getsockopt(level, option, buffer_bytes)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Unbind; tasks that wait here get OSError (EBADF), iterations end. Idempotent.
+
+        With SO_LINGER it blocks as `urds.Socket.close` does; `aclose` does not.
+        """
+        self.closed = True
+        self._socket.close()
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.leave(self)
+
+    async def aclose(self) -> None:
+        """Close; SO_LINGER's wait is spent in a thread."""
+        if self.closed:
+            return
+        lingers, _ = _LINGER.unpack(self.getsockopt(SOL_SOCKET, SO_LINGER, _LINGER.size))
+        if lingers:
+            pump = self._join()  # it goes on reading acknowledgements meanwhile
+            await pump.in_thread(self._socket.close)
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the socket; it is closed at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<urds.aio.Socket of {self._socket!r}>"
+
+
+def open_socket() -> Socket:
+    """Make a socket that is not bound yet: options first, then `bind`."""
+    return Socket(sockets.Socket())
+
+
+async def bind(address: SocketAddress) -> Socket:
+    """Make a socket bound to `(host, port)`; port 0 chooses a free one.
+
+    Raises OSError as `urds.Socket.bind` does, after the socket was closed.
+    """
+    sock = open_socket()
+    try:
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
