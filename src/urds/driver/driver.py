@@ -34,7 +34,7 @@ from urds.transport import subnets, tcp
 _MS = 1_000_000
 _S = 1_000 * _MS
 _ACCEPTS_PER_TURN = 64
-_SEQUENCE_SHIFT = 20  # numbers start at milliseconds << 20: above those of any earlier life
+_SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
 
 
 class Driver:
@@ -162,9 +162,10 @@ class Driver:
         return paths
 
     def new_path(self, host: LocalHost, peer: Address, index: int) -> Path:
-        """Make one path; its numbers start from the clock, so that no earlier life had them."""
-        first = time.time_ns() // _MS << _SEQUENCE_SHIFT
-        path = self.plane.path(local=host.address, peer=peer, index=index, sequence_first=first)
+        """Make one path."""
+        path = self.plane.path(
+            local=host.address, peer=peer, index=index, sequence_first=first_sequence()
+        )
         self._paths[path] = (host, peer)
         return path
 
@@ -269,6 +270,11 @@ class Driver:
                 number = self.streams.keep(stream)
                 host.endpoint.handle_accepted(number, ip_address(name), port, now_ns())
         self._listen(host)
+
+
+def first_sequence() -> int:
+    """Return where a path's numbers start: from the clock, so that no earlier life had them."""
+    return time.time_ns() // _MS << _SEQUENCE_SHIFT
 
 
 def limits_of(settings: Settings) -> base.Limits:

@@ -1,0 +1,272 @@
+"""Rules 5, 6, 8 and 9 of docs/protocol/rds-tcp.md: a node or a kernel begins a new life.
+
+Each rule is shown twice: as built nothing is lost or doubled; with the rule switched off the same
+scenario does harm, or it would prove nothing.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.tcp.conftest import Lab
+from tests.tcp.faults import make_deaf
+from tests.tcp.kernel_peer import REPEATED, KernelPeer, Release
+from tests.tcp.meetings import (
+    arrived,
+    lose_first_transmission,
+    meet,
+    numbered,
+    reconnect_deaf,
+    send_to_kernel,
+    send_to_node,
+    settle,
+    taken,
+)
+from tests.tcp.nodes import Node, wait_until
+from urds.dataplane.base import DownReason
+from urds.dataplane.reference.incoming import Incoming
+from urds.driver import driver
+from urds.proto import connection
+from urds.proto.connection import Connection
+from urds.proto.events import RestartPeer
+from urds.proto.peer import emit_ours
+from urds.proto.settings import ConnectionSettings
+
+ORDERS = ["lower", "higher"]
+KERNELS = [pytest.param(release, id=release.name) for release in Release]
+SENT = numbered("sent", 10)
+
+
+def restart(lab: Lab, node: Node, peer: KernelPeer) -> Node:
+    """End a node and start another one at its address, once the kernel has seen the end."""
+    node.close()
+    peer.run_until(lambda: not peer.up)
+    return lab.node(int(node.address.rpartition(".")[2]))
+
+
+# -- rule 5: our numbers start from the clock
+
+
+def restart_and_lose_the_first_transmission(lab: Lab, order: str, release: Release) -> list[bytes]:
+    """Have everything that a restarted node sends first come as repeats."""
+    node, peer = lab.pair(order, kernel={"release": release})
+    meet(node, peer)
+    send_to_kernel(node, peer, numbered("earlier", 20))
+    arrived(peer, 20)
+    peer.received.clear()
+    node = restart(lab, node, peer)
+    send_to_kernel(node, peer, SENT)
+    reconnect_deaf(peer)
+    path = node.path(peer.address)
+    peer.run_until(lambda: len(path.core.outgoing.unacked) >= len(SENT))
+    peer.break_connection()
+    return arrived(peer, len(SENT), wait_s=2.0)
+
+
+@pytest.mark.rule("wire-sequence-start")
+@pytest.mark.parametrize("release", KERNELS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_restarted_node_is_above_its_earlier_life(
+    lab: Lab, order: str, release: Release
+) -> None:
+    assert restart_and_lose_the_first_transmission(lab, order, release) == SENT
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_numbers_that_start_at_1_are_lost_after_a_restart(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setattr(driver, "first_sequence", lambda: 1)
+    assert restart_and_lose_the_first_transmission(lab, order, Release.V6) == []
+
+
+# -- rule 6: no generation towards a kernel
+
+
+def restart_with_the_kernels_messages_in_flight(lab: Lab, order: str) -> list[bytes]:
+    """Have a restarted node's probe arrive while the kernel's messages are unacknowledged."""
+    node, peer = lab.pair(order)
+    meet(node, peer)
+    node = restart(lab, node, peer)
+    peer.reading = False
+    send_to_kernel(node, peer, [b"wakes the probe"])
+    peer.run_until(lambda: peer.up)
+    peer.run_until(lambda: node.counters["probes"] > 0)
+    make_deaf(node.stream(peer.address))
+    send_to_node(peer, SENT)
+    peer.run_until(lambda: not peer.lanes[0].queue and not peer.lanes[0].out)
+    peer.reading = True
+    probe = (1, 0)
+    peer.run_until(lambda: probe in [frame.ports for frame in peer.frames[-3:]])
+    peer.break_connection()
+    node.backend.break_connections()  # deaf, it did not hear of it
+    return taken(node, peer, len(SENT), wait_s=2.0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_restarted_node_does_not_make_a_kernel_drop_messages(lab: Lab, order: str) -> None:
+    assert restart_with_the_kernels_messages_in_flight(lab, order) == SENT
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_new_generation_makes_a_kernel_drop_messages(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    def always(settings: ConnectionSettings, *, generation: bool) -> bytes:
+        return emit_ours(settings, generation=True)
+
+    monkeypatch.setattr(connection, "emit_ours", always)
+    assert restart_with_the_kernels_messages_in_flight(lab, order) == []
+
+
+# -- rule 8: a restarted kernel is recognised before the duplicate rule
+
+
+def reboot_and_send(lab: Lab, order: str, **kernel: Any) -> list[bytes]:
+    """Sign a: the new life's messages come plainly, with numbers below the expected one."""
+    node, peer = lab.pair(order, kernel=kernel)
+    meet(node, peer)
+    send_to_node(peer, numbered("earlier", 20))
+    taken(node, peer, 20)
+    peer.reboot()
+    send_to_node(peer, SENT)
+    return taken(node, peer, len(SENT), wait_s=1.0)
+
+
+def reboot_and_repeat(lab: Lab, order: str, **kernel: Any) -> list[bytes]:
+    """Signs b and c: the first messages of the new life come as repeats."""
+    node, peer = lab.pair(order, kernel=kernel)
+    meet(node, peer)
+    send_to_node(peer, numbered("earlier", 20))
+    taken(node, peer, 20)
+    peer.break_connection()
+    peer.run_until(lambda: peer.up)
+    send_to_node(peer, numbered("on the last connection", 5))
+    taken(node, peer, 5)
+    peer.reboot()
+    send_to_node(peer, SENT)
+    lose_first_transmission(node, peer)
+    return taken(node, peer, len(SENT), wait_s=1.0)
+
+
+SCENARIOS = [
+    pytest.param(reboot_and_send, Release.V6, True, id="a: unflagged lower number"),
+    pytest.param(reboot_and_repeat, Release.V7, True, id="b: probe with a new generation"),
+    pytest.param(reboot_and_repeat, Release.V6, True, id="b: second probe without generation"),
+    pytest.param(reboot_and_repeat, Release.V6, False, id="c: repeat below the last connection"),
+]
+Scenario = Callable[..., list[bytes]]
+
+
+@pytest.mark.rule("wire-generation-restart", "wire-generation-two-failures")
+@pytest.mark.parametrize(("scenario", "release", "probes"), SCENARIOS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_rebooted_kernel_is_recognised(
+    lab: Lab, order: str, scenario: Scenario, release: Release, probes: bool
+) -> None:
+    assert scenario(lab, order, release=release, probes=probes) == SENT
+
+
+@pytest.mark.parametrize(("scenario", "release", "probes"), SCENARIOS[1:])
+def test_an_unrecognised_reboot_loses_messages(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: Scenario,
+    release: Release,
+    probes: bool,
+) -> None:
+    monkeypatch.setattr(Incoming, "_is_new_life", lambda self, fields: False)
+    assert scenario(lab, "lower", release=release, probes=probes) == []
+
+
+def test_dropping_every_lower_number_loses_a_rebooted_kernels_messages(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = Incoming._judge
+
+    def drop_lower(self: Incoming, fields: Any, payload: bytes) -> DownReason | bool:
+        if 0 < fields[0] < self.sequence_expected and fields[4]:
+            return False
+        return judge(self, fields, payload)
+
+    monkeypatch.setattr(Incoming, "_judge", drop_lower)
+    assert reboot_and_send(lab, "lower", probes=False) == []
+
+
+# -- rule 9: our numbers and messages outlive a kernel's restart
+
+
+def reboot_with_our_messages_in_flight(lab: Lab, order: str, release: Release) -> KernelPeer:
+    """Reboot the kernel before it has read ten messages, and break the next connection too."""
+    node, peer = lab.pair(order, kernel={"release": release})
+    meet(node, peer)
+    send_to_node(peer, numbered("earlier", 5))
+    taken(node, peer, 5)
+    reconnect_deaf(peer)
+    send_to_kernel(node, peer, SENT)
+    path = node.path(peer.address)
+    peer.run_until(lambda: len(path.core.outgoing.unacked) == len(SENT))
+    numbers = [message[0] for message in path.core.outgoing.unacked]
+    peer.reboot()
+    send_to_node(peer, [b"from the new life"])
+    reconnect_deaf(peer)
+    peer.run_until(lambda: node.counters["peer_restarted"] > 0)
+    peer.run_for(0.05)  # whoever drops messages for it has done so by now
+    peer.break_connection()
+    got = arrived(peer, len(SENT), wait_s=1.0)
+    assert [one.sequence for one in peer.received] == numbers[: len(got)]
+    return peer
+
+
+@pytest.mark.parametrize("release", KERNELS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_rebooted_kernel_did_not_read_goes_again(
+    lab: Lab, order: str, release: Release
+) -> None:
+    peer = reboot_with_our_messages_in_flight(lab, order, release)
+    assert peer.payloads == SENT
+    assert {message.flags for message in peer.received} == {REPEATED}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_treating_a_kernel_as_an_own_node_loses_messages(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    handle = Connection.handle_peer_restarted
+
+    def handle_as_own(self: Connection, index: int, now_ns: int) -> None:
+        handle(self, index, now_ns)
+        self._emit(RestartPeer(self.peer))
+
+    monkeypatch.setattr(Connection, "handle_peer_restarted", handle_as_own)
+    peer = reboot_with_our_messages_in_flight(lab, order, Release.V6)
+    assert peer.payloads == []
+
+
+# -- all rules together
+
+
+@pytest.mark.parametrize("release", KERNELS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_many_resets_in_traffic_both_ways(lab: Lab, order: str, release: Release) -> None:
+    """Reset the connection forty times, at moments that the seed chooses."""
+    chance = Random(f"{order} {release}")
+    node, peer = lab.pair(order, kernel={"release": release})
+    meet(node, peer)
+    to_kernel, to_node = numbered("to kernel", 400), numbered("to node", 400)
+    got: list[bytes] = []
+    for start in range(0, 400, 10):
+        peer.run_until(lambda: peer.up)
+        send_to_kernel(node, peer, to_kernel[start : start + 10])
+        send_to_node(peer, to_node[start : start + 10])
+        for _ in range(chance.randrange(6)):
+            peer.step(chance.choice((0.0, 0.001)))
+            got += node.take()
+        peer.break_connection()
+    got += taken(node, peer, len(to_node) - len(got))
+    assert got == to_node
+    assert arrived(peer, len(to_kernel)) == to_kernel
+    settle(node, peer)
+    assert node.counters["downs"] >= 20
