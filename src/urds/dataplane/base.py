@@ -311,6 +311,9 @@ class Stream(Protocol):
     def shutdown(self, how: int, /) -> None:
         """End one direction. Raises OSError."""
 
+    def expect(self, octets: int, /) -> None:
+        """Be readable only once so many octets are here, or the end is; a hint, 1 ends it."""
+
     def unacknowledged(self) -> int:
         """Return the octets written that the peer's TCP has not acknowledged. Raises OSError."""
 

@@ -51,6 +51,14 @@ class TcpStream(socket.socket):
         stream.setblocking(False)
         return stream
 
+    def expect(self, octets: int, /) -> None:
+        """Be readable only once so many octets are here; the kernel caps it by its buffer.
+
+        Source: socket(7), SO_RCVLOWAT; linux v6.12 net/ipv4/tcp.c (tcp_set_rcvlowat).
+        """
+        with suppress(OSError):
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, octets)
+
     def unacknowledged(self) -> int:
         """Return the octets written that the peer's TCP has not acknowledged; true after a reset.
 

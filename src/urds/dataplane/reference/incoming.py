@@ -41,7 +41,10 @@ _CONTROL_PAYLOAD_BYTES = 64
 # carried to the next read with its header.
 _BODY_BYTES = 8192
 _READ_BYTES = 65536
-_READ_BYTES_MAX = 1 << 20
+# From this length on a payload is read alone and in one piece, so that what the system call
+# returns is the payload, uncopied; while such messages come, headers are read alone as well.
+_ALONE_BYTES = 32768
+_READ_BYTES_MAX = 4 << 20
 
 
 class ControlMessage(NamedTuple):
@@ -93,6 +96,7 @@ class Incoming:
         self._long: _Fields | None = None  # header of the long message being collected
         self._body: list[bytes] = []
         self._body_missing = 0
+        self._long_before = False  # the last payload was long, the next one may be
         # What we owe.
         self.messages_owed = 0
         self.bytes_owed = 0
@@ -106,8 +110,16 @@ class Incoming:
         self.restarted = False
 
     def octets_wanted(self) -> int:
-        """Return how much to read at once: the rest of a long message and what follows it."""
-        return min(self._body_missing + _READ_BYTES, _READ_BYTES_MAX)
+        """Return how much to read at once."""
+        if self._body_missing >= _ALONE_BYTES:
+            return min(self._body_missing, _READ_BYTES_MAX)
+        if self._long_before and not self._carry and not self._body_missing:
+            return HEADER_BYTES
+        return self._body_missing + _READ_BYTES
+
+    def octets_expected(self) -> int:
+        """Return how much of a long payload must arrive before reading is worth a wake-up."""
+        return min(self._body_missing, _READ_BYTES_MAX) if self._long_before else 0
 
     def remaining(self) -> tuple[int, int]:
         """Return the octets still missing of a begun header and of a begun payload."""
@@ -191,6 +203,7 @@ class Incoming:
         expected, acknowledged = self._expected(), self.acknowledged
         run = _Run(self)
         run_target = run_source = -1
+        self._long_before = False
         frames, required, reason = self.frames, 0, None
         while offset <= end:
             (
@@ -260,8 +273,9 @@ class Incoming:
             fields = HEADER.unpack_from(data, offset)
             if fields[2] >= _BODY_BYTES:
                 self._long = fields
-                self._body = [data[offset + HEADER_BYTES :]]
+                self._body = [data[offset + HEADER_BYTES :]] if rest > HEADER_BYTES else []
                 self._body_missing = HEADER_BYTES + fields[2] - rest
+                self._long_before = fields[2] >= _ALONE_BYTES
                 return
         self._carry = data[offset:] if rest else b""
 

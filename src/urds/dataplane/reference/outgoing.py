@@ -137,19 +137,24 @@ class Outgoing:
     def frame(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
         """Turn queued messages into octets until `octets_max`; return how many were made.
 
-        Small messages are joined, payloads of 8 KiB or more are appended as they are. The
-        acknowledgement goes into every header; 0 towards Linux.
+        Small messages are joined, payloads of 8 KiB or more are appended as they are: few buffers,
+        for one write takes 1,024 at most. The acknowledgement goes into every header; 0 towards
+        Linux.
         """
         made = self._frame_repeats(out, octets_max, acknowledgement) if self.repeats else 0
-        if not self.unsent or made >= octets_max or not self._gate_is_open():
-            return made
+        if self.unsent and made < octets_max and self._gate_is_open():
+            made += self._frame_new(out, octets_max - made, acknowledgement)
+        return made
+
+    def _frame_new(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
+        """Number new messages; the loop keeps in local names what it touches for each of them."""
         pieces: list[Buffer] = []
         unsent, keep, pack = self.unsent, self.unacked.append, HEADER.pack
         sequence, position, checksum = self.sequence_next, self.position, self.checksum
         acknowledging = self.release is Release.PEER_ACKNOWLEDGED
         packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
         fenced = bool(self.fences)
-        end = position - made + octets_max
+        end = position + octets_max
         while unsent and position < end:
             message = unsent.popleft()
             if fenced and isinstance(message, Fence):
@@ -178,11 +183,10 @@ class Outgoing:
                     sequence + acknowledgement + payload_bytes + source_port + target_port
                     + (flags << 8) + high + low
                 ) % 65535  # fmt: skip
-            header = pack(
+            pieces.append(pack(
                 sequence, acknowledgement, payload_bytes, source_port, target_port,
                 flags, 0, 0, sum_field, high, low,
-            )  # fmt: skip
-            pieces.append(header)
+            ))  # fmt: skip
             if payload_bytes < REFERENCE_BYTES:
                 pieces.append(payload)
             else:
@@ -194,28 +198,33 @@ class Outgoing:
             sequence += 1
         if pieces:
             out.append(b"".join(pieces))
-        if not unsent:
-            self.acknowledgement_wanted = False
-        self.counters.send_queued += sequence - self.sequence_next
-        new_octets = position - self.position
-        self.pending_bytes -= new_octets
-        self.sequence_next, self.position = sequence, position
         self.unacked_packets_left, self.unacked_bytes_left = packets_left, bytes_left
+        return self._framed(sequence, position)
+
+    def _framed(self, sequence: int, position: int) -> int:
+        """Settle what a run of `_frame_new` numbered and made; return its octets."""
+        if not self.unsent:
+            self.acknowledgement_wanted = False
+        made = position - self.position
+        self.counters.send_queued += sequence - self.sequence_next
+        self.pending_bytes -= made
+        self.sequence_next, self.position = sequence, position
         if self.fences:
             self._open_fences()
-        return made + new_octets
+        return made
 
     def _frame_repeats(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
         """Repeat what an earlier stream was handed, oldest first, with its old number."""
-        made = 0
+        start = self.position
         flags = _RETRANSMITTED
         if self.release is Release.PEER_ACKNOWLEDGED:
             flags |= _ACK_REQUIRED
-        while self.repeats and made < octets_max:
+        pieces: list[Buffer] = []
+        while self.repeats and self.position < start + octets_max:
             sequence, _, owner, source_port, target_port, payload, extension = (
                 self.repeats.popleft()
             )
-            out.append(
+            pieces.append(
                 emit_header(
                     sequence=sequence,
                     acknowledgement=acknowledgement,
@@ -227,22 +236,19 @@ class Outgoing:
                     checksum=self.checksum,
                 )
             )
-            out.append(payload)
-            made += HEADER_BYTES + len(payload)
+            if len(payload) < REFERENCE_BYTES:
+                pieces.append(payload)
+            else:
+                out += (b"".join(pieces), payload)
+                pieces = []
+            self.position += HEADER_BYTES + len(payload)
             self.unacked.append(
-                (
-                    sequence,
-                    self.position + made,
-                    owner,
-                    source_port,
-                    target_port,
-                    payload,
-                    extension,
-                )
+                (sequence, self.position, owner, source_port, target_port, payload, extension)
             )
             self.counters.send_repeated += 1
-        self.position += made
-        return made
+        if pieces:
+            out.append(b"".join(pieces))
+        return self.position - start
 
     def _gate_is_open(self) -> bool:
         if self.gate is not None and self.gate.open:

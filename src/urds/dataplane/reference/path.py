@@ -96,8 +96,11 @@ class PathCore:
         self.incoming.checksum = checksum
         self.incoming.acknowledging = own_node
         self.incoming.watch_restarts = not own_node
-        # What arrived before the agreement was not counted as owed; tell it at once.
+        # What arrived before the agreement was not counted as owed; tell it at once. The peer may
+        # have done so already.
         self.incoming.acknowledgement_due = own_node and self.attached
+        if own_node and self.incoming.acknowledged:
+            self.outgoing.handle_peer_acknowledged(self.incoming.acknowledged)
 
     def restart_peer(self) -> int:
         """Begin a new life of the peer; return how many messages its old life took with it."""
@@ -138,8 +141,12 @@ class PathCore:
         outgoing = self.outgoing
         if self.hold is not Hold.NOTHING:
             return False
-        gated = outgoing.gate is not None and not outgoing.gate.open
-        return bool(outgoing.repeats) or (bool(outgoing.unsent) and not gated)
+        return bool(outgoing.repeats) or (bool(outgoing.unsent) and not self.is_gated())
+
+    def is_gated(self) -> bool:
+        """Tell whether new messages wait for another path's fence."""
+        gate = self.outgoing.gate
+        return gate is not None and not gate.open
 
     def poll_transmit(self) -> list[Buffer]:
         """Return buffers for the stream, up to 64 KiB or one long message; [] if there is nothing.

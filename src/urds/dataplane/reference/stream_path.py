@@ -11,6 +11,8 @@ may block is made under it.
 
 from __future__ import annotations
 
+import errno
+import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ from urds.constants import MAX_MESSAGE_BYTES
 from urds.dataplane.base import (
     Address,
     Agreement,
+    Buffer,
     Control,
     Down,
     DownReason,
@@ -45,8 +48,11 @@ _CREDITS = 2
 _TAIL_NS = 500_000  # age at which the helper sends a tail
 _ACK_POLL_NS = 1_000_000
 _ACK_POLL_MAX_NS = 16_000_000
-_READS_PER_PASS = 4
+_READS_PER_PASS = 8
+_EXPECT_BYTES = 131072
 _DRAIN_READS = 1024
+_LEAVING_POLL_S = 0.0002
+_BUFFERS_MAX = 1024  # of one sendmsg. Source: linux v6.12 include/uapi/linux/uio.h (UIO_MAXIOV)
 
 
 class StreamPath:
@@ -76,6 +82,7 @@ class StreamPath:
         self.blocked = False  # the stream took less than offered: wait for POLLOUT
         self.broken = False  # writing failed; what the peer sent is still read
         self.paused = False  # a mailbox is over its hard bound
+        self.polled = False  # the stream is in the plane's poll set
         # Nothing to decide before `flush_bytes` are pending: a tail is noted, or no stream is.
         self.settled = False
         self.wanted = False
@@ -89,6 +96,7 @@ class StreamPath:
         self._ack_poll_ns = 0
         self._ack_poll_delay_ns = _ACK_POLL_NS
         self._first_frame_told = False
+        self._expected = 1
         self._doomed: list[Stream] = []  # closed once nobody writes to them
 
     # -- sending
@@ -98,7 +106,7 @@ class StreamPath:
         plane = self._plane
         outgoing = self.core.outgoing
         with plane.lock:
-            self.full = outgoing.message_count() >= plane.limits.path_messages_max
+            self._judge_full()
             flush = outgoing.pending_bytes >= plane.limits.flush_bytes
             if not self.core.attached:
                 self._want()
@@ -118,7 +126,22 @@ class StreamPath:
                     plane.mark_dirty(self)
         if flush:
             self.flush()
+        if self.full:
+            plane.settle()
         plane.deliver()
+
+    def _judge_full(self) -> None:
+        """Compare the queue with its bound of messages. Lock held."""
+        full = self.core.outgoing.message_count() >= self._plane.limits.path_messages_max
+        if full is not self.full:
+            self.full = full
+            self._plane.note_full(self)
+
+    def flush_soon(self) -> None:
+        """Have whoever serves what is due flush this path next. Lock held."""
+        if self.core.wants_to_write():
+            self._tail_since_ns = self._plane.clock_ns() - _TAIL_NS
+            self._plane.mark_dirty(self)
 
     def want_agreement(self) -> bool:
         """Tell whether the handshake may still allow a longer message; ask for it. Lock held."""
@@ -136,55 +159,76 @@ class StreamPath:
 
     def flush(self) -> None:
         """Write until nothing is left or the stream takes no more; never blocks."""
-        plane, core = self._plane, self.core
-        plane.lock.acquire()
-        if self.writing or self.blocked or self.broken or self.stream is None:
-            plane.lock.release()
-            return
-        self.writing = True
-        stream = self.stream
-        while buffers := core.poll_transmit():
-            plane.lock.release()
-            taken = 0
-            blocked = broken = False
-            try:
-                taken = stream.sendmsg(buffers)
-            except BlockingIOError:
-                blocked = True
-            except OSError:
-                broken = True
-            plane.lock.acquire()
-            if self.stream is not stream:  # superseded meanwhile; its core began anew
-                if self.stream is None:
-                    break
+        plane = self._plane
+        stream: Stream | None = None
+        try:
+            with plane.lock:
+                if self.writing or self.blocked or self.broken or self.stream is None:
+                    return
+                self.writing = True
                 stream = self.stream
-                continue
-            core.transmitted(taken)
-            if blocked or broken:
-                self.blocked, self.broken = blocked, broken
-                if blocked:
-                    plane.counters.tcp_sndbuf_full += 1
-                break
-        self.writing = False
-        self._written()
-        plane.lock.release()
+                buffers = self._poll_transmit()
+            while buffers:
+                assert stream is not None, "nothing is left to write without a stream"
+                taken, failure = _write(stream, buffers)
+                with plane.lock:
+                    buffers = self._advance(stream, taken, failure)
+                    stream = self.stream
+        except BaseException:
+            if stream is not None:
+                self._abort_write(stream)
+            raise
         if self.blocked:
             plane.watch_path(self)
+        plane.deliver()
+
+    def _poll_transmit(self) -> list[Buffer]:
+        """Return what to write next; with nothing left, stop writing. Lock held.
+
+        One critical section for the last look and for clearing `writing`: a message queued in
+        between would find a writer that has looked already.
+        """
+        buffers = self.core.poll_transmit()
+        if not buffers:
+            self._written()
+        return buffers
+
+    def _advance(self, stream: Stream, taken: int, failure: OSError | None) -> list[Buffer]:
+        """Count what the stream took; return what to write next. Lock held."""
+        if self.stream is None:
+            self._written()
+            return []
+        if self.stream is stream:  # else superseded meanwhile; its core began anew
+            self.core.transmitted(taken)
+            if failure is not None:
+                self.blocked = isinstance(failure, BlockingIOError)
+                self.broken = not self.blocked
+                self._plane.counters.tcp_sndbuf_full += self.blocked
+                self._written()
+                return []
+        return self._poll_transmit()
+
+    def _abort_write(self, stream: Stream) -> None:
+        """End our direction after an interrupt: how much the stream took is not known."""
+        with self._plane.lock:
+            self.broken = self.stream is stream
+            self._written()
+        _end_direction(stream)
 
     def _written(self) -> None:
         """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
+        self.writing = False
         outgoing = self.core.outgoing
         self._idle_since_ns = self._plane.clock_ns()
         self._tail_since_ns = None
         self.settled = False  # also without a stream: the next send must ask for one
-        self.full = outgoing.message_count() >= self._plane.limits.path_messages_max
+        self._judge_full()
         if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
             self._ack_poll_delay_ns = _ACK_POLL_NS
             self._ack_poll_ns = self._idle_since_ns + _ACK_POLL_NS
             self._plane.mark_dirty(self)
-        for stream in self._doomed:
-            stream.close()
-        self._doomed.clear()
+        while self._doomed:
+            self._doomed.pop().close()
 
     def look_for_acknowledgements(self) -> None:
         """Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has."""
@@ -192,24 +236,24 @@ class StreamPath:
             self.read()
         else:
             self._ask_stream()
+        self._plane.settle()
 
     def _ask_stream(self) -> None:
-        plane, stream = self._plane, self.stream
-        written = self.core.octets_written  # read first: what is written later only adds to it
-        if stream is None:
-            return
-        with suppress(OSError):
-            acknowledged = written - stream.unacknowledged()
-            with plane.lock:
-                if self.stream is stream:
-                    self.core.handle_stream_acknowledged(acknowledged)
-                    self._settle_freed()
-            plane.deliver()
+        """Free what our TCP says the peer's TCP has.
+
+        Under the lock, so that nobody closes the descriptor in between; what another thread is
+        just writing is not counted yet, and counts as not acknowledged.
+        """
+        core = self.core
+        with self._plane.lock, suppress(OSError):
+            if self.stream is not None:
+                core.handle_stream_acknowledged(core.octets_written - self.stream.unacknowledged())
+                self._settle_freed()
 
     # -- receiving
 
     def read(self) -> bool:
-        """Read what is there, at most four times; return whether anything came."""
+        """Read what is there, a bounded number of times; return whether anything came."""
         plane = self._plane
         with plane.lock:
             stream = self.stream
@@ -220,14 +264,32 @@ class StreamPath:
         try:
             while read < _READS_PER_PASS and self._read_once(stream):
                 read += 1
+            self._expect(stream)
+        except BaseException:
+            self._abort_read(stream)
+            raise
         finally:
             self.reading = False
+        if self.paused:
+            plane.watch_path(self)
         if self.core.wants_to_write():
             self.flush()
-        for path in self.dependents:
-            if path.core.wants_to_write():
-                path.flush()
         return read > 0
+
+    def _abort_read(self, stream: Stream) -> None:
+        """End the stream after an interrupt: octets may be lost on their way from it to us."""
+        with self._plane.lock:
+            if self.stream is stream:
+                self._end(DownReason.ERROR, errno.EINTR)
+
+    def _expect(self, stream: Stream) -> None:
+        """Sleep through the pieces of a long payload: one wake-up, and one read, for most of it."""
+        expected = self.core.incoming.octets_expected()
+        if expected < _EXPECT_BYTES:
+            expected = 1
+        if expected != self._expected and self.stream is stream:
+            self._expected = expected
+            stream.expect(expected)
 
     def _read_once(self, stream: Stream) -> bool:
         """Read once and take the octets in; return whether there may be more."""
@@ -286,24 +348,36 @@ class StreamPath:
             plane.mark_dirty(self)
 
     def _settle_freed(self) -> None:
-        """Tell the owners of freed messages that there is room. Lock held."""
-        freed = self.core.outgoing.freed
-        if not freed:
-            return
-        for owner in freed:
+        """Tell whom freed messages concern: owners, senders at our bound, paths behind a fence.
+
+        Lock held.
+        """
+        outgoing = self.core.outgoing
+        for owner in outgoing.freed:
             self._plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
-        freed.clear()
+        outgoing.freed.clear()
         if self.full or self.room_wanted:
-            limit = self._plane.limits.path_messages_max
-            count = self.core.outgoing.message_count()
-            self.full = count >= limit
-            if count < limit:
+            self._judge_full()
+            if not self.full:
                 for mailbox in self.room_wanted:
                     self._plane.note_room(mailbox)
                 self.room_wanted.clear()
+        if self.dependents:
+            for path in self.dependents:
+                path.flush_soon()
+            self.dependents = [path for path in self.dependents if path.core.is_gated()]
+
+    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+        """Remove a mailbox's messages, to one port or all; return how many. Lock held."""
+        count = self.core.outgoing.cancel(mailbox, port)
+        self._plane.counters.send_cancelled += count
+        self._settle_freed()
+        return count
 
     def _pause(self, inbox: Inbox) -> None:
         """Stop reading until the mailbox is at half of its hard bound. Lock held."""
+        if self.paused and self in inbox.pausing:
+            return
         self.paused = True
         inbox.pausing.add(self)
         inbox.special = True
@@ -320,6 +394,7 @@ class StreamPath:
             if old is not None:
                 self._dispose(old)
             self.stream = stream
+            self._expected = 1
             self.attachment += 1
             self.blocked = self.broken = self.paused = self.wanted = False
             self._first_frame_told = False
@@ -340,15 +415,17 @@ class StreamPath:
                 if not self.reading:
                     self.reading = True
                     break
-            time.sleep(0.0002)  # another thread is reading it: a matter of microseconds
+            time.sleep(_LEAVING_POLL_S)  # another thread is reading it: a matter of microseconds
         try:
             self._drain(stream)
         finally:
-            self.reading = False
-        with plane.lock:
-            if self.stream is not stream:
-                return None  # it ended while it was drained
-            self._release_stream(stream)
+            with plane.lock:
+                # In one section: nobody may begin to read a stream that is given away, and whose
+                # descriptor may soon be another connection.
+                self._release_stream(stream)
+                self.reading = False
+        while self.writing:
+            time.sleep(_LEAVING_POLL_S)  # the same for whoever writes: he sees it and leaves
         plane.deliver()
         return stream
 
@@ -486,6 +563,8 @@ class StreamPath:
             if stream is not None:
                 self._dispose(stream)
             self._plane.remove_path(self)
+            self._settle_freed()
+        self._plane.deliver()
 
     def undelivered(self) -> int:
         """Return how many messages the peer does not have yet and could get."""
@@ -546,3 +625,19 @@ class StreamPath:
         with self._plane.lock:
             self.paused = False
         self._plane.watch_path(self)
+
+
+def _write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:
+    """Write once; return the octets taken and why the stream takes no more. No lock held."""
+    try:
+        return stream.sendmsg(buffers[:_BUFFERS_MAX]), None
+    except BlockingIOError as failure:
+        return 0, failure
+    except OSError as failure:
+        _end_direction(stream)  # whatever failed, the stream comes to its end and is read to it
+        return 0, failure
+
+
+def _end_direction(stream: Stream) -> None:
+    with suppress(OSError):
+        stream.shutdown(socket.SHUT_WR)
