@@ -147,7 +147,7 @@ class Outgoing:
         return made
 
     def _frame_new(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-        """Number new messages; the loop keeps in local names what it touches for each of them."""
+        """Frame new messages; local names hold what the loop touches for each of them."""
         pieces: list[Buffer] = []
         unsent, keep, pack = self.unsent, self.unacked.append, HEADER.pack
         sequence, position, checksum = self.sequence_next, self.position, self.checksum
