@@ -52,6 +52,16 @@ class DemoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """What one host lost of another's messages."""
+
+    source: str
+    target: str
+    sent: int
+    numbers: list[int]  # the first few
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What came of it."""
 
@@ -67,6 +77,7 @@ class Result:
     messages_per_second: int
     payload_bytes: int
     seed: int
+    missing: Sequence[Missing]
 
     @property
     def is_perfect(self) -> bool:
@@ -232,6 +243,11 @@ def judge(
         messages_per_second=round(delivered / seconds) if seconds > 0 else 0,
         payload_bytes=options.payload_bytes,
         seed=seed,
+        missing=[
+            Missing(source=source, target=target, sent=sent[source][target], numbers=numbers)
+            for target, verdict in verdicts.items()
+            for source, numbers in verdict["missing"].items()
+        ],
     )
 
 
@@ -250,6 +266,14 @@ def summary(result: Result) -> list[tuple[str, bool | None]]:
             f"messages per second {result.messages_per_second}"
             f" of {result.payload_bytes} octets, {rate_mib:.1f} MiB/s",
             None,
+        ),
+        *(
+            (
+                f"{one.source} to {one.target}: missing {', '.join(map(str, one.numbers))}"
+                f" (the first few) of {one.sent}",
+                False,
+            )
+            for one in result.missing
         ),
     ]
 

@@ -29,6 +29,7 @@ _TAKES_PER_TURN: Final = 128
 _IDLE_WAIT_S: Final = 0.005
 _PROGRESS_S: Final = 0.25
 _QUIET_S: Final = 0.2  # after the last expected message: a duplicate would come now
+_MISSING_TOLD_MAX: Final = 8
 _FULL: Final = {errno.EAGAIN, errno.ENOBUFS}
 PORT: Final = 4000
 
@@ -138,11 +139,13 @@ class Host:
         """Return how many messages the socket took for each peer."""
         return {peer: writer.sent for peer, writer in self._writers.items()}
 
-    def verdict(self) -> Mapping[str, object]:
-        """Return what was received and how well."""
+    def verdict(self, expected: Mapping[str, int]) -> Mapping[str, object]:
+        """Return what was received and how well; of what is missing the first few numbers."""
         ledgers = self._ledgers.values()
+        missing = {peer: self._ledgers[peer].missing(sent) for peer, sent in expected.items()}
         return {
             "delivered": {peer: ledger.delivered for peer, ledger in self._ledgers.items()},
+            "missing": {peer: some[:_MISSING_TOLD_MAX] for peer, some in missing.items() if some},
             "duplicated": sum(ledger.duplicated for ledger in ledgers),
             "reordered": sum(ledger.reordered for ledger in ledgers),
             "damaged": sum(ledger.damaged for ledger in ledgers),
@@ -211,7 +214,7 @@ def main() -> int:
     host.exchange()
     tell("sent", **asdict(host.progress()), each=host.sent())
     host.drain(commands)
-    tell("done", **host.verdict())
+    tell("done", **host.verdict(commands.expected or {}))
     # Messages of ours may still be on their way: stay until the coordinator has heard from all.
     threading.Event().wait()
     return 0

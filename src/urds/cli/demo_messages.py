@@ -63,6 +63,10 @@ class Ledger:
         self._next = 0
         self._missing: set[int] = set()
 
+    def missing(self, sent: int) -> list[int]:
+        """Return the numbers below `sent` that did not come, in order."""
+        return sorted(self._missing) + list(range(self._next, sent))
+
     def check(self, payload: bytes) -> None:
         """Judge one message."""
         if len(payload) < _FRONT.size:
