@@ -363,9 +363,11 @@ class Incoming:
         if source_port != _PROBE_PORT or target_port or self._probe_sequence is None:
             return False
         extension = (fields[9] << 64 | fields[10]).to_bytes(16, "big")
-        generation = parse_handshake(extension).generation
-        if generation is not None:
-            return self._generation not in (None, generation)
+        handshake = parse_handshake(extension)
+        if handshake.mark is not None:
+            return False  # an own node tells in its hello
+        if handshake.generation is not None:
+            return self._generation not in (None, handshake.generation)
         # Without generations a second probe means a new life, unless it is the first repeated.
         return not (flagged and sequence == self._probe_sequence)
 

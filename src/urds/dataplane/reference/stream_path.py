@@ -489,12 +489,14 @@ class StreamPath:
         """Set what a handshake found out about the peer."""
         with self._plane.lock:
             self.core.agree(release=agreement.release, checksum=agreement.checksum)
+            self._settle_freed()
             self.message_bytes_max = agreement.message_bytes_max
             for mailbox in self.room_wanted:  # perhaps with a message that is too long
                 self._plane.note_room(mailbox)
             self.room_wanted.clear()
             self._plane.mark_dirty(self)
         self.flush()
+        self._plane.deliver()
 
     def restart_peer(self) -> int:
         """Begin a new life of the peer; return how many messages its old life took with it."""
