@@ -1,4 +1,4 @@
-"""Addresses and endings of the TCP tests: 127.8.x.y, one x per test, everything closed behind it."""
+"""Addresses and endings of the TCP tests: 127.8.x.y, an x for each test; all is closed after it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from ipaddress import IPv4Address
+from ipaddress import ip_address
 
 from tests.tcp.faults import make_deaf, reset, unacknowledged
 from tests.tcp.frames import NO_EXTENSION, Frame, FrameReader, emit_frame, emit_map
@@ -140,8 +140,11 @@ class KernelPeer:
     ) -> None:
         self.address, self.node = address, node
         self.release, self.npaths_max, self.probes = release, npaths, probes
-        self.lower = IPv4Address(address) < IPv4Address(node)
-        self.listener = socket.create_server((address, RDS_TCP_PORT), backlog=64)
+        self.lower = ip_address(address).packed < ip_address(node).packed
+        self.family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.listener = socket.create_server(
+            (address, RDS_TCP_PORT), family=self.family, backlog=64
+        )
         self.listener.setblocking(False)
         self.reading = True  # false: octets stay in TCP's buffer, and die with the connection
         self.connects = self.accepts = self.refusals = 0
@@ -286,7 +289,7 @@ class KernelPeer:
     # -- connections
 
     def _connect_socket(self, port: int = 0) -> socket.socket:
-        connection = socket.socket()
+        connection = socket.socket(self.family)
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             connection.bind((self.address, port))
@@ -309,7 +312,7 @@ class KernelPeer:
     def _accept(self) -> None:
         while True:
             try:
-                connection, (_, port) = self.listener.accept()
+                connection, name = self.listener.accept()
             except OSError:
                 return
             self.accepts += 1
@@ -317,6 +320,7 @@ class KernelPeer:
                 reset(connection)
                 self.seek()
                 continue
+            port = name[1]
             lane = self._free_lane(port)
             if lane is not None:
                 self.node_ports.append(port)

@@ -33,7 +33,9 @@ KERNELS = [pytest.param({"release": release}, id=release.name) for release in Re
 # -- rule 1: the lower side sends its map and waits for the peer's first frame
 
 
-def send_while_the_kernel_thinks_the_old_connection_is_up(node: Node, peer: KernelPeer) -> list[bytes]:
+def send_while_the_kernel_thinks_the_old_connection_is_up(
+    node: Node, peer: KernelPeer
+) -> list[bytes]:
     """Keep the kernel's end stale for a while; its TCP acknowledges what it will not read."""
     meet(node, peer)
     make_stale(node, peer)
@@ -44,7 +46,7 @@ def send_while_the_kernel_thinks_the_old_connection_is_up(node: Node, peer: Kern
 
 
 def do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch rule 1 off. It has two guards: the hold, and that nothing is freed before the frame."""
+    """Switch both guards of rule 1 off: the hold, and that no frame means nothing is freed."""
 
     def free_at_once(self: PathCore, octets: int) -> None:
         if self.outgoing.release is ReleaseRule.STREAM_ACKNOWLEDGED:
@@ -55,7 +57,9 @@ def do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_nothing_is_sent_before_the_kernels_first_frame(lab: Lab, kernel: dict[str, Release]) -> None:
+def test_nothing_is_sent_before_the_kernels_first_frame(
+    lab: Lab, kernel: dict[str, Release]
+) -> None:
     node, peer = lab.pair("lower", kernel=kernel)
     got = send_while_the_kernel_thinks_the_old_connection_is_up(node, peer)
     assert got == numbered("sent", 20)

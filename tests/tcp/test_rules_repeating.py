@@ -129,7 +129,7 @@ def connect_into_a_reset(
             done.set()
         return stream
 
-    monkeypatch.setattr(streams.tcp, "connect", connect_and_meet)
+    monkeypatch.setattr(tcp, "connect", connect_and_meet)
     peer.break_connection()
     assert done.wait(5.0), "the node did not reconnect"
     return node, peer, taken(node, peer, len(SENT), wait_s=1.0)
@@ -143,9 +143,7 @@ def serve_and_reset(peer: KernelPeer) -> None:
     connection.sendall(emit_map())
     for payload in SENT:
         connection.sendall(
-            emit_frame(
-                payload, sequence=lane.next_tx, source_port=KERNEL_PORT, target_port=PORT
-            )
+            emit_frame(payload, sequence=lane.next_tx, source_port=KERNEL_PORT, target_port=PORT)
         )
         lane.next_tx += 1
     while unacknowledged(connection):
@@ -159,9 +157,7 @@ def test_a_failed_connect_that_stood_is_read(lab: Lab, monkeypatch: pytest.Monke
     settle(node, peer)
 
 
-def test_closing_a_failed_connect_loses_messages(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_a_failed_connect_loses_messages(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_STOOD", (0,))
     _, _, got = connect_into_a_reset(lab, monkeypatch)
     assert got == []

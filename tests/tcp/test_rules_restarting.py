@@ -24,7 +24,7 @@ from tests.tcp.meetings import (
     settle,
     taken,
 )
-from tests.tcp.nodes import Node, wait_until
+from tests.tcp.nodes import Node
 from urds.dataplane.base import DownReason
 from urds.dataplane.reference.incoming import Incoming
 from urds.driver import driver
@@ -68,9 +68,7 @@ def restart_and_lose_the_first_transmission(lab: Lab, order: str, release: Relea
 @pytest.mark.rule("wire-sequence-start")
 @pytest.mark.parametrize("release", KERNELS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_restarted_node_is_above_its_earlier_life(
-    lab: Lab, order: str, release: Release
-) -> None:
+def test_a_restarted_node_is_above_its_earlier_life(lab: Lab, order: str, release: Release) -> None:
     assert restart_and_lose_the_first_transmission(lab, order, release) == SENT
 
 

@@ -1,0 +1,244 @@
+"""What a node puts on the wire towards a kernel, octet for octet beside what kernels send."""
+
+import socket
+from contextlib import suppress
+
+import pytest
+
+from tests.tcp.conftest import Lab
+from tests.tcp.faults import make_deaf, make_hearing
+from tests.tcp.frames import Frame, FrameReader, emit_map
+from tests.tcp.kernel_peer import KernelPeer, Release
+from tests.tcp.meetings import (
+    KERNEL_PORT,
+    arrived,
+    meet,
+    numbered,
+    send_to_kernel,
+    send_to_node,
+    settle,
+    taken,
+)
+from tests.tcp.nodes import PORT, Node, wait_until
+from tests.vectors import load
+from urds.constants import Capability, HeaderFlag
+from urds.dataplane.base import MailboxSettings
+from urds.wire.exthdr import Handshake, Mark, emit_handshake, parse_handshake
+from urds.wire.header import HEADER_BYTES
+
+ORDERS = ["lower", "higher"]
+LINUX = load("linux_6_1_tcp")
+LIST = slice(32, 42)  # of a header: the extension list; behind it stands the mark
+MARK = slice(42, 48)
+
+
+def octets_of(frame: Frame) -> bytes:
+    """Return the frame as it was on the wire."""
+    return frame.header.emit() + frame.payload
+
+
+def without_number(octets: bytes) -> bytes:
+    """Leave the sequence number out: ours come from the clock, a kernel's begin at 1."""
+    return octets[8:]
+
+
+def frames_between(peer: KernelPeer, source_port: int, target_port: int) -> list[Frame]:
+    """Return what the node sent between two ports."""
+    return [frame for frame in peer.frames if frame.ports == (source_port, target_port)]
+
+
+# -- first words
+
+
+def test_a_lower_node_says_nothing_but_its_map_before_the_kernels_frame(lab: Lab) -> None:
+    node, peer = lab.pair("lower")
+    send_to_kernel(node, peer, [b"hello from A"])
+    peer.listener.settimeout(2.0)
+    connection, _ = peer.listener.accept()
+    assert heard_until_silence(connection) == LINUX["empty_map"]
+    connection.sendall(emit_map())
+    frames = FrameReader().feed(heard_until_silence(connection))
+    assert {frame.ports for frame in frames} == {(1, 0), (PORT, KERNEL_PORT)}
+    connection.close()
+
+
+def heard_until_silence(connection: socket.socket) -> bytes:
+    """Return what comes in until nothing came for 0.2 s."""
+    connection.settimeout(0.2)
+    heard = b""
+    with suppress(TimeoutError):
+        while data := connection.recv(65536):
+            heard += data
+    return heard
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_first_words_are_those_of_linux(lab: Lab, order: str) -> None:
+    node, peer = lab.pair(order)
+    send_to_kernel(node, peer, [b"hello from A"])
+    settle(node, peer)
+    assert octets_of(peer.frames[0]) == LINUX["empty_map"]
+    (data,) = frames_between(peer, PORT, KERNEL_PORT)
+    assert without_number(octets_of(data)) == without_number(LINUX["data"])
+    (probe,) = frames_between(peer, 1, 0)
+    assert without_number(octets_of(probe))[:24] == without_number(LINUX["probe_ping"])[:24]
+
+
+# -- headers
+
+
+@pytest.mark.parametrize("release", Release)
+@pytest.mark.parametrize("order", ORDERS)
+def test_fields_that_kernels_leave_zero_are_zero(lab: Lab, order: str, release: Release) -> None:
+    """Acknowledgement, checksum, credit, padding, and the number that only maps leave out."""
+    node, peer = lab.pair(order, kernel={"release": release})
+    meet(node, peer)
+    for number in range(30):
+        send_to_kernel(node, peer, numbered(f"turn {number}", 10))
+        send_to_node(peer, numbered(f"turn {number}", 10))
+        peer.step()
+        if number % 10 == 9:
+            peer.break_connection()
+            peer.run_until(lambda: peer.up)
+    assert len(arrived(peer, 300)) == 300
+    taken(node, peer, 300)
+    for header in (frame.header for frame in peer.frames):
+        assert (header.ack, header.credit, header.padding, header.checksum) == (0, 0, 0, 0)
+        assert header.flags in (0, HeaderFlag.CONG_BITMAP, HeaderFlag.RETRANSMITTED)
+        # A number 0 without the flag of a map would set the kernel's expected number to 1.
+        assert (header.sequence == 0) == (header.flags == HeaderFlag.CONG_BITMAP)
+
+
+@pytest.mark.rule("wire-sequence-excludes", "wire-congestion-format")
+def test_a_congestion_map_is_the_one_of_linux(lab: Lab) -> None:
+    node, peer = lab.pair("lower")
+    meet(node, peer)
+    full = node.bind(5000)
+    full.configure(MailboxSettings(receive_bytes_max=100))
+    for _ in range(10):
+        peer.send(bytes(90), source_port=KERNEL_PORT, target_port=5000)
+    peer.run_until(lambda: last_map(peer) == LINUX["map_port_5000"])
+    assert len(node.take_from(full)) == 10
+    peer.run_until(lambda: last_map(peer) == LINUX["empty_map"])
+
+
+def last_map(peer: KernelPeer) -> bytes:
+    """Return the newest map frame of the node."""
+    return [octets_of(frame) for frame in peer.frames if frame.is_map][-1]
+
+
+@pytest.mark.rule("wire-ping", "wire-pong")
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_ping_is_answered_as_linux_does(lab: Lab, order: str) -> None:
+    node, peer = lab.pair(order)
+    meet(node, peer)
+    peer.send(b"", source_port=4000, target_port=0)
+    peer.run_until(lambda: bool(frames_between(peer, 0, 4000)))
+    (pong,) = frames_between(peer, 0, 4000)
+    assert without_number(octets_of(pong)) == without_number(LINUX["pong"])
+
+
+# -- the handshake
+
+
+@pytest.mark.rule("wire-mprds-probe", "wire-mprds-pong")
+@pytest.mark.parametrize("npaths", [1, 2, 8])
+@pytest.mark.parametrize("release", Release)
+def test_probe_and_pong_carry_list_and_mark(lab: Lab, release: Release, npaths: int) -> None:
+    """SPORT_IDX binds our source ports, so it is sent only where there is more than one path."""
+    node, peer = lab.pair("lower", kernel={"release": release}, npaths=npaths)
+    meet(node, peer)
+    peer._probe()  # a kernel that has forgotten us asks again
+    peer.run_until(lambda: bool(frames_between(peer, 0, 1)))
+    for frame in frames_between(peer, 1, 0) + frames_between(peer, 0, 1):
+        octets = octets_of(frame)
+        listed = b"\5" + npaths.to_bytes(2, "big") + (b"\x08\0" if npaths > 1 else b"")
+        assert octets[LIST] == listed.ljust(10, b"\0")
+        assert octets[MARK][:4] == b"\0UR\1"
+        assert parse_handshake(frame.header.extension).generation is None
+
+
+def test_only_a_marked_peer_hears_our_generation(lab: Lab) -> None:
+    node, peer = lab.pair("lower")
+    marked = Handshake(npaths=1, generation=77, mark=Mark(Capability(0)))
+    peer._handshake = lambda: emit_handshake(marked)  # type: ignore[method-assign]
+    send_to_kernel(node, peer, [b"hello"])
+    peer.run_until(lambda: bool(frames_between(peer, 0, 1)))
+    (probe,), (pong,) = frames_between(peer, 1, 0), frames_between(peer, 0, 1)
+    assert parse_handshake(probe.header.extension).generation is None
+    assert parse_handshake(pong.header.extension).generation == node.driver.generation
+
+
+# -- connections
+
+
+@pytest.mark.rule("wire-mprds-paths", "wire-mprds-agree", "wire-source-port")
+def test_source_ports_carry_the_index_of_the_path(lab: Lab) -> None:
+    node, peer = lab.pair("lower", kernel={"release": Release.V7, "npaths": 4}, npaths=8)
+    meet(node, peer)
+    peer.run_until(lambda: all(lane.connection for lane in peer.lanes[:4]))
+    assert sorted(port % 8 for port in peer.node_ports) == [0, 1, 2, 3]
+    peer.run_for(0.1)
+    assert not any(lane.connection for lane in peer.lanes[4:])
+
+
+@pytest.mark.rule("wire-mprds-incapable")
+def test_one_path_is_enough_for_a_kernel_that_offers_eight(lab: Lab) -> None:
+    node, peer = lab.pair("lower", kernel={"release": Release.V6, "npaths": 8})
+    meet(node, peer)
+    peer.run_for(0.1)
+    assert peer.npaths == 1
+    assert peer.accepts == 1
+
+
+@pytest.mark.rule("wire-tcp-port")
+@pytest.mark.parametrize("order", ORDERS)
+def test_connections_have_the_options_of_linux(lab: Lab, order: str) -> None:
+    """Source: linux v6.12 net/rds/tcp.c: no delay, keep-alive of 5 s, 5 s, 5 probes."""
+    node, peer = lab.pair(order)
+    meet(node, peer)
+    stream = node.stream(peer.address)
+    assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    assert [stream.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [5, 5, 5]
+    assert (stream.getsockname()[1] == 16385) == (order == "higher")
+    assert (stream.getpeername()[1] == 16385) == (order == "lower")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_higher_node_knocks_and_a_lower_one_calls_back(lab: Lab, order: str) -> None:
+    node, peer = lab.pair(order)
+    if order == "higher":
+        send_to_kernel(node, peer, [b"wakes the kernel"])
+        peer.run_until(lambda: peer.up)
+        assert (peer.accepts, peer.connects) == (1, 1), "one knock, then the kernel connected"
+    else:
+        send_to_node(peer, [b"wakes the node"])
+        peer.run_until(lambda: peer.up)
+        assert (peer.accepts, peer.connects) == (1, 0), "the node connected"
+
+
+# -- what frees a message
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_message_is_freed_when_tcp_acknowledged_it(lab: Lab, order: str) -> None:
+    node, peer = lab.pair(order)
+    meet(node, peer)
+    connection = peer.lanes[0].connection
+    assert connection is not None
+    make_deaf(connection)
+    send_to_kernel(node, peer, numbered("held", 10))
+    peer.run_for(0.1)
+    assert queued(node, peer) == 10
+    assert node.mailbox.send_queued_bytes == sum(map(len, numbered("held", 10)))
+    make_hearing(connection)
+    wait_until(lambda: queued(node, peer) == 0)  # TCP repeats within 200 ms
+    assert node.mailbox.send_queued_bytes == 0
+    assert peer.received == [], "acknowledged by TCP, not yet read by RDS: that is all one can know"
+
+
+def queued(node: Node, peer: KernelPeer) -> int:
+    """Return how many messages the node keeps."""
+    return node.path(peer.address).core.outgoing.message_count()
