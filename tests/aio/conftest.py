@@ -1,0 +1,26 @@
+"""Every test of this folder marked `anyio` runs under asyncio and under trio."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.aio.nodes import Node, node
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def own() -> Iterator[Node]:
+    """A backend of the test's own."""
+    with node() as made:
+        yield made
+
+
+@pytest.fixture
+def other() -> Iterator[Node]:
+    """A second backend in this process: between the two there is TCP."""
+    with node() as made:
+        yield made

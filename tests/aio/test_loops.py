@@ -1,0 +1,307 @@
+"""Loops that come and go, several at a time, fairness within one, and what an idle one costs."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from tests.aio.nodes import Node
+from tests.docs.pages import environment
+from urds import aio
+from urds.dataplane.reference.plane import Plane
+
+pytestmark = pytest.mark.timeout(30)
+
+Main = Callable[[], Coroutine[Any, Any, None]]
+WAKE_S = 0.02
+
+
+def plane_of(own: Node) -> Plane:
+    plane = own.backend.plane
+    assert isinstance(plane, Plane)
+    return plane
+
+
+def run_asyncio(main: Main) -> None:
+    asyncio.run(main())
+
+
+RUNS = pytest.mark.parametrize("run", [run_asyncio, trio.run])
+
+
+@RUNS
+def test_loops_may_follow_each_other(own: Node, run: Callable[[Main], None]) -> None:
+    """Each leaves nothing behind: not the promise to read, not a descriptor in its poll set."""
+
+    async def main() -> None:
+        async with await own.bind() as one, await own.bind() as two:
+            assert await one.send_to(b"x", two.getsockname()) == 1
+            assert await two.recv() == b"x"
+            with anyio.move_on_after(0.001):
+                await two.recv()
+            assert len(plane_of(own).loops) == 1
+
+    for _ in range(20):
+        run(main)
+        assert not plane_of(own).loops
+
+
+@RUNS
+def test_a_loop_that_ends_before_its_socket_is_noticed(
+    own: Node, other: Node, run: Callable[[Main], None]
+) -> None:
+    """Nobody pumps then, so the helper must read again; and the next loop takes the socket over."""
+    kept = []
+
+    async def first() -> None:
+        kept.append(await own.bind())
+        with anyio.move_on_after(0.01):
+            await kept[0].recv()
+        assert len(plane_of(own).loops) == 1
+
+    async def second() -> None:
+        async with await other.bind() as source:
+            await source.send_to(b"x", kept[0].getsockname())
+            with anyio.fail_after(5):
+                assert await kept[0].recv() == b"x"
+                await kept[0].send_to(b"y", source.getsockname())
+                assert await source.recv() == b"y"
+        kept[0].close()
+
+    run(first)
+    assert not plane_of(own).loops
+    run(second)
+    assert not plane_of(own).loops
+
+
+def test_a_task_that_is_collected_passes_its_message_on(own: Node) -> None:
+    """Its loop was closed under it: asyncio says so, and another socket's wait must not suffer."""
+    sock: list[aio.Socket] = []
+
+    async def first() -> None:
+        sock.append(await own.bind())
+
+    async def receive(got: list[bytes]) -> None:
+        got.append(await sock[0].recv())
+
+    abandoned: list[bytes] = []
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    loop.run_until_complete(first())
+    task = loop.create_task(receive(abandoned))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+
+    async def second() -> None:
+        got: list[bytes] = []
+        waiting = asyncio.create_task(receive(got))
+        await asyncio.sleep(0.01)
+        async with await own.bind() as source:
+            await source.send_to(b"x", sock[0].getsockname())
+        await asyncio.wait_for(waiting, 5)
+        assert got == [b"x"]
+        sock[0].close()
+
+    asyncio.run(second())
+    assert abandoned == []
+    del task
+    gc.collect()
+
+
+def test_two_loops_in_two_threads(own: Node, other: Node) -> None:
+    """One of asyncio and one of trio, over TCP and within the node."""
+    ready: list[tuple[str, int]] = []
+    bound = threading.Event()
+    rounds = 300
+
+    async def answer() -> None:
+        async with await own.bind() as near, await other.bind() as far:
+            ready.extend([near.getsockname(), far.getsockname()])
+            bound.set()
+            for _ in range(rounds):
+                for sock in (near, far):
+                    payload, source = await sock.recv_from()
+                    await sock.send_to(payload, source)
+
+    async def ask() -> None:
+        async with await own.bind() as sock:
+            for number in range(rounds):
+                for address in ready:
+                    await sock.send_to(b"%d" % number, address)
+                    assert await sock.recv_from() == (b"%d" % number, address)
+
+    failures: list[BaseException] = []
+
+    def run_answer() -> None:
+        try:
+            trio.run(answer)
+        except BaseException as failure:
+            failures.append(failure)
+            bound.set()
+
+    thread = threading.Thread(target=run_answer, daemon=True)
+    thread.start()
+    assert bound.wait(5)
+    asyncio.run(asyncio.wait_for(ask(), 20))
+    thread.join(5)
+    assert not thread.is_alive()
+    assert failures == []
+
+
+@pytest.mark.anyio
+async def test_a_thread_that_blocks_and_a_task_share_a_node(own: Node, other: Node) -> None:
+    """The thread leads and reads, so it tells the task from outside of the loop."""
+    async with await own.bind() as sock, await own.bind() as idle, await other.bind() as source:
+        wrapped = idle._socket  # the same socket, for the thread
+        wrapped.setblocking(True)
+        thread = threading.Thread(target=wrapped.recv, args=(10,))
+        thread.start()
+        for number in range(100):
+            await source.send_to(b"%d" % number, sock.getsockname())
+            with anyio.fail_after(5):
+                assert await sock.recv() == b"%d" % number
+            if number % 10 == 0:
+                await anyio.sleep(0.002)
+        await source.send_to(b"end", idle.getsockname())
+        with anyio.fail_after(5):
+            await anyio.to_thread.run_sync(thread.join)
+
+
+@pytest.mark.anyio
+async def test_a_wake_up_that_a_cancelled_task_got_is_passed_on(own: Node) -> None:
+    """The first of two waiters is told of the only message, and cancelled before it runs."""
+    async with await own.bind() as sock:
+        for number in range(20):
+            got: list[bytes] = []
+            scopes = [anyio.CancelScope(), anyio.CancelScope()]
+
+            async def receive(scope: anyio.CancelScope, got: list[bytes]) -> None:
+                with scope:
+                    got.append(await sock.recv())
+
+            async with anyio.create_task_group() as tasks:
+                for scope in scopes:
+                    tasks.start_soon(receive, scope, got)
+                await anyio.wait_all_tasks_blocked()
+                sock._socket.sendto(b"%d" % number, sock.getsockname())  # tells one at once
+                scopes[number % 2].cancel()
+                with anyio.fail_after(5):
+                    while not got:
+                        await anyio.sleep(0.001)
+                tasks.cancel_scope.cancel()
+            assert got == [b"%d" % number]
+
+
+@pytest.mark.anyio
+async def test_a_flood_does_not_starve_the_others(own: Node, other: Node) -> None:
+    """While one task takes what never ends, another has its message, and a third its turns."""
+    async with (
+        await own.bind() as flooded,
+        await own.bind() as quiet,
+        await other.bind() as source,
+        await other.bind() as asking,
+        anyio.create_task_group() as tasks,
+    ):
+        taken = 0
+
+        async def flood() -> None:
+            while True:
+                await source.send_to(bytes(64), flooded.getsockname())
+
+        async def drain() -> None:
+            nonlocal taken
+            async for _ in flooded:
+                taken += 1
+
+        tasks.start_soon(flood)
+        tasks.start_soon(drain)
+        tasks.start_soon(_echo, quiet)
+        with anyio.fail_after(20):
+            while taken < 5000:
+                await anyio.sleep(0)
+            slowest_s = 0.0
+            for _ in range(50):
+                started = time.monotonic()
+                await asking.send_to(b"x", quiet.getsockname())
+                assert await asking.recv() == b"x"
+                slowest_s = max(slowest_s, time.monotonic() - started)
+        assert slowest_s < 1.0
+        tasks.cancel_scope.cancel()
+
+
+async def _echo(sock: aio.Socket) -> None:
+    async for payload, source in sock:
+        await sock.send_to(payload, source)
+
+
+@pytest.mark.anyio
+async def test_an_idle_loop_burns_no_time(own: Node, other: Node) -> None:
+    """With connections up, a task waiting in each node, and after a thread was kicked."""
+    async with await own.bind() as one, await other.bind() as two:
+        await one.send_to(b"x", two.getsockname())
+        await two.recv()
+        async with anyio.create_task_group() as tasks:
+            for sock in (one, two):
+                tasks.start_soon(sock.recv)
+            await anyio.sleep(0.1)
+            before_s = time.process_time()
+            await anyio.sleep(0.5)
+            spent_s = time.process_time() - before_s
+            tasks.cancel_scope.cancel()
+        assert spent_s < 0.05, f"{spent_s:.3f} s of 0.5 s"
+
+
+def test_a_fork_leaves_the_loop_of_the_parent_alone(own: Node) -> None:
+    """Closing in the child takes nothing out of the poll set that it shares with the parent."""
+    program = """
+import asyncio, errno, os, sys
+from urds import aio
+
+async def main():
+    async with await aio.bind((sys.argv[1], 0)) as one:
+        receiving = asyncio.create_task(one.recv())
+        await asyncio.sleep(0.01)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                one._socket.recvfrom(1)
+            except OSError as refused:
+                code = 0 if refused.errno == errno.EBADF else 2
+            one.close()
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        async with await aio.bind((sys.argv[1], 0)) as two:
+            await two.send_to(b"x", one.getsockname())
+            assert await asyncio.wait_for(receiving, 5) == b"x"
+
+asyncio.run(main())
+"""
+    from tests.aio.nodes import fresh_host
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", program, fresh_host()],
+        capture_output=True, text=True, timeout=20, check=False, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_import_needs_no_loop() -> None:
+    program = "import sys, urds.aio; sys.exit('asyncio' in sys.modules or 'trio' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=False, env=environment())
+    assert done.returncode == 0
+
+
+def test_a_call_outside_of_a_loop_says_so(own: Node) -> None:
+    sock = asyncio.run(own.bind())
+    with pytest.raises(RuntimeError, match="running event loop"):
+        sock.recv().send(None)
+    sock.close()

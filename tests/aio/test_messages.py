@@ -1,0 +1,233 @@
+"""Sending and receiving in tasks: echo, timeouts, congestion, closing."""
+
+import errno
+import socket as system
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+import urds
+from tests.aio.nodes import Node, fresh_host
+from tests.docs.pages import ROOT, environment
+from urds import aio
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+NOT_READY_S = 0.05
+
+
+@pytest.fixture
+def echo_address() -> Iterator[tuple[str, int]]:
+    """The address of a process that echoes."""
+    host = fresh_host()
+    command = [sys.executable, "-m", "tests.aio.echo_process", host]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT
+    ) as process:
+        assert process.stdout
+        assert process.stdin
+        yield host, int(process.stdout.readline())
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+async def echo(sock: aio.Socket) -> None:
+    async for payload, source in sock:
+        await sock.send_to(payload, source)
+
+
+async def test_an_echo_within_the_process(own: Node) -> None:
+    async with (
+        await own.bind() as asking,
+        await own.bind() as answering,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(echo, answering)
+        for number in range(300):
+            payload = b"%d" % number
+            assert await asking.send_to(payload, answering.getsockname()) == len(payload)
+            assert await asking.recv_from() == (payload, answering.getsockname())
+        answering.close()
+
+
+async def test_an_echo_between_two_nodes(own: Node, other: Node) -> None:
+    async with (
+        await own.bind() as asking,
+        await other.bind() as answering,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(echo, answering)
+        for payload_bytes in (0, 1, 64, 8192, 100_000):
+            await asking.send_to(b"x" * payload_bytes, answering.getsockname())
+            assert await asking.recv() == b"x" * payload_bytes
+        answering.close()
+
+
+async def test_an_echo_between_two_processes(own: Node, echo_address: tuple[str, int]) -> None:
+    async with await own.bind() as sock:
+        for number in range(300):
+            await sock.send_to(b"%d" % number, echo_address)
+            assert await sock.recv_from() == (b"%d" % number, echo_address)
+
+
+async def test_a_burst_comes_in_order(own: Node, other: Node) -> None:
+    """More than the budget of a turn, the send buffer and the coalescing bound at once."""
+    async with await own.bind() as source, await other.bind() as target:
+        sent = [b"%06d" % number * 20 for number in range(5000)]
+        got = []
+
+        async def receive() -> None:
+            while len(got) < len(sent):
+                got.append(await target.recv())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receive)
+            for payload in sent:
+                await source.send_to(payload, target.getsockname())
+        assert got == sent
+
+
+async def test_an_excess_is_discarded(own: Node) -> None:
+    async with await own.bind() as sock:
+        await sock.send_to(b"abcdef", sock.getsockname())
+        await sock.send_to(b"next", sock.getsockname())
+        assert await sock.recv(3) == b"abc"
+        assert await sock.recv(100) == b"next"
+
+
+async def test_a_connected_socket_sends_and_passes_options_on(own: Node) -> None:
+    async with await own.bind() as one, await own.bind() as two:
+        one.connect(two.getsockname())
+        assert one.getpeername() == two.getsockname()
+        assert await one.send(b"here") == 4
+        assert await one.sendmsg([b"and ", b"there"]) == 9
+        assert await two.recvmsg(100) == (b"here", [], 0, one.getsockname())
+        assert await two.recvmsg(2) == (b"an", [], urds.MSG_TRUNC, one.getsockname())
+        two.setsockopt(urds.SOL_RDS, urds.RDS_RECVERR, 1)
+        assert two.getsockopt(urds.SOL_RDS, urds.RDS_RECVERR) == 1
+
+
+async def test_a_receive_that_times_out_leaves_the_next_message(own: Node, other: Node) -> None:
+    async with await own.bind() as source, await other.bind() as target:
+        with anyio.move_on_after(NOT_READY_S) as scope:
+            await target.recv()
+        assert scope.cancelled_caught
+        await source.send_to(b"late", target.getsockname())
+        with anyio.fail_after(5):
+            assert await target.recv() == b"late"
+
+
+async def congest(source: aio.Socket, target: aio.Socket) -> int:
+    """Send until the target is full; return how many messages it took."""
+    target.setsockopt(system.SOL_SOCKET, system.SO_RCVBUF, 4096)
+    sent = 0
+    blocked = False
+    while not blocked:
+        receipt = aio.Receipt()
+        with anyio.move_on_after(NOT_READY_S) as scope:
+            await source.send_to(bytes(512), target.getsockname(), receipt=receipt)
+        blocked = scope.cancelled_caught
+        assert receipt.sent is not blocked
+        sent += receipt.sent
+        assert sent < 100_000, "no bound held the sender"
+    return sent
+
+
+@pytest.mark.parametrize("link", ["loop", "tcp"])
+async def test_a_send_waits_while_the_peer_is_congested(
+    own: Node, other: Node, link: str
+) -> None:
+    async with (
+        await own.bind() as source,
+        await (own if link == "loop" else other).bind() as target,
+    ):
+        sent = await congest(source, target)
+        ended = []
+
+        async def send() -> None:
+            await source.send_to(b"resumed", target.getsockname())
+            ended.append(True)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send)
+            await anyio.sleep(NOT_READY_S)
+            assert not ended
+            with anyio.fail_after(10):
+                for _ in range(sent):
+                    assert await target.recv() == bytes(512)
+                assert await target.recv() == b"resumed"
+
+
+async def test_a_refusal_that_waiting_does_not_mend_is_raised(own: Node) -> None:
+    async with await own.bind() as sock:
+        for payload, address, code in (
+            (bytes(2 << 20), sock.getsockname(), errno.EMSGSIZE),
+            (b"", ("224.0.0.1", 5), errno.EINVAL),
+        ):
+            receipt = aio.Receipt()
+            with pytest.raises(OSError) as refused:
+                await sock.send_to(payload, address, receipt=receipt)
+            assert refused.value.errno == code
+            assert not receipt.sent
+
+
+async def test_closing_wakes_a_receive_with_an_error(own: Node) -> None:
+    sock = await own.bind()
+    errors = []
+
+    async def receive() -> None:
+        with pytest.raises(OSError) as refused:
+            await sock.recv()
+        errors.append(refused.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        tasks.start_soon(receive)
+        await anyio.sleep(NOT_READY_S)
+        sock.close()
+        sock.close()
+    assert [error.errno for error in errors] == [errno.EBADF] * 2
+    assert all("closed" in str(error) for error in errors)
+    assert sock.closed
+    with pytest.raises(OSError, match="closed"):
+        await sock.send_to(b"", ("127.0.0.1", 5))
+
+
+async def test_an_iteration_ends_with_the_socket(own: Node) -> None:
+    async with await own.bind() as sock:
+        for number in range(3):
+            await sock.send_to(b"%d" % number, sock.getsockname())
+        got = []
+        async for payload, _ in sock:
+            got.append(payload)
+            if len(got) == 3:
+                sock.close()
+        assert got == [b"0", b"1", b"2"]
+
+
+async def test_lingering_does_not_hold_the_loop_up(own: Node) -> None:
+    """The peer's address is hosted by nobody, so the linger lasts its whole second."""
+    sock = await own.bind()
+    sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 1))
+    await sock.send_to(b"nobody is there", (fresh_host(), 5))
+    started = time.monotonic()
+    turns = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sock.aclose)
+        while time.monotonic() < started + 0.5:
+            await anyio.sleep(0.01)
+            turns += 1
+    assert turns > 20
+    assert time.monotonic() - started > 0.9
+
+
+async def test_an_unbound_socket_says_so(own: Node) -> None:
+    async with aio.open_socket() as sock:
+        with pytest.raises(OSError) as refused:
+            await sock.recv()
+        assert refused.value.errno == errno.ENOTCONN
