@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verbs.cm": {"wire"},
     "rsocket.stream": {"wire"},
     "rsocket.dgram": {"wire"},
-    "dataplane": {"wire", "settings"},
+    "dataplane": {"addresses", "wire", "settings"},
     "transport": {"proto", "dataplane", "wire", "settings"},
     "transport.rdma": {"proto", "dataplane", "wire", "settings", "transport", "verbs"},
     "verbs.providers": {"verbs.engine", "verbs.cm", "dataplane", "wire", "settings"},

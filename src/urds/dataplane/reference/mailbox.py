@@ -10,10 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
-from urds.constants import MAX_MESSAGE_BYTES, MSG_DONTWAIT, MSG_PEEK
+from urds.addresses import parse_target
+from urds.constants import (
+    MAX_MESSAGE_BYTES,
+    MSG_DONTWAIT,
+    MSG_ERRQUEUE,
+    MSG_NOSIGNAL,
+    MSG_OOB,
+    MSG_PEEK,
+    MSG_ZEROCOPY,
+)
 from urds.dataplane.base import (
     ALL_GROUPS,
     Address,
@@ -40,6 +48,10 @@ if TYPE_CHECKING:
 
 _DONTWAIT = int(MSG_DONTWAIT)
 _PEEK = int(MSG_PEEK)
+_SENT = _DONTWAIT | int(MSG_NOSIGNAL)  # docs/differences.md
+_ZEROCOPY = int(MSG_ZEROCOPY)
+_OUT_OF_BAND = int(MSG_OOB)
+_NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
 _FLOWS_MAX = 4096
 _GROUPS = 64
 # What one destination needs: its path, the queue of it, the port, the peer's congested ports.
@@ -137,12 +149,17 @@ class Mailbox(Inbox):
         return self._queueing(payload, address, extension, wait_ns)
 
     def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:
-        """Return the wait that MSG_DONTWAIT asks for; every other flag is refused."""
-        if flags == _DONTWAIT:
-            return 0
+        """Return the wait that MSG_DONTWAIT asks for; MSG_NOSIGNAL changes nothing here.
+
+        Every other flag is refused, MSG_ZEROCOPY for the lack of its cookie.
+        """
         if not isinstance(flags, int):
             raise TypeError(f"flags must be an integer, not {type(flags).__name__}")
-        raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
+        if flags & ~(_SENT | _ZEROCOPY):
+            raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
+        if flags & _ZEROCOPY:
+            raise os_error(Refusal.BAD_CMSG, "MSG_ZEROCOPY needs one ZCOPY_COOKIE")
+        return 0 if flags & _DONTWAIT else wait_ns
 
     def _queueing(
         self, payload: Buffer, address: SocketAddress | None, extension: bytes, wait_ns: int | None
@@ -150,7 +167,7 @@ class Mailbox(Inbox):
         """Queue a message the long way: resolve, refuse, wait for room or for the peer."""
         if address is None:
             raise os_error(Refusal.NO_DESTINATION_GIVEN)
-        peer, port = _parse(address)
+        peer, port = parse_target(address, self.local)
         payload_bytes = len(payload)
         if payload_bytes > self._payload_bytes_max:
             self._refuse_length(payload_bytes)
@@ -270,7 +287,13 @@ class Mailbox(Inbox):
                 self._plane.driven = True
                 if payload_bytes <= payload_bytes_max and len(item) == 2:
                     return item
-                return item[0][:payload_bytes_max], item[1]
+                return item[0][: max(0, payload_bytes_max)], item[1]
+        if payload_bytes_max < 0:
+            raise ValueError("negative buffersize in recvfrom")
+        if flags & _NEVER_QUEUED:
+            if flags & _OUT_OF_BAND:  # kernel parity: as if an empty one had come
+                return b"", None  # type: ignore[return-value]  # as below
+            raise os_error(Refusal.NOTHING_TO_RECEIVE, "MSG_ERRQUEUE")
         wait_ns = 0 if flags & _DONTWAIT else self.settings.receive_wait_ns
         message = self.receive(wait_ns=wait_ns, peek=bool(flags & _PEEK))
         if message is None:
@@ -488,17 +511,3 @@ def _frozen(payload: Buffer) -> bytes | memoryview:
             return view.tobytes()
         octets = view.cast("B")
     return octets if len(octets) >= REFERENCE_BYTES else bytes(octets)
-
-
-def _parse(address: SocketAddress) -> tuple[Address, int]:
-    """Return the peer and port of a socket address whose host is a literal."""
-    try:
-        host, port = address[0], address[1]
-        if len(address) == 4 and address[3] and "%" not in host:
-            host = f"{host}%{address[3]}"
-        peer = ip_address(host)
-    except (TypeError, IndexError, ValueError) as failure:
-        raise os_error(Refusal.BAD_ADDRESS, f"{address!r}") from failure
-    if not 0 <= port <= 65535:
-        raise OverflowError(f"port {port} is not in 0..65535")
-    return peer, port
