@@ -1,0 +1,12 @@
+"""Addresses of hosts for tests: a subnet of 127/8 of its own for each test process.
+
+Two runs beside each other would else ask for the same address, which one process can host.
+"""
+
+import os
+
+
+def host(number: int) -> str:
+    """Return the address of host 1 to 254 of this process."""
+    pid = os.getpid()
+    return f"127.{64 + (pid >> 8) % 64}.{pid % 256}.{number}"
