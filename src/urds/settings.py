@@ -159,8 +159,9 @@ class Settings:
     # The end: of the process, and in the background of a closed socket without SO_LINGER.
     drain_s: float = _tunable(1.0, _seconds(3600))
     linger_s: float = _tunable(1.0, _seconds(3600))  # 0 cancels at close, as Linux does
-    # Where endpoints live, and whose faults to keep.
+    # Where endpoints live, who may look, and whose faults to keep.
     node: str = _tunable(AUTO, _place())
+    info_socket: bool = _tunable(True, _switch())  # answer `urds info` of the same user
     strict_linux: bool = _tunable(False, _switch())  # see docs/differences.md
 
     def __post_init__(self) -> None:

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import fields
 
+from urds.backend import process
+from urds.backend.processes import report_of_this_process
 from urds.constants import Transport
 from urds.dataplane.base import Address, Mailbox, MailboxSettings, Snapshot
 from urds.dataplane.reference.plane import Plane
@@ -29,6 +31,8 @@ class InProcess:
         self._driver = Driver(settings, Plane)
         self.plane = self._driver.plane
         self._owner = os.getpid()
+        if settings.info_socket:
+            self._driver.inform(self._report)
         _alive.add(self)
 
     def bind(
@@ -65,6 +69,10 @@ class InProcess:
         control = {field.name: getattr(stats, field.name) for field in fields(stats)}
         control["pongs_kept_back"] = self._driver.pongs_kept_back
         return {**self.snapshot().counters, **control}
+
+    def _report(self) -> bytes:
+        connected = dict(process.connected)
+        return report_of_this_process(self.snapshot(), self.counters(), connected)
 
     def break_connections(self) -> int:
         """Reset every TCP connection of this process, as a fault would; return how many."""

@@ -39,7 +39,9 @@ def _process(report: Report, _: bool) -> list[dict[str, Any]]:
 
 def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
     sockets, paths = len(report.snapshot.mailboxes), len(report.snapshot.paths)
-    return (record["program"] or "-", ",".join(record["addresses"]) or "-", sockets, paths), ()
+    # A command line may hold what would steer a terminal.
+    program = "".join(one if one.isprintable() else "?" for one in record["program"])
+    return (program or "-", ",".join(record["addresses"]) or "-", sockets, paths), ()
 
 
 def _socket_cells(report: Report, row: Any) -> _TwoParts:

@@ -23,6 +23,7 @@ from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Pat
 from urds.driver.actions import Actions
 from urds.driver.clock import now_ns
 from urds.driver.hosts import LocalHost, PeerPaths
+from urds.driver.information import InformationSocket
 from urds.driver.streams import Streams
 from urds.proto.connection import Connection
 from urds.proto.endpoint import Endpoint
@@ -58,6 +59,7 @@ class Driver:
         # Sockets that were forgotten, not closed. Their finalisers may run in any thread inside any
         # call, so they append and ring, and take no lock.
         self._abandoned: deque[Mailbox] = deque()
+        self._information: InformationSocket | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.serve(self._bell, self._close_abandoned, Interest.READ)
         self._thread = threading.Thread(target=self._run, name="urds-driver", daemon=True)
@@ -102,6 +104,22 @@ class Driver:
             self.unbind(mailbox)
         self.serve(self._bell, self._close_abandoned, Interest.READ)
 
+    def inform(self, report: Callable[[], bytes]) -> None:
+        """Answer `urds info` with what `report` returns; it is called in the control thread."""
+        with self.lock:
+            self._information = InformationSocket.open(report)
+            self._watch_information()
+
+    def _watch_information(self) -> None:
+        information = self._information
+        if information is not None:
+
+            def answer() -> None:
+                information.handle_ready()
+                self._watch_information()
+
+            self.serve(information.fileno(), answer, Interest.READ)
+
     def resolve(self, mailbox: Mailbox, peer: Address) -> None:
         """Route a mailbox to a peer, in the sender's thread.
 
@@ -133,6 +151,8 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
+            if self._information is not None:
+                self._information.close()
         return left
 
     def abandon_in_child(self) -> None:
@@ -141,6 +161,8 @@ class Driver:
         for host in self.hosts.values():
             host.listener.close()
         self.streams.close()
+        if self._information is not None:
+            self._information.abandon_in_child()
 
     # -- for the dispatchers; control lock held
 

@@ -101,6 +101,7 @@ class InformationSocket:
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(self._report())
+            os.lseek(descriptor, 0, os.SEEK_SET)  # the reader gets this place with the file
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             socket.send_fds(connection, [GREETING], [descriptor])
         finally:
