@@ -86,7 +86,8 @@ class Incoming:
         self.watch_restarts = True  # a kernel does not tell
         # Numbers.
         self.sequence_expected = 0
-        self._lowest: int | None = None  # on this stream
+        self._lowest: int | None = None  # on this stream, dropped repeats included
+        self._accepted = False  # a number on this stream
         self._floor: int | None = None  # lowest of the last stream with traffic
         self._probe_sequence: int | None = None
         self._generation: int | None = None
@@ -131,6 +132,12 @@ class Incoming:
         payload_bytes: int = HEADER.unpack_from(self._carry)[2]
         return 0, HEADER_BYTES + payload_bytes - carried
 
+    def begin_stream(self) -> None:
+        """Begin anew what is known of a stream; it outlives the stream until the next one."""
+        if self._lowest is not None:
+            self._floor, self._lowest = self._lowest, None
+        self._accepted = False
+
     def end_stream(self) -> None:
         """Forget the partial message and what was owed on the stream; the numbers stay."""
         self._carry = b""
@@ -138,8 +145,6 @@ class Incoming:
         self.frames = 0
         self.acknowledged = 0
         self.reset_owed()
-        if self._lowest is not None:
-            self._floor, self._lowest = self._lowest, None
 
     def reset_owed(self) -> None:
         """Owe nothing any more: an acknowledgement left."""
@@ -153,7 +158,7 @@ class Incoming:
         stream already, the expected number followed them and must stay, or a repeat of theirs
         would count as new.
         """
-        if self._lowest is None:
+        if not self._accepted:
             self.sequence_expected = 0
         self._floor = None
 
@@ -263,8 +268,8 @@ class Incoming:
         return reason
 
     def _expected(self) -> int:
-        """Return the number below which `_judge` decides; before a stream's first, all of them."""
-        return _NO_NUMBER if self._lowest is None else self.sequence_expected
+        """Return the number below which `_judge` decides: all of them before one was accepted."""
+        return self.sequence_expected if self._accepted else _NO_NUMBER
 
     def _keep_rest(self, data: bytes, offset: int) -> None:
         """Keep an incomplete message; a long one is collected apart, without more copies."""
@@ -340,13 +345,15 @@ class Incoming:
             self.sequence_expected = 0
             self._floor = None
             self.restarted = True
+        # Dropped repeats count: a stream may be cut before it repeats what the next one repeats.
+        self._lowest = sequence if self._lowest is None else min(self._lowest, sequence)
         if source_port == _PROBE_PORT and not target_port:
             self._probe_sequence = sequence
         if flagged and sequence < self.sequence_expected:
             self.counters.recv_drop_old_seq += 1
             return False
+        self._accepted = True
         self.sequence_expected = sequence + 1
-        self._lowest = sequence if self._lowest is None else min(self._lowest, sequence)
         if is_control:
             if source_port or target_port:
                 self._keep_control(fields, payload)

@@ -67,6 +67,7 @@ class PathCore:
         self.map_due = True
         self._hello = None
         self.octets_written = 0
+        self.incoming.begin_stream()
 
     def detach(self) -> None:
         """End the stream: what is unacknowledged will be repeated, what is partial is forgotten."""
