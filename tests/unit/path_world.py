@@ -1,0 +1,146 @@
+"""One or two value machines of a path, with inboxes and an account, without a plane around them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from urds.constants import HeaderFlag
+from urds.dataplane.base import DownReason, Hold, Limits, Release
+from urds.dataplane.reference.counters import Counters
+from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.path import PathCore
+from urds.wire.header import HEADER_BYTES, Header
+
+SOURCE, TARGET = 4000, 5000
+MS = 1_000_000
+NO_MAP = bytes(8192)
+
+
+class Account:
+    """What a socket is to its paths."""
+
+    def __init__(self) -> None:
+        self.send_queued_bytes = 0
+        self.given_up = 0
+
+
+class Frame(NamedTuple):
+    """A header with what follows it."""
+
+    header: Header
+    payload: bytes
+
+
+class Side:
+    """A path core with an inbox at `TARGET` and an account that sends from `SOURCE`."""
+
+    def __init__(
+        self,
+        *,
+        sequence_first: int = 1,
+        limits: Limits | None = None,
+        release: Release = Release.NOT_YET,
+        checksum: bool = False,
+    ) -> None:
+        self.counters = Counters()
+        self.account = Account()
+        self.inbox = Inbox(port=TARGET, buffer_bytes=1 << 20)
+        self.map_octets = NO_MAP
+        self.core = PathCore(
+            limits or Limits(),
+            self.counters,
+            sequence_first=sequence_first,
+            inboxes={TARGET: self.inbox},
+            source_of=lambda port: ("peer", port),
+            map_octets=lambda: self.map_octets,
+        )
+        self.core.agree(release=release, checksum=checksum)
+
+    @property
+    def outgoing(self):
+        return self.core.outgoing
+
+    @property
+    def incoming(self):
+        return self.core.incoming
+
+    def attach(self, hold: Hold = Hold.NOTHING) -> None:
+        self.core.attach(hold)
+
+    def begin(self, hold: Hold = Hold.NOTHING) -> None:
+        """Attach and let the map go."""
+        self.core.attach(hold)
+        assert [frame.header.flags for frame in self.frames()[:1]] == [HeaderFlag.CONG_BITMAP]
+
+    def send(self, *payloads: bytes, target_port: int = TARGET, extension: bytes = b"") -> None:
+        for payload in payloads:
+            self.core.send(self.account, SOURCE, target_port, payload, extension)
+
+    def write(self, octets_max: int | None = None) -> bytes:
+        """Take octets for the stream, all that there are or at most so many."""
+        written = b""
+        while octets_max is None or len(written) < octets_max:
+            octets = b"".join(self.core.poll_transmit())
+            if not octets:
+                break
+            if octets_max is not None:
+                octets = octets[: octets_max - len(written)]
+            self.core.transmitted(len(octets))
+            written += octets
+        return written
+
+    def frames(self) -> list[Frame]:
+        return parse_frames(self.write())
+
+    def messages(self) -> list[Frame]:
+        """Write everything; return the frames of sockets, no maps and nothing of control."""
+        return [frame for frame in self.frames() if frame.header.target_port > 1]
+
+    def receive(self, octets: bytes, now_ns: int = 0) -> DownReason | None:
+        return self.core.receive_data(octets, now_ns)
+
+    def got(self) -> list[bytes]:
+        """Take what lies in the inbox."""
+        payloads = [item[0] for item in self.inbox.queue]
+        self.inbox.queue.clear()
+        return payloads
+
+
+def parse_frames(octets: bytes) -> list[Frame]:
+    """Read whole frames and nothing else."""
+    found, offset = [], 0
+    while offset < len(octets):
+        header = Header.parse(octets[offset : offset + HEADER_BYTES])
+        offset += HEADER_BYTES
+        found.append(Frame(header, octets[offset : offset + header.payload_bytes]))
+        offset += header.payload_bytes
+    assert offset == len(octets), "the last frame is not whole"
+    return found
+
+
+def message(
+    sequence: int,
+    payload: bytes = b"",
+    *,
+    flags: HeaderFlag = HeaderFlag(0),  # noqa: B008 - a constant
+    ack: int = 0,
+    source_port: int = SOURCE,
+    target_port: int = TARGET,
+    checksum: bool = False,
+    **fields: object,
+) -> bytes:
+    """Return the octets of one frame."""
+    header = Header(
+        sequence=sequence,
+        ack=ack,
+        payload_bytes=len(payload),
+        source_port=source_port,
+        target_port=target_port,
+        flags=flags,
+        **fields,
+    )
+    return header.emit(checksum=checksum) + payload
+
+
+def messages(numbers: Iterable[int], *, flags: HeaderFlag = HeaderFlag(0)) -> bytes:  # noqa: B008
+    """Return frames whose payload is their number in decimal."""
+    return b"".join(message(number, b"%d" % number, flags=flags) for number in numbers)
