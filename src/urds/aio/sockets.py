@@ -51,6 +51,7 @@ class Socket:
         self._socket = sock
         self._plane: Plane | None = None
         self._pump: Pump | None = None
+        self._dry = False  # the last receive had to sleep, so the next will: spare the first look
         self.closed = False
 
     # -- receiving
@@ -69,10 +70,14 @@ class Socket:
         pump = self._pump
         if pump is None or pump.budget <= 0:
             pump = await self._turn()
-        try:
-            taken = self._socket.recvfrom(payload_bytes_max)
-        except BlockingIOError:
-            taken = await self._wait(lambda: self._socket.recvfrom(payload_bytes_max), room=False)
+        recvfrom = self._socket.recvfrom
+        if self._dry:
+            taken = await self._wait(lambda: recvfrom(payload_bytes_max), room=False)
+        else:
+            try:
+                taken = recvfrom(payload_bytes_max)
+            except BlockingIOError:
+                taken = await self._wait(lambda: recvfrom(payload_bytes_max), room=False)
         pump.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
         return taken
 
@@ -157,7 +162,7 @@ class Socket:
         if pump is None:
             return  # closed meanwhile by another thread
         pump.budget -= 1 + (payload_bytes >> COST_SHIFT)
-        if not pump.flush_due and not pump.flush_soon():
+        if pump.plane.tails and not pump.flush_due and not pump.flush_soon():
             self._join().flush_soon()
 
     # -- waiting
@@ -186,6 +191,8 @@ class Socket:
                             raise
                     else:
                         sleeper.used = True
+                        if not room:
+                            self._dry = slept
                         return result
                     if not slept:
                         await pump.sleep(sleeper)

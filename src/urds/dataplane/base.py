@@ -442,6 +442,8 @@ class Mailbox(Protocol):
 class Plane(Protocol):
     """All of a process."""
 
+    tails: bool  # perhaps a message waits for others to join it; `pump` sends it
+
     def __init__(
         self,
         *,

@@ -73,6 +73,7 @@ class Plane:
         self.poll_set.register(self.desk.kick, select.EPOLLIN)
         self.helper = Helper(self)
         self.loops: deque[None] = deque()  # one entry per event loop; no lock, so atomic calls
+        self.tails = False
         self.driven = False
         self.closed = False
         self.forked = False
@@ -189,6 +190,7 @@ class Plane:
 
     def flush_tails(self) -> None:
         """Send what was left to coalesce: whoever is about to sleep has nothing to add."""
+        self.tails = False
         if not self._dirty:
             return
         with self.lock:

@@ -123,6 +123,7 @@ class StreamPath:
                 else:
                     self.settled = True
                     self._tail_since_ns = now_ns
+                    plane.tails = True
                     plane.mark_dirty(self)
         if flush:
             self.flush()
