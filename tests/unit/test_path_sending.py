@@ -302,7 +302,7 @@ class TestGivingUp:
 
 
 class TestStreamAcknowledgement:
-    """Towards Linux: TCP's count of octets frees, once the peer has shown that it took the stream."""
+    """Towards Linux: TCP's count of octets frees, once the peer has sent a frame."""
 
     @staticmethod
     def side() -> Side:
@@ -396,7 +396,7 @@ class TestFences:
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_repeats_of_the_gated_path_pass(self) -> None:
-        front, behind = self.gated()
+        front, _ = self.gated()
         old = Side()
         old.begin()
         old.send(b"old")

@@ -1,0 +1,89 @@
+"""However the octets of a stream are cut into reads, they are the same messages."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.path_world import Side, message
+from urds.constants import HeaderFlag
+from urds.dataplane.base import Release
+
+PAYLOADS = st.one_of(
+    st.binary(max_size=200),
+    st.integers(8000, 8400).map(bytes),
+    st.integers(60_000, 140_000).map(bytes),
+)
+FRAMES = st.tuples(
+    PAYLOADS,
+    st.sampled_from([HeaderFlag(0), HeaderFlag.ACK_REQUIRED, HeaderFlag.RETRANSMITTED]),
+    st.sampled_from([(4000, 5000), (4001, 5000), (4000, 5001), (9, 0)]),
+    st.sampled_from([bytes(16), bytes(range(16))]),
+)
+
+
+def result(octets: bytes, cuts: list[int]) -> tuple[object, ...]:
+    """Return everything that a receiver has learnt from the octets."""
+    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side.attach()
+    places = [0, *sorted(cut % (len(octets) + 1) for cut in cuts), len(octets)]
+    for start, end in zip(places, places[1:], strict=False):
+        if start < end:
+            assert side.receive(octets[start:end]) is None
+        assert side.incoming.octets_wanted() > 0
+    return (
+        list(side.inbox.queue),
+        side.inbox.receive_queued_bytes,
+        list(side.incoming.controls),
+        side.incoming.sequence_expected,
+        side.incoming.messages_owed,
+        side.incoming.bytes_owed,
+        side.incoming.acknowledgement_due,
+        side.incoming.frames,
+        side.incoming.remaining(),
+        side.incoming.peer_map,
+        side.counters,
+    )
+
+
+@given(
+    frames=st.lists(FRAMES, max_size=8),
+    with_map=st.booleans(),
+    kept=st.integers(0, 60_000),
+    cuts=st.lists(st.integers(0, 1 << 20), max_size=12),
+)
+def test_any_split_gives_the_same_result(
+    frames: list[tuple[bytes, HeaderFlag, tuple[int, int], bytes]],
+    with_map: bool,
+    kept: int,
+    cuts: list[int],
+) -> None:
+    """The last message may be partial: what is missing is told the same as well."""
+    octets = b""
+    if with_map:
+        octets = message(0, bytes(8192), flags=HeaderFlag.CONG_BITMAP, source_port=0, target_port=0)
+    for number, (payload, flags, (source, target), extension) in enumerate(frames, 1):
+        octets += message(number, payload, flags=flags, source_port=source, target_port=target,
+                          extension=extension)  # fmt: skip
+    octets += message(99, bytes(60_000))[:kept]
+    assert result(octets, cuts) == result(octets, [])
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
+def test_no_octets_make_it_raise(octets: bytes, cuts: list[int]) -> None:
+    """A stranger's octets end in messages, in a reason to end the stream, or in waiting for more."""
+    side = Side(checksum=True)
+    side.attach()
+    places = [0, *sorted(min(cut, len(octets)) for cut in cuts), len(octets)]
+    for start, end in zip(places, places[1:], strict=False):
+        if side.receive(octets[start:end]) is not None:
+            return
+    assert sum(side.incoming.remaining()) >= 0
+
+
+@given(st.binary(min_size=48, max_size=48), st.binary(max_size=64))
+def test_any_header_is_judged(header: bytes, rest: bytes) -> None:
+    """The payload length is small, so that the message is whole and gets to the judgement."""
+    octets = header[:16] + bytes(3) + header[19:]
+    for release in Release:
+        side = Side(release=release)
+        side.attach()
+        side.receive(octets + bytes(256) + rest)
