@@ -30,6 +30,8 @@ BUFFER_BYTES_MAX = 16 << 20
 # A line that its printer left open, without a line feed, cannot be read before the next one.
 END_LAST_LINE = "run('echo \"<6>end of test\" > /dev/kmsg')"
 GRAVE_LEVELS = "emerg,alert,crit,err,warn"
+# What an emulated processor on a busy host complains of.
+HARMLESS_WORDS = ("hrtimer: interrupt took", "clocksource: ")
 GRAVE_WORDS = ("WARNING", "BUG", "Oops", "Call Trace", "unknown exthdr")
 
 
@@ -74,8 +76,12 @@ def guest(lab: Lab) -> Iterator[Remote]:
         remote(END_LAST_LINE)
         grave = remote("run(f'dmesg --level {levels}')", levels=GRAVE_LEVELS)
         whole = remote("run('dmesg')")
+    complaints = [
+        line for line in grave.splitlines() if not any(word in line for word in HARMLESS_WORDS)
+    ]
     words = [word for word in GRAVE_WORDS if word in whole]
-    assert not grave and not words, f"the kernel's log has {words} and complaints:\n{grave}"
+    assert not complaints, "the kernel complains"
+    assert not words, "the kernel's log has grave words"
 
 
 def _renew_rds(lab: Lab) -> None:
