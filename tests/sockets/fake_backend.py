@@ -1,0 +1,115 @@
+"""A backend whose mailboxes hold what a test gives them: no plane, no thread, no descriptor."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from urds.backend.base import Address, MailboxSettings, Message, Notice, Snapshot, SocketAddress
+from urds.constants import Transport
+from urds.settings import Settings
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FakeMailbox:
+    """Records what it is told; gives what `queue` holds."""
+
+    def __init__(self, local: Address, port: int, settings: MailboxSettings) -> None:
+        self.local = local
+        self.port = port
+        self.configured = [settings]
+        self.queue: deque[Message | Notice] = deque()
+        self.sent: list[tuple[bytes, SocketAddress, int | None]] = []
+        self.cancelled: list[tuple[Address | None, int | None]] = []
+        self.lingers: list[int | None] = []
+        self.waits: list[int | None] = []
+
+    def sendto(self, payload: Buffer, flags_or_address: Any, address: Any = None, /) -> int:
+        """Record a message."""
+        target = flags_or_address if address is None else address
+        self.sent.append((bytes(payload), target, self.configured[-1].send_wait_ns))
+        return len(payload)
+
+    def send(
+        self,
+        buffers: Sequence[Buffer],
+        address: SocketAddress,
+        *,
+        wait_ns: int | None,
+        extension: bytes = b"",
+    ) -> int:
+        """Record a gathered message."""
+        payload = b"".join(buffers)
+        self.sent.append((payload, address, wait_ns))
+        return len(payload)
+
+    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
+        """Give the next message."""
+        message = self.receive(wait_ns=0, peek=False)
+        assert isinstance(message, Message)
+        return message.payload[:payload_bytes_max], message.source
+
+    def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
+        """Give the next message or notice; record how long would have been waited."""
+        self.waits.append(wait_ns)
+        if not self.queue:
+            return None
+        return self.queue[0] if peek else self.queue.popleft()
+
+    def configure(self, settings: MailboxSettings) -> None:
+        """Record the settings."""
+        self.configured.append(settings)
+
+    def cancel(self, peer: Address | None, port: int | None) -> int:
+        """Record a cancel."""
+        self.cancelled.append((peer, port))
+        return 3
+
+    def close(self, linger_ns: int | None = None) -> None:
+        """Record a close."""
+        self.lingers.append(linger_ns)
+
+
+class FakeBackend:
+    """Binds anything; records what is closed and what was forgotten."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.bound: list[FakeMailbox] = []
+        self.transports: list[Transport | None] = []
+        self.ended: list[FakeMailbox] = []
+        self.forgotten: list[FakeMailbox] = []
+        self.refusal: OSError | None = None
+
+    def bind(
+        self,
+        *,
+        address: Address,
+        port: int,
+        settings: MailboxSettings,
+        transport: Transport | None,
+    ) -> FakeMailbox:
+        """Make a mailbox, or refuse as told."""
+        self.transports.append(transport)
+        if self.refusal is not None:
+            raise self.refusal
+        self.bound.append(FakeMailbox(address, port or 5000 + len(self.bound), settings))
+        return self.bound[-1]
+
+    def closed(self, mailbox: FakeMailbox) -> None:
+        """Record."""
+        self.ended.append(mailbox)
+
+    def abandoned(self, mailbox: FakeMailbox) -> None:
+        """Record."""
+        self.forgotten.append(mailbox)
+
+    def snapshot(self) -> Snapshot:
+        """Return empty tables."""
+        return Snapshot(counters={}, mailboxes=(), paths=())
+
+    def counters(self) -> Mapping[str, int]:
+        """Return one counter."""
+        return {"recv_queued": 7}

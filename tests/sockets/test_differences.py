@@ -1,0 +1,388 @@
+"""Each line of docs/differences.md has a test here: `test_difference_` and its name."""
+
+import ast
+import errno
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import urds
+from tests.sockets.conftest import NewSocket, backend_with
+from tests.sockets.hosts import host
+from tests.sockets.recording import DONTWAIT, poll_bits, readable, sockaddr6
+from tests.sockets.remote import RemotePeer
+from urds.backend.inprocess import InProcess
+from urds.constants import SOL_RDS, SOL_SOCKET, MessageFlag, SockOpt
+from urds.dataplane.reference.inbox import LOOK_AGAIN_NS, Inbox
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "differences.md"
+SO_LINGER, SO_SNDTIMEO, SO_SNDBUFFORCE, SO_RCVBUFFORCE = 13, 21, 32, 33
+NOBODY = (host(77), 4000)
+EXTERNAL = ("198.51.100.1", 4000)
+ARRIVAL_S = 3.0
+NO_ARRIVAL_S = 0.3
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> OSError:
+    """Return the OSError that a call raises."""
+    with pytest.raises(OSError) as refused:
+        call(*arguments)
+    return refused.value
+
+
+def congest(sender: urds.Socket, target: tuple[str, int]) -> None:
+    """Send until the port is congested; the receiver has the smallest buffer."""
+    deadline = time.monotonic() + ARRIVAL_S
+    while time.monotonic() < deadline:
+        try:
+            sender.sendto(bytes(1000), DONTWAIT, target)
+        except OSError as refused:
+            if refused.errno == errno.ENOBUFS:
+                return
+        time.sleep(0.001)
+    pytest.fail("no congestion")
+
+
+def congested_pair(new_socket: NewSocket) -> tuple[urds.Socket, tuple[str, int]]:
+    """Return a sender and the port that is full for it."""
+    receiver, sender = new_socket(), new_socket(1)
+    receiver.setsockopt(SOL_SOCKET, 8, 1)
+    receiver.bind((host(2), 4000))
+    congest(sender, (host(2), 4000))
+    return sender, (host(2), 4000)
+
+
+# -- calls
+
+
+def test_difference_msg_nosignal(new_socket: NewSocket) -> None:
+    sender, receiver = new_socket(1), new_socket(2, 4000)
+    flag = int(MessageFlag.NOSIGNAL)
+    assert sender.sendto(b"x", flag, (host(2), 4000)) == 1
+    assert sender.sendmsg([b"y"], [], flag, (host(2), 4000)) == 1
+    assert [receiver.recv(10) for _ in range(2)] == [b"x", b"y"]
+    with backend_with(strict_linux=True), urds.Socket() as strict:
+        strict.bind((host(3), 0))
+        refused = refusal(strict.sendto, b"x", flag, (host(2), 4000))
+        assert refused.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.rule("rds7-cancel-all", "rds7-cancel-removes", "rds7-cancel-destination")
+def test_difference_cancel_all(new_socket: NewSocket) -> None:
+    sender = new_socket(1)
+    for payload in (b"a", b"b"):
+        sender.sendto(payload, NOBODY)
+    sender.sendto(b"c", (NOBODY[0], 4001))
+    assert sender.cancel((NOBODY[0], 4001)) == 1
+    sender.setsockopt(SOL_RDS, SockOpt.CANCEL_SENT_TO, b"")
+    assert sender.cancel() == 0
+    with backend_with(strict_linux=True), urds.Socket() as strict:
+        strict.bind((host(3), 0))
+        refused = refusal(strict.setsockopt, SOL_RDS, SockOpt.CANCEL_SENT_TO, b"")
+        assert refused.errno == errno.EINVAL
+
+
+@pytest.mark.rule("rds7-monitor-mask", "rds7-monitor-match", "rds7-monitor-bitmap")
+def test_difference_monitor_mask(new_socket: NewSocket) -> None:
+    """Shows that only the groups of the mask are told, and which bits they are."""
+    receivers = [new_socket() for _ in range(2)]
+    for number, receiver in enumerate(receivers):
+        receiver.setsockopt(SOL_SOCKET, 8, 1)
+        receiver.bind((host(2), 4000 + number))
+    sender = new_socket(1)
+    mask = urds.RDS_CONG_MONITOR_MASK(4001)
+    sender.setsockopt(SOL_RDS, SockOpt.CONG_MONITOR, struct.pack("=Q", mask))
+    assert sender.getsockopt(SOL_RDS, SockOpt.CONG_MONITOR, 8) == struct.pack("=Q", mask)
+    for port in (4000, 4001):
+        congest(sender, (host(2), port))
+    for receiver in receivers:
+        receiver.recv_many(100)
+    assert readable(sender)
+    payload, control, _, source = sender.recvmsg(100, 100)
+    assert (payload, source) == (b"", None)
+    assert control == [(SOL_RDS, urds.RDS_CMSG_CONG_UPDATE, struct.pack("=Q", mask))]
+
+
+@pytest.mark.rule("rds7-so-sndtimeo", "rds7-timeouts")
+def test_difference_send_timeout(new_socket: NewSocket) -> None:
+    sender, target = congested_pair(new_socket)
+    sender.settimeout(0.05)
+    assert refusal(sender.sendto, b"x", target).errno == errno.ETIMEDOUT
+    sender.settimeout(None)
+    sender.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("=qq", 0, 50_000))
+    assert refusal(sender.sendto, b"x", target).errno == errno.ETIMEDOUT
+
+
+def test_difference_buffer_force(new_socket: NewSocket) -> None:
+    sock = new_socket()
+    for force, plain in ((SO_SNDBUFFORCE, 7), (SO_RCVBUFFORCE, 8)):
+        sock.setsockopt(SOL_SOCKET, force, 64 << 20)
+        assert sock.getsockopt(SOL_SOCKET, plain) == 128 << 20
+
+
+def test_difference_zerocopy(new_socket: NewSocket) -> None:
+    sender = new_socket(1)
+    flag = int(MessageFlag.ZEROCOPY)
+    cookie = [(SOL_RDS, urds.RDS_CMSG_ZCOPY_COOKIE, struct.pack("=I", 7))]
+    target = (host(1), 4000)
+    assert refusal(sender.sendmsg, [b"x"], cookie, flag, target).errno == errno.EINVAL
+    sender.setsockopt(SOL_SOCKET, urds.SO_ZEROCOPY, 1)
+    assert refusal(sender.sendmsg, [b"x"], [], flag, target).errno == errno.EINVAL
+    assert refusal(sender.sendmsg, [b"x"], cookie, 0, target).errno == errno.EINVAL
+    assert refusal(sender.sendmsg, [b"x"], cookie, flag, target).errno == errno.EOPNOTSUPP
+
+
+def arrives_after_close(*, linger: bytes | None = None, **settings: object) -> bool:
+    """Send to a host that is not there yet, close, let it come; tell whether the message came."""
+    with RemotePeer() as peer, backend_with(**settings):
+        sender = urds.Socket()
+        if linger is not None:
+            sender.setsockopt(SOL_SOCKET, SO_LINGER, linger)
+        sender.bind((host(1), 0))
+        sender.sendto(b"last words", (host(2), 4000))
+        sender.close()
+        receiver = peer.socket()
+        receiver.bind((host(2), 4000))
+        receiver.settimeout(NO_ARRIVAL_S if settings or linger else ARRIVAL_S)
+        try:
+            return bool(receiver.recv(100) == b"last words")
+        except TimeoutError:
+            return False
+
+
+def test_difference_close_lingers() -> None:
+    assert arrives_after_close()
+    assert not arrives_after_close(linger_s=0)
+    assert not arrives_after_close(strict_linux=True)
+
+
+@pytest.mark.rule("rds7-close-cancels")
+def test_difference_linger(new_socket: NewSocket) -> None:
+    assert not arrives_after_close(linger=struct.pack("=ii", 1, 0))
+    sender = new_socket(1)
+    sender.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("=ii", 1, 1))
+    sender.sendto(b"x", NOBODY)
+    began = time.monotonic()
+    sender.close()
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_difference_exit_drains() -> None:
+    """Ends a script right after its sends, without a close."""
+    script = (
+        "import sys, urds\n"
+        "s = urds.Socket(); s.bind((sys.argv[1], 0))\n"
+        "for n in range(100): s.sendto(b'%d' % n, (sys.argv[2], 4000))\n"
+    )
+    with backend_with(), urds.Socket() as receiver:
+        receiver.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20)
+        receiver.bind((host(2), 4000))
+        receiver.settimeout(ARRIVAL_S)
+        command = [sys.executable, "-c", script, host(3), host(2)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, check=False, capture_output=True, timeout=60, env=environ)
+        assert done.returncode == 0, done.stderr.decode()
+        assert [receiver.recv(10) for _ in range(100)] == [b"%d" % n for n in range(100)]
+
+
+def test_difference_fork(new_socket: NewSocket) -> None:
+    sock = new_socket(1)
+    unbound = new_socket()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            dead = [refusal(sock.recv, 1, DONTWAIT), refusal(sock.sendto, b"x", NOBODY)]
+            sock.close()
+            unbound.bind((host(9), 4000))
+            unbound.sendto(b"own", (host(9), 4000))
+            alive = unbound.recv(10) == b"own"
+            code = 0 if alive and all(one.errno == errno.EBADF for one in dead) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    sock.sendto(b"still here", sock.getsockname())
+    assert sock.recv(100) == b"still here"
+
+
+@pytest.mark.usefixtures("backend")
+def test_difference_python_ipv6() -> None:
+    with urds.Socket() as sock, urds.Socket() as other:
+        sock.bind(("::1", 4000))
+        other.bind(("::1", 0, 0, 0))
+        other.sendto(b"six", ("::1", 4000, 0, 0))
+        other.sendmsg([b"raw"], [], 0, sockaddr6("::1", 4000))
+        assert sock.getsockname() == ("::1", 4000, 0, 0)
+        assert [sock.recvfrom(10) for _ in range(2)] == [
+            (b"six", other.getsockname()),
+            (b"raw", other.getsockname()),
+        ]
+        assert refusal(sock.sendto, b"x", (host(1), 4000)).errno == errno.EOPNOTSUPP
+
+
+def test_difference_info_length(new_socket: NewSocket) -> None:
+    sockets = [new_socket(1) for _ in range(40)]
+    octets = sockets[0].getsockopt(SOL_RDS, urds.RDS_INFO_SOCKETS, 1 << 16)
+    assert len(octets) == 40 * 28
+    refused = refusal(sockets[0].getsockopt, SOL_RDS, urds.RDS_INFO_SOCKETS, 1024)
+    assert refused.errno == errno.ENOSPC
+    assert "1120 octets needed" in str(refused)
+
+
+def test_difference_info_counters(new_socket: NewSocket) -> None:
+    octets = new_socket(1).getsockopt(SOL_RDS, urds.RDS_INFO_COUNTERS, 1 << 16)
+    names = [octets[at : at + 32].rstrip(b"\0").decode() for at in range(0, len(octets), 40)]
+    assert {"recv_drop_no_sock", "cong_send_error", "recv_drop_too_long"} <= set(names)
+
+
+# -- the descriptor
+
+
+@pytest.mark.usefixtures("backend")
+def test_difference_descriptor() -> None:
+    with urds.Socket() as sock:
+        sock.bind((host(1), 4000))
+        for call in (sock.detach, sock.dup, sock.makefile):
+            assert refusal(call).errno == errno.EOPNOTSUPP
+        sock.sendto(b"message", (host(1), 4000))
+        assert os.read(sock.fileno(), 100) != b"message"
+        assert refusal(sock.ioctl, 0x541B).errno == errno.ENOTTY
+        assert sock.recv(100) == b"message"
+
+
+def test_difference_poll_wrband(new_socket: NewSocket) -> None:
+    assert poll_bits(new_socket(1)) == "POLLOUT|POLLWRNORM|POLLWRBAND"
+
+
+def test_difference_poll_first(new_socket: NewSocket) -> None:
+    """A map came before the first poll; nothing is to be read, so nothing is told."""
+    sender, _ = congested_pair(new_socket)
+    fresh = new_socket(1)
+    assert "POLLIN" not in poll_bits(fresh)
+    assert refusal(fresh.recv, 10, DONTWAIT).errno == errno.EAGAIN
+    assert sender.fileno() != fresh.fileno()
+
+
+def test_difference_epoll_early(new_socket: NewSocket) -> None:
+    sock = new_socket()
+    early, late = select.epoll(), select.epoll()
+    number = sock.fileno()
+    early.register(sock, select.EPOLLIN)
+    sock.bind((host(1), 4000))
+    late.register(sock, select.EPOLLIN)
+    assert sock.fileno() == number
+    sock.sendto(b"x", (host(1), 4000))
+    assert select.select([sock], [], [], ARRIVAL_S)[0] == [sock]
+    assert late.poll(0) == [(number, select.EPOLLIN)]
+    assert early.poll(0) == []
+    early.close()
+    late.close()
+
+
+# -- hosts and peers
+
+
+def test_difference_loopback_hosts(new_socket: NewSocket) -> None:
+    sender, target = congested_pair(new_socket)
+    assert refusal(sender.sendto, b"x", DONTWAIT, target).errno == errno.ENOBUFS
+    assert sender.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == urds.RDS_TRANS_TCP
+
+
+def test_difference_one_process_per_address(new_socket: NewSocket) -> None:
+    with RemotePeer() as peer:
+        peer.socket().bind((host(2), 4000))
+        refused = refusal(new_socket, 2, 4001)
+        assert refused.errno == errno.EADDRINUSE
+        assert host(2) in str(refused)
+
+
+def test_difference_peers_allowed(new_socket: NewSocket) -> None:
+    refused = refusal(new_socket(1).sendto, b"x", EXTERNAL)
+    assert refused.errno == errno.EACCES
+    assert "URDS_ALLOW" in str(refused)
+
+
+def test_difference_peers_max() -> None:
+    with backend_with(peers_max=1), urds.Socket() as sock:
+        sock.bind((host(1), 0))
+        sock.sendto(b"x", NOBODY)
+        time.sleep(0.1)  # until the control thread knows that the first peer is wanted
+        assert refusal(sock.sendto, b"x", (host(78), 4000)).errno == errno.EUSERS
+
+
+def test_difference_give_up() -> None:
+    with backend_with(reconnect_give_up_s=0.1, reconnect_max_delay_ms=20), urds.Socket() as sock:
+        sock.bind((host(1), 0))
+        sock.sendto(b"x", NOBODY)
+        deadline = time.monotonic() + ARRIVAL_S
+        failed = None
+        while failed is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            try:
+                sock.sendto(b"", NOBODY)
+            except OSError as refused:
+                failed = refused.errno
+        assert failed == errno.EHOSTUNREACH
+        assert sock.sendto(b"anew", NOBODY) == 4
+
+
+def test_difference_congestion_second_look() -> None:
+    inbox = Inbox(port=4000, buffer_bytes=1000)
+    inbox.receive_queued_bytes = 1001
+    assert inbox.judge_congestion(0) is None
+    assert inbox.judge_congestion(LOOK_AGAIN_NS) is True
+    inbox = Inbox(port=4000, buffer_bytes=1000)
+    inbox.receive_queued_bytes = 4001
+    assert inbox.judge_congestion(0) is True
+
+
+def test_difference_receive_bound(backend: InProcess) -> None:
+    inbox = Inbox(port=4000, buffer_bytes=1000)
+    inbox.receive_queued_bytes = 4000 + (16 << 20)
+    assert not backend.plane.is_over_hard_bound(inbox)
+    inbox.receive_queued_bytes += 1
+    assert backend.plane.is_over_hard_bound(inbox)
+
+
+def test_difference_long_messages() -> None:
+    settings = {"max_message_bytes": 4 << 20, "wmem_max": 8 << 20, "rmem_max": 8 << 20}
+    payload = bytes(range(256)) * (3 << 12)
+    with RemotePeer(**settings) as peer, backend_with(**settings), urds.Socket() as sender:
+        receiver = peer.socket()
+        receiver.setsockopt(SOL_SOCKET, 8, 8 << 20)
+        receiver.bind((host(2), 4000))
+        sender.setsockopt(SOL_SOCKET, 7, 8 << 20)
+        sender.bind((host(1), 0))
+        sender.settimeout(ARRIVAL_S)
+        assert sender.sendto(payload, (host(2), 4000)) == len(payload)
+        receiver.settimeout(ARRIVAL_S)
+        assert receiver.recv(8 << 20) == payload
+    with backend_with(), urds.Socket() as sender:
+        sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
+        sender.bind((host(1), 0))
+        refused = refusal(sender.sendto, payload, (host(2), 4000))
+        assert refused.errno == errno.EMSGSIZE
+        assert "max_message_bytes" in str(refused)
+
+
+# -- page and tests
+
+
+def test_each_line_has_a_test_and_each_test_a_line() -> None:
+    lines = re.findall(r"^\| `([\w-]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    tests = {
+        node.name.removeprefix("test_difference_").replace("_", "-")
+        for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_difference_")
+    }
+    assert len(set(lines)) == len(lines)
+    assert set(lines) == tests
