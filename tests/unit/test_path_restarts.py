@@ -142,11 +142,15 @@ class TestOwnNode:
         assert side.got() == []
         assert not side.incoming.restarted
 
-    def test_after_its_word_everything_is_new(self) -> None:
+    def test_what_came_on_a_stream_before_its_word_stays_received(self) -> None:
+        """A life may be heard on several streams before one lasts until it tells its generation."""
         side = self.side()
+        side.receive(messages([500]))
+        side.core.detach()
+        side.attach()
         side.core.restart_peer()
-        side.receive(messages([7], flags=RETRANSMITTED))
-        assert side.got() == [b"7"]
+        side.receive(messages([500, 501], flags=RETRANSMITTED))
+        assert side.got() == [b"500", b"501"]
 
     def test_what_came_before_its_word_on_this_stream_stays_received(self) -> None:
         side = self.side()

@@ -154,12 +154,9 @@ class Incoming:
     def restart_peer(self) -> None:
         """Begin a new life of an own node.
 
-        Its numbers start from the clock, above those of any earlier life. If some arrived on this
-        stream already, the expected number followed them and must stay, or a repeat of theirs
-        would count as new.
+        The expected number stays: the new life's numbers start from the clock, above those of any
+        earlier life, and may have been arriving for several streams before it could tell.
         """
-        if not self._accepted:
-            self.sequence_expected = 0
         self._floor = None
 
     def remember_generation(self, generation: int | None) -> None:
