@@ -25,7 +25,7 @@ STEPS = st.one_of(
     st.tuples(st.just("answer"), OCTETS),
     st.tuples(st.just("ask"), st.just(0)),
     st.tuples(st.just("tick"), st.just(0)),
-    st.tuples(st.just("break"), st.booleans()),
+    st.tuples(st.just("cut"), st.booleans()),
 )
 
 
@@ -131,9 +131,7 @@ class Link:
 
 
 def do(link: Link, name: str, value: int) -> None:
-    calls = {"break": link.cut, "send": link.send, "write": link.write, "arrive": link.arrive,
-             "read": link.read, "answer": link.answer, "ask": link.ask, "tick": link.tick}  # fmt: skip
-    calls[name](value)
+    getattr(link, name)(value)
 
 
 KINDS = [
@@ -210,7 +208,7 @@ class TestTheModelCanFail:
 
     @staticmethod
     def lost_or_doubled(link: Link) -> bool:
-        """Send, break in the middle of the second message, send more; tell whether it went wrong."""
+        """Send, break within the second message, send more; tell whether it went wrong."""
         link.answer(1 << 30)
         link.send(300)
         link.send(300)

@@ -1,5 +1,7 @@
 """However the octets of a stream are cut into reads, they are the same messages."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def result(octets: bytes, cuts: list[int]) -> tuple[object, ...]:
     side = Side(release=Release.PEER_ACKNOWLEDGED)
     side.attach()
     places = [0, *sorted(cut % (len(octets) + 1) for cut in cuts), len(octets)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         if start < end:
             assert side.receive(octets[start:end]) is None
         assert side.incoming.octets_wanted() > 0
@@ -69,11 +71,11 @@ def test_any_split_gives_the_same_result(
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
 def test_no_octets_make_it_raise(octets: bytes, cuts: list[int]) -> None:
-    """A stranger's octets end in messages, in a reason to end the stream, or in waiting for more."""
+    """A stranger's octets become messages, a reason to end the stream, or a wait for more."""
     side = Side(checksum=True)
     side.attach()
     places = [0, *sorted(min(cut, len(octets)) for cut in cuts), len(octets)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         if side.receive(octets[start:end]) is not None:
             return
     assert sum(side.incoming.remaining()) >= 0
