@@ -14,13 +14,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def own() -> Iterator[Node]:
-    """A backend of the test's own."""
+    """Make a backend of the test's own."""
     with node() as made:
         yield made
 
 
 @pytest.fixture
 def other() -> Iterator[Node]:
-    """A second backend in this process: between the two there is TCP."""
+    """Make a second backend in this process: between the two there is TCP."""
     with node() as made:
         yield made

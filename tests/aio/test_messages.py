@@ -23,7 +23,7 @@ NOT_READY_S = 0.05
 
 @pytest.fixture
 def echo_address() -> Iterator[tuple[str, int]]:
-    """The address of a process that echoes."""
+    """Start a process that echoes; return its address."""
     host = fresh_host()
     command = [sys.executable, "-m", "tests.aio.echo_process", host]
     with subprocess.Popen(
@@ -139,9 +139,7 @@ async def congest(source: aio.Socket, target: aio.Socket) -> int:
 
 
 @pytest.mark.parametrize("link", ["loop", "tcp"])
-async def test_a_send_waits_while_the_peer_is_congested(
-    own: Node, other: Node, link: str
-) -> None:
+async def test_a_send_waits_while_the_peer_is_congested(own: Node, other: Node, link: str) -> None:
     async with (
         await own.bind() as source,
         await (own if link == "loop" else other).bind() as target,

@@ -44,7 +44,7 @@ class Sleeper(ABC):
 
     def __init__(self, mailbox: Mailbox, *, room: bool) -> None:
         self.used = False
-        self._told = False
+        self.told = False
         self._forgotten = False
         self._thread = threading.get_ident()
         self._mailbox = mailbox
@@ -58,12 +58,12 @@ class Sleeper(ABC):
         if kind is GeneratorExit:
             # The task is being collected, perhaps inside a call that holds a lock of the plane.
             self._forgotten = True
-        elif not (self.used and self._told):
+        elif not (self.used and self.told):
             self._leave()
 
     def tell(self) -> None:
         """Wake the task; any thread."""
-        self._told = True
+        self.told = True
         if self._forgotten or not self._wake(own_thread=threading.get_ident() == self._thread):
             self._leave()  # nobody is left to use it
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from socket import SO_LINGER, SOL_SOCKET
 from struct import Struct
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urds import sockets
 from urds.aio.pumps import BUDGET, COST_SHIFT, Pump, running_pump
 from urds.backend import current
+from urds.constants import MSG_DONTWAIT, MSG_ERRQUEUE
 from urds.errors import Refusal, os_error
 
 if TYPE_CHECKING:
@@ -72,22 +74,32 @@ class Socket:
             pump = await self._turn()
         recvfrom = self._socket.recvfrom
         if self._dry:
-            taken = await self._wait(lambda: recvfrom(payload_bytes_max), room=False)
+            taken = await self._wait_for_message(lambda: recvfrom(payload_bytes_max))
         else:
             try:
                 taken = recvfrom(payload_bytes_max)
             except BlockingIOError:
-                taken = await self._wait(lambda: recvfrom(payload_bytes_max), room=False)
+                taken = await self._wait_for_message(lambda: recvfrom(payload_bytes_max))
         pump.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
         return taken
 
     async def recvmsg(
         self, payload_bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[bytes, list[Any], int, Any]:
-        """Wait for a message or notification with its control messages; see `urds.Socket`."""
+        """Wait for a message or notification with its control messages; see `urds.Socket`.
+
+        MSG_DONTWAIT and MSG_ERRQUEUE never wait: OSError (EAGAIN) if there is nothing.
+        """
+        if self._pump is None or self._pump.budget <= 0:
+            await self._turn()
         recvmsg = self._socket.recvmsg
-        return await self._call(
-            lambda: recvmsg(payload_bytes_max, ancillary_bytes_max, flags), room=False
+        try:
+            return recvmsg(payload_bytes_max, ancillary_bytes_max, flags)
+        except BlockingIOError:
+            if flags & (MSG_DONTWAIT | MSG_ERRQUEUE):
+                raise
+        return await self._wait_for_message(
+            lambda: recvmsg(payload_bytes_max, ancillary_bytes_max, flags)
         )
 
     def __aiter__(self) -> Self:
@@ -124,7 +136,7 @@ class Socket:
             if refused.errno not in _NOT_NOW:
                 raise
             sendto = self._socket.sendto
-            payload_bytes = await self._wait(lambda: sendto(payload, address), room=True)
+            payload_bytes = await self._wait_for_room(lambda: sendto(payload, address))
         if receipt is not None:
             receipt.sent = True
         self._note_sent(payload_bytes)
@@ -145,13 +157,29 @@ class Socket:
         *,
         receipt: Receipt | None = None,
     ) -> int:
-        """Queue one message gathered from `buffers`; see `send_to` and `urds.Socket`."""
+        """Queue one message gathered from `buffers`; see `send_to` and `urds.Socket`.
+
+        MSG_DONTWAIT never waits: OSError (EAGAIN, ENOBUFS).
+        """
         gathered, control = list(buffers), list(ancillary)
         sendmsg = self._socket.sendmsg
-        return await self._send(lambda: sendmsg(gathered, control, flags, address), receipt)
+        return await self._send(
+            lambda: sendmsg(gathered, control, flags, address),
+            receipt,
+            may_wait=not flags & MSG_DONTWAIT,
+        )
 
-    async def _send(self, attempt: Callable[[], int], receipt: Receipt | None) -> int:
-        payload_bytes = await self._call(attempt, room=True)
+    async def _send(
+        self, attempt: Callable[[], int], receipt: Receipt | None, *, may_wait: bool = True
+    ) -> int:
+        if self._pump is None or self._pump.budget <= 0:
+            await self._turn()
+        try:
+            payload_bytes = attempt()
+        except OSError as refused:
+            if refused.errno not in _NOT_NOW or not may_wait:
+                raise
+            payload_bytes = await self._wait_for_room(attempt)
         if receipt is not None:
             receipt.sent = True
         self._note_sent(payload_bytes)
@@ -167,36 +195,29 @@ class Socket:
 
     # -- waiting
 
-    async def _call(self, attempt: Callable[[], _T], *, room: bool) -> _T:
-        """Attempt at once, else wait."""
-        if self._pump is None or self._pump.budget <= 0:
-            await self._turn()
-        try:
-            return attempt()
-        except OSError as refused:
-            if refused.errno not in _NOT_NOW:
-                raise
-        return await self._wait(attempt, room=room)
-
-    async def _wait(self, attempt: Callable[[], _T], *, room: bool) -> _T:
-        """Attempt until it is not refused for now, sleeping in between."""
+    async def _wait_for_message(self, attempt: Callable[[], _T]) -> _T:
+        """Attempt whenever there may be a message, until one is taken."""
         pump = self._join()
         while True:
-            with pump.sleeper(self._socket.mailbox, room=room) as sleeper:
-                for slept in (False, True):
-                    try:
-                        result = attempt()
-                    except OSError as refused:
-                        if refused.errno not in _NOT_NOW:
-                            raise
-                    else:
-                        sleeper.used = True
-                        if not room:
-                            self._dry = slept
-                        return result
-                    if not slept:
-                        await pump.sleep(sleeper)
-                sleeper.used = True  # somebody was faster: there is nothing to pass on
+            with pump.sleeper(self._socket.mailbox, room=False) as sleeper:
+                self._dry = not sleeper.told  # else one is there already
+                await pump.sleep(sleeper)
+                sleeper.used = True
+            with suppress(BlockingIOError):  # somebody was faster
+                return attempt()
+
+    async def _wait_for_room(self, attempt: Callable[[], int]) -> int:
+        """Attempt whenever there may be room, until the message is queued."""
+        pump = self._join()
+        while True:
+            with pump.sleeper(self._socket.mailbox, room=True) as sleeper:
+                try:
+                    return attempt()
+                except OSError as refused:
+                    if refused.errno not in _NOT_NOW:
+                        raise
+                await pump.sleep(sleeper)
+                sleeper.used = True
 
     async def _turn(self) -> Pump:
         """Be served by the running loop, and let it make a turn if its budget is spent."""

@@ -419,8 +419,9 @@ class Mailbox(Protocol):
     def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
         """Have `callback` called once, from any thread, when a message or room may be there.
 
-        Return what cancels it; cancelled after the call, it passes the call on to the next who
-        waits. For event loops: look, subscribe, look again, then wait.
+        For a message that is there already it is called at once; for room subscribe first, then
+        look. Return what cancels it; cancelled after the call, it passes the call on to the next
+        who waits.
         """
 
     def configure(self, settings: MailboxSettings) -> None:

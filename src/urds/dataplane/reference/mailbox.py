@@ -393,7 +393,7 @@ class Mailbox(Inbox):
                 self._routes[peer] = path
 
     def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
-        """Have `callback` called once when a message or room may be there."""
+        """Have `callback` called once: for a message at once if there is one."""
         waiter = Waiter(callback)
         waiters = self.room_waiters if room else self.receive_waiters
 
@@ -404,7 +404,11 @@ class Mailbox(Inbox):
             self._plane.deliver()
 
         with self._lock:
-            waiters.add(waiter)
+            if not room and (self.queue or self._notice_groups or self.closed):
+                self._plane.desk.notify(waiter)
+            else:
+                waiters.add(waiter)
+        self._plane.deliver()
         return cancel
 
     def configure(self, settings: MailboxSettings) -> None:
