@@ -2,7 +2,7 @@
 
 Two paths, one per host, and instead of TCP a variable with octets: `PathCore` knows no sockets. The
 same calls in the same order happen in a real process, only faster and with threads around them.
-Further reading: docs/architecture.md, "The way of one message"; src/urds/dataplane/reference/path.py.
+Then read docs/architecture.md, "The way of one message", and `dataplane.reference.path`.
 """
 
 from dataclasses import dataclass

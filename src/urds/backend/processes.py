@@ -128,7 +128,9 @@ def ask(pid: int) -> Report | Silent | None:
         return None
     except TimeoutError:
         return Silent(pid, f"no answer within {ANSWER_S:g} s")
-    except (OSError, ValueError) as failure:
+    except OSError as failure:
+        return Silent(pid, failure.strerror or str(failure))
+    except ValueError as failure:
         return Silent(pid, str(failure))
 
 

@@ -206,7 +206,7 @@ def main() -> int:
     try:
         host = Host(plan)
     except OSError as failure:
-        tell("failed", reason=f"{plan.address}: {failure.strerror or failure}")
+        tell("failed", reason=failure.strerror or str(failure))
         return 1
     commands = Commands()
     tell("ready")

@@ -118,7 +118,14 @@ def parse_interval(text: str) -> float:
 
 
 def run(options: PingOptions) -> Exit:
-    """Ping until the count is reached or Ctrl-C comes; print a summary either way."""
+    """Ping until the count is reached or Ctrl-C comes; print a summary either way.
+
+    Raises UsageError for options that cannot be, OSError when no local address can be had.
+    """
+    if options.count is not None and options.count < 1:
+        raise UsageError(f"count {options.count}: must be 1 or more")
+    if not 0 <= (options.type_of_service or 0) <= 255:
+        raise UsageError(f"type of service {options.type_of_service}: must be from 0 to 255")
     output = Output(json_wanted=options.json_wanted)
     target = find_address(options.target)
     _allow(target)

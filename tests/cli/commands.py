@@ -1,0 +1,107 @@
+"""Run the command `urds` as a user does: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_S_MAX = 60
+
+# -S leaves site-packages out: no typer, no rich, the standard library alone.
+FRONTS = {"typer": (), "plain": ("-S",)}
+
+HOST = """
+import sys, urds
+sock = urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
+sock.bind((sys.argv[1], 4000))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a finished command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def address(last: int) -> str:
+    """Return an address of 127/8 that belongs to this test process alone."""
+    pid = os.getpid()
+    return f"127.{100 + pid % 100}.{pid // 100 % 256}.{last}"
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment with this checkout, without colours and settings of the caller."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("URDS_")}
+    fixed = {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb"}
+    return {**kept, **fixed, **(changes or {})}
+
+
+def command(front: str, *arguments: str) -> list[str]:
+    """Return the command line that runs `urds` with one of its fronts."""
+    return [sys.executable, *FRONTS[front], "-m", "urds", *arguments]
+
+
+def urds(*arguments: str, front: str = "plain", changes: Mapping[str, str] | None = None) -> Done:
+    """Run `urds` to its end."""
+    done = subprocess.run(
+        command(front, *arguments),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        env=environment(changes),
+        stdin=subprocess.DEVNULL,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def interrupt(*arguments: str, after: str, front: str = "plain") -> Done:
+    """Run `urds`, press Ctrl-C once it has printed a line with `after`, wait for the end."""
+    child = subprocess.Popen(
+        command(front, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    with child:
+        seen = ""
+        for line in child.stdout:
+            seen += line
+            if after in line:
+                break
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=RUN_S_MAX)
+    return Done(child.returncode, seen + out, err)
+
+
+@contextmanager
+def host(at: str, changes: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that hosts an address, with a socket on port 4000."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOST, at],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(changes),
+    )
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == "ready\n"
+        yield child
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait(RUN_S_MAX)

@@ -1,0 +1,76 @@
+"""Two fronts, one command: the same tools, options, exit codes and versions."""
+
+import re
+
+import pytest
+
+from tests.cli.commands import urds
+
+TOOLS = ("demo", "ping", "info")
+OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
+BOTH = pytest.mark.parametrize("front", ["typer", "plain"])
+
+
+def options(text: str) -> set[str]:
+    """Return the options that a help text lists, without its examples and prose."""
+    lines = [line.strip(" │") for line in text.splitlines()]
+    return {found for line in lines if line[:1] == "-" for found in OPTION.findall(line)}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_both_fronts_know_the_same_options(tool: str) -> None:
+    typer, plain = (urds(tool, "--help", front=front) for front in ("typer", "plain"))
+    assert (typer.code, plain.code) == (0, 0)
+    assert options(typer.out) == options(plain.out)
+
+
+@BOTH
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_shows_examples(tool: str, front: str) -> None:
+    done = urds(tool, "-h", front=front)
+    assert (done.code, done.err) == (0, "")
+    assert len(re.findall(rf"^ +urds {tool}\b", done.out, re.MULTILINE)) >= 3
+    assert not re.search(r"\x1b", done.out)
+
+
+@BOTH
+def test_help_lists_the_tools(front: str) -> None:
+    out = urds("--help", front=front).out
+    assert [tool for tool in TOOLS if not re.search(rf"^[ │]+{tool} ", out, re.MULTILINE)] == []
+
+
+@BOTH
+@pytest.mark.parametrize("arguments", [("--version",), ("info", "--version")])
+def test_the_version_is_one_line(front: str, arguments: tuple[str, ...]) -> None:
+    done = urds(*arguments, front=front)
+    assert done.code == 0
+    assert re.fullmatch(r"urds \S.*, Python 3\.\d+\.\d+\S*, Linux \S+\n", done.out)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "arguments", [("nothing",), ("demo", "--nothing"), ("demo", "--hosts", "many"), ("ping",), ()]
+)
+def test_wrong_usage_is_exit_code_2(front: str, arguments: tuple[str, ...]) -> None:
+    done = urds(*arguments, front=front)
+    assert done.code == 2
+    assert "Traceback" not in done.err
+
+
+@BOTH
+def test_a_bad_setting_is_wrong_usage(front: str) -> None:
+    done = urds("ping", "-c", "1", "127.0.0.9", front=front, changes={"URDS_NPATHS": "3"})
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "urds ping: npaths = '3', in variable URDS_NPATHS: must be one of 1, 2, 4, 8\n"
+    )
+
+
+def test_typer_completes() -> None:
+    done = urds(front="typer", changes={"_URDS_COMPLETE": "complete_bash", "COMP_WORDS": "urds p",
+                                        "COMP_CWORD": "1"})  # fmt: skip
+    assert done.out.split() == ["ping"]
+
+
+def test_without_typer_the_help_says_how_to_get_more() -> None:
+    assert "pip install 'urds[cli]'" in urds("--help").out

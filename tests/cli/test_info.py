@@ -1,0 +1,276 @@
+"""`urds info`: the tables of rds-info, of one process or of all, and how processes are found."""
+
+import json
+import os
+import socket
+import threading
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import address, host, urds
+from urds.backend import processes
+from urds.backend.processes import Report
+from urds.cli import info
+from urds.cli.info_tables import TABLES
+from urds.cli.output import Output
+from urds.dataplane.base import MailboxRow, MessageRow, PathRow, Snapshot
+from urds.driver import information
+
+HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
+
+MAILBOX = MailboxRow(
+    local=HERE,
+    port=4000,
+    send_bytes_max=106496,
+    receive_bytes_max=53248,
+    send_queued_bytes=30,
+    receive_queued_bytes=5,
+    receive_queued_messages=1,
+    congested=True,
+    inode=77,
+)
+PATH = PathRow(
+    local=HERE,
+    peer=THERE,
+    index=0,
+    up=True,
+    sending=True,
+    held=False,
+    loop=False,
+    sequence_next=12,
+    sequence_expected=9,
+    unsent_messages=2,
+    unacknowledged_messages=1,
+    local_stream=("10.0.0.1", 16385),
+    peer_stream=("10.0.0.2", 50123),
+    header_remaining_bytes=48,
+    data_remaining_bytes=0,
+    stream_sent_octets=(1 << 32) + 5,
+    stream_expected_octets=4,
+    stream_acknowledged_octets=3,
+)
+SNAPSHOT = Snapshot(
+    counters={"conn_reset": 1},
+    mailboxes=[MAILBOX, replace(MAILBOX, port=4001, congested=False, inode=0)],
+    paths=[PATH, replace(PATH, index=1, up=False, sending=False, local_stream=None)],
+    send_queue=[MessageRow(0, 30, HERE, 4000, THERE, 4001)],
+    retransmit_queue=[MessageRow(11, 8, HERE, 4000, THERE, 4001)],
+    receive_queue=[MessageRow(0, 5, HERE, 4000, THERE, 4002)],
+)
+REPORT = Report(
+    pid=4711,
+    program="python3 server.py",
+    snapshot=SNAPSHOT,
+    counters={"conn_reset": 1, "pings": 2},
+    connected={(HERE, 4000): (THERE, 77)},
+)
+
+PLAIN = """
+Processes:
+Program           Addresses       Sockets Paths     Pid
+python3 server.py 10.0.0.1              2     2    4711
+
+RDS Sockets:
+      BoundAddr BPort        ConnAddr CPort     SndBuf     RcvBuf    Inode     Pid
+       10.0.0.1  4000        10.0.0.2    77     106496      53248       77    4711
+       10.0.0.1  4001         0.0.0.0     0     106496      53248        0    4711
+
+RDS Connections:
+      LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs     Pid
+       10.0.0.1        10.0.0.2    0                   12                    9 s-C-    4711
+
+Receive Message Queue:
+      LocalAddr LPort      RemoteAddr RPort Tos                  Seq      Bytes     Pid
+       10.0.0.1  4000        10.0.0.2  4002   0                    0          5    4711
+
+Send Message Queue:
+      LocalAddr LPort      RemoteAddr RPort Tos                  Seq      Bytes     Pid
+       10.0.0.1  4000        10.0.0.2  4001   0                    0         30    4711
+
+Retransmit Message Queue:
+      LocalAddr LPort      RemoteAddr RPort Tos                  Seq      Bytes     Pid
+       10.0.0.1  4000        10.0.0.2  4001   0                   11          8    4711
+
+TCP Connections:
+      LocalAddr LPort      RemoteAddr RPort  HdrRemain DataRemain    SentNxt  ExpectUna    SeenUna     Pid
+       10.0.0.1 16385        10.0.0.2 50123         48          0          5          4          3    4711
+
+RDS IB Connections:
+      LocalAddr      RemoteAddr  Tos  SL                         LocalDev                        RemoteDev     Pid
+"""  # noqa: E501 - as wide as the tables of rds-info
+
+VERBOSE_SOCKETS = """
+RDS Sockets:
+      BoundAddr BPort        ConnAddr CPort     SndBuf     RcvBuf    Inode SndQueue RcvQueue RcvMsgs Congested     Pid
+       10.0.0.1  4000        10.0.0.2    77     106496      53248       77       30        5       1       yes    4711
+       10.0.0.1  4001         0.0.0.0     0     106496      53248        0       30        5       1        no    4711
+"""  # noqa: E501 - as wide as the tables of rds-info
+
+VERBOSE_CONNECTIONS = """
+RDS Connections:
+      LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs Path Trans Unsent Unacked Held     Pid
+       10.0.0.1        10.0.0.2    0                   12                    9 s-C-    0   tcp      2       1   no    4711
+       10.0.0.1        10.0.0.2    0                   12                    9 -c--    1   tcp      2       1   no    4711
+"""  # noqa: E501 - as wide as the tables of rds-info
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the sockets of processes in a folder of this test."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "urds").mkdir(mode=0o700)
+    return tmp_path / "urds"
+
+
+def printed(capsys: pytest.CaptureFixture[str], letters: str, *, verbose: bool = False) -> str:
+    for table in TABLES:
+        if table.letter in letters:
+            info.print_table(Output(), table, [REPORT], verbose=verbose)
+    return capsys.readouterr().out
+
+
+def test_the_tables_are_those_of_rds_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "pknrstTI") == PLAIN
+
+
+def test_verbose_adds_columns_and_all_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "k", verbose=True) == VERBOSE_SOCKETS
+    assert printed(capsys, "n", verbose=True) == VERBOSE_CONNECTIONS
+
+
+def test_a_program_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = next(one for one in TABLES if one.letter == "p")
+    info.print_table(Output(), table, [replace(REPORT, program="a\x1b[2Jb")], verbose=False)
+    assert "a?[2Jb" in capsys.readouterr().out
+
+
+def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
+    other = replace(REPORT, pid=4712, counters={"conn_reset": 5, "pings": 0})
+    found = json.loads(
+        json.dumps(info.document([REPORT, other], TABLES, counters_chosen=True), default=str)
+    )
+    assert found["counters"] == {"conn_reset": 6, "pings": 2}
+    assert [row["pid"] for row in found["sockets"]] == [4711, 4711, 4712, 4712]
+    assert found["connections"][1]["index"] == 1
+    assert found["send_queue"][0] == {
+        "sequence": 0,
+        "payload_bytes": 30,
+        "local": "10.0.0.1",
+        "local_port": 4000,
+        "peer": "10.0.0.2",
+        "peer_port": 4001,
+        "pid": 4711,
+    }
+
+
+def test_a_report_survives_the_way_between_processes() -> None:
+    """The counters travel once, those of the control core among them."""
+    snapshot = replace(SNAPSHOT, counters=REPORT.counters)
+    assert processes.parse(processes.emit(REPORT)) == replace(REPORT, snapshot=snapshot)
+
+
+@pytest.mark.parametrize("octets", [b"", b"[]", b"{}", b'{"pid": 1}', b"\xff"])
+def test_what_is_no_report_is_refused(octets: bytes) -> None:
+    with pytest.raises(ValueError, match="no report of this release"):
+        processes.parse(octets)
+
+
+def serve(octets: bytes) -> information.InformationSocket:
+    served = information.InformationSocket.open(lambda: octets)
+    assert served is not None
+    return served
+
+
+def test_a_socket_is_for_this_user_only_and_leaves_with_the_process(folder: Path) -> None:
+    served = serve(b"")
+    place = folder / f"{os.getpid()}.sock"
+    assert place.stat().st_mode & 0o777 == 0o600
+    served.close()
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_a_folder_that_others_may_enter_is_not_used(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    assert information.InformationSocket.open(lambda: b"") is None
+    assert processes.find() == []
+
+
+def test_a_link_to_a_folder_is_not_used(folder: Path, tmp_path: Path) -> None:
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert information.InformationSocket.open(lambda: b"") is None
+
+
+def test_a_place_that_is_too_long_for_a_socket_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / ("x" * 120)))
+    assert information.InformationSocket.open(lambda: b"") is None
+
+
+def test_a_stale_socket_is_replaced_by_its_owner_and_removed_by_a_reader(folder: Path) -> None:
+    for pid in (os.getpid(), 999_999):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / f"{pid}.sock"))
+    served = serve(b"")
+    assert processes.find() == [os.getpid(), 999_999]
+    assert processes.ask(999_999) is None
+    assert processes.find() == [os.getpid()]
+    served.close()
+
+
+def test_a_process_that_hangs_is_silent_not_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ANSWER_S", 0.05)
+    served = serve(b"")  # nobody calls handle_ready
+    answer = processes.ask(os.getpid())
+    served.close()
+    assert answer == processes.Silent(os.getpid(), "no answer within 0.05 s")
+
+
+def test_a_process_that_hangs_up_gave_no_report(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(folder / "123.sock"))
+        other.listen()
+        thread = threading.Thread(target=lambda: other.accept()[0].close())
+        thread.start()
+        answer = processes.ask(123)
+        thread.join()
+    assert answer == processes.Silent(123, "the connection ended without a report")
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_a_process_is_found_and_shown(front: str, tmp_path: Path) -> None:
+    changes = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with host(address(2), changes) as child:
+        done = urds("info", "-k", "-p", front=front, changes=changes)
+        counters = urds("info", "-c", "--json", front=front, changes=changes)
+        chosen = urds("info", "-k", "--pid", str(child.pid), front=front, changes=changes)
+    assert (done.code, done.err) == (0, "")
+    row = [line.split() for line in done.out.splitlines() if address(2) in line][-1]
+    assert row == [address(2), "4000", "0.0.0.0", "0", "106496", "106496", "0", str(child.pid)]
+    assert "Processes:" in done.out
+    names = list(json.loads(counters.out)["counters"])
+    assert names[0] == "conn_reset"
+    assert {"recv_drop_no_sock", "refused_not_allowed", "pongs_kept_back"} <= set(names)
+    assert address(2) in chosen.out
+    assert not (tmp_path / "urds" / f"{child.pid}.sock").exists()
+
+
+def test_nobody_to_ask_is_exit_code_1(tmp_path: Path) -> None:
+    done = urds("info", changes={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "urds info: no urds socket is bound in any process of this user\n"
+
+
+def test_a_process_may_keep_to_itself(tmp_path: Path) -> None:
+    changes = {"XDG_RUNTIME_DIR": str(tmp_path), "URDS_INFO_SOCKET": "false"}
+    with host(address(2), changes):
+        done = urds("info", "-k", changes=changes)
+    assert done.code == 1

@@ -1,0 +1,73 @@
+"""Tables align, JSON is JSON, ends become exit codes."""
+
+import json
+
+import pytest
+
+from urds.cli.exits import Exit, UsageError, guarded
+from urds.cli.output import Column, Output, align
+from urds.errors import SettingError
+
+
+def test_a_column_is_as_wide_as_its_longest_cell() -> None:
+    columns = [Column("Name", left=True), Column("Value", 8), Column("X")]
+    assert align(columns, [("a", 1, "yes"), ("longest", 123456789, "no")]) == [
+        "Name        Value   X",
+        "a               1 yes",
+        "longest 123456789  no",
+    ]
+
+
+def test_a_line_has_no_blanks_at_its_end() -> None:
+    assert align([Column("A", 10, left=True)], [("b",)]) == ["A", "b"]
+
+
+def test_a_table_has_a_title_and_an_empty_line_before(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().table("Things", [Column("A", 3)], [(1,), (22,)])
+    assert capsys.readouterr().out == "\nThings:\n  A\n  1\n 22\n"
+
+
+def test_there_is_no_escape_sequence_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().line("text", "bold red")
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_a_record_is_one_line_and_a_document_one_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = Output(json_wanted=True)
+    output.record({"a": 1})
+    output.document({"b": [1, 2]})
+    first, rest = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(first) == {"a": 1}
+    assert json.loads(rest) == {"b": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "words"),
+    [
+        (KeyboardInterrupt(), Exit.INTERRUPTED, ""),
+        (UsageError("count 0: must be 1 or more"), Exit.USAGE, "urds x: count 0: must be"),
+        (SettingError("npaths = 3"), Exit.USAGE, "urds x: npaths = 3"),
+        (OSError(98, "in use"), Exit.FAILED, "urds x: in use"),
+        (TimeoutError("no answer"), Exit.FAILED, "urds x: no answer"),
+    ],
+)
+def test_an_end_becomes_an_exit_code_and_a_line(
+    failure: BaseException, code: Exit, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> Exit:
+        raise failure
+
+    assert guarded("x", run) == code
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err[: len(words)]) == ("", words)
+    assert printed.err.count("\n") == bool(words)
+
+
+def test_our_own_mistake_is_not_hidden() -> None:
+    def run() -> Exit:
+        raise AssertionError
+
+    with pytest.raises(AssertionError):
+        guarded("x", run)

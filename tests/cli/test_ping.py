@@ -1,0 +1,188 @@
+"""`urds ping`: arguments, books, lines and exit codes of rds-ping, and a summary of ours."""
+
+import json
+import re
+from ipaddress import ip_address
+from random import Random
+
+import pytest
+
+from tests.cli.commands import address, host, interrupt, urds
+from urds.cli.exits import UsageError
+from urds.cli.ping import SOCKETS, Reply, Turns, candidates, format_reply, parse_interval
+
+LINE = re.compile(r"^ {1,3}\d{1,3}: \d+ usec$")
+NS = 1000  # of a microsecond
+
+
+@pytest.mark.parametrize(
+    ("text", "interval_s"),
+    [
+        ("1", 1.0),
+        ("0.5", 0.5),
+        ("20ms", 0.02),
+        ("20msec", 0.02),
+        ("500us", 0.0005),
+        ("500usec", 0.0005),
+        ("3600", 3600.0),
+    ],
+)
+def test_an_interval_has_a_unit_or_is_seconds(text: str, interval_s: float) -> None:
+    assert parse_interval(text) == pytest.approx(interval_s)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "ms", "1h", "3601", "nan", "1 2"])
+def test_another_interval_is_refused_with_what_it_may_be(text: str) -> None:
+    with pytest.raises(UsageError, match="a number with ms, msec, us, usec"):
+        parse_interval(text)
+
+
+def test_sockets_take_turns_and_each_has_one_ping_under_way() -> None:
+    turns = Turns()
+    assert [turns.begin(0) for _ in range(SOCKETS)] == list(range(SOCKETS))
+    assert turns.begin(0) is None
+    turns.reply(1, 5 * NS)
+    assert turns.begin(9 * NS) == 1
+    assert (turns.sent, turns.received, turns.turns) == (SOCKETS + 1, 1, SOCKETS + 2)
+
+
+def test_a_reply_tells_the_number_and_the_time_of_its_ping() -> None:
+    turns = Turns()
+    turns.begin(1000 * NS)
+    turns.begin(2000 * NS)
+    assert turns.reply(1, 2300 * NS) == Reply(number=2, usec=300, duplicate=False)
+    assert turns.reply(0, 2500 * NS) == Reply(number=1, usec=1500, duplicate=False)
+    assert (turns.usec_min, turns.usec_max, turns.round_trips_usec_sum) == (300, 1500, 1800)
+
+
+def test_a_second_reply_is_a_duplicate_and_counts_apart() -> None:
+    turns = Turns()
+    turns.begin(0)
+    turns.reply(0, NS)
+    assert turns.reply(0, 7 * NS).duplicate
+    assert (turns.received, turns.duplicates, turns.usec_max) == (1, 1, 1)
+
+
+def test_a_refused_ping_is_not_under_way() -> None:
+    turns = Turns()
+    assert turns.fail(turns.begin(0) or 0) == 1
+    for _ in range(SOCKETS - 1):
+        turns.begin(0)
+    assert turns.begin(0) == 0
+
+
+def test_it_ends_when_enough_were_answered_or_had_their_turn_and_the_next_is_due() -> None:
+    turns = Turns()
+    turns.begin(0)
+    turns.begin(0)
+    assert not turns.is_over(2, due=False)
+    assert turns.is_over(2, due=True)
+    assert not turns.is_over(3, due=True)
+    assert not turns.is_over(None, due=True)
+    turns.reply(0, 1)
+    turns.reply(1, 1)
+    assert turns.is_over(2, due=False)
+
+
+@pytest.mark.parametrize(
+    ("reply", "source", "line"),
+    [
+        (Reply(1, 150, False), "10.0.0.2", "   1: 150 usec"),
+        (Reply(1234, 1, False), "10.0.0.2", " 1234: 1 usec"),
+        (Reply(7, 20, True), "10.0.0.2", "   7: 20 usec DUP!"),
+        (Reply(7, 20, False), "10.0.0.3", "   7: 20 usec (10.0.0.3)"),
+        (Reply(7, 20, True), "10.0.0.3", "   7: 20 usec (10.0.0.3) DUP!"),
+    ],
+)
+def test_a_line_is_that_of_rds_ping(reply: Reply, source: str, line: str) -> None:
+    assert format_reply(reply, source, "10.0.0.2") == line
+
+
+def test_in_127_it_asks_from_the_first_address_or_another_one() -> None:
+    first, *others = candidates(ip_address("127.0.0.2"), Random(1))
+    assert first == "127.0.0.1"
+    assert others
+    assert all(ip_address(one).is_loopback for one in others)
+    assert "127.0.0.1" not in list(candidates(ip_address("127.0.0.1"), Random(1)))[:1]
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_a_peer_in_another_process_answers(front: str) -> None:
+    peer, local = address(2), address(1)
+    with host(peer):
+        done = urds("ping", "-c", "3", "-i", "20ms", "-I", local, peer, front=front)
+    *lines, summary = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert len(lines) == 3
+    assert all(LINE.match(line) for line in lines), lines
+    assert re.fullmatch(
+        rf"{local} to {peer}: 3 sent, 3 received, min/avg/max \d+/\d+/\d+ usec", summary
+    )
+
+
+def test_json_is_a_line_per_reply_and_one_for_the_summary() -> None:
+    peer, local = address(2), address(1)
+    with host(peer):
+        done = urds("ping", "-c", "2", "-i", "20ms", "-I", local, peer, "--json")
+    *replies, summary = map(json.loads, done.out.splitlines())
+    assert [reply["number"] for reply in replies] == [1, 2]
+    assert {reply["from"] for reply in replies} == {peer}
+    assert (summary["target"], summary["local"]) == (peer, local)
+    assert (summary["sent"], summary["received"], summary["duplicates"]) == (2, 2, 0)
+    assert summary["usec_min"] <= summary["usec_average"] <= summary["usec_max"]
+
+
+def test_nobody_there_is_exit_code_1_soon() -> None:
+    done = urds("ping", "-c", "10", "-i", "10ms", "-I", address(1), address(9))
+    assert done.code == 1
+    assert done.out == f"{address(1)} to {address(9)}: 8 sent, 0 received\n"
+
+
+def test_without_a_local_address_one_is_found() -> None:
+    with host(address(2)):
+        done = urds("ping", "-c", "1", address(2))
+    assert done.code == 0
+    assert " to " + address(2) in done.out
+
+
+def test_ipv6_answers_too() -> None:
+    """There is one IPv6 loopback address, so the answer comes from this process itself."""
+    done = urds("ping", "-c", "1", "::1")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[1].startswith("::1 to ::1: 1 sent, 1 received")
+
+
+def test_a_local_address_of_another_process_is_named() -> None:
+    with host(address(1)):
+        done = urds("ping", "-c", "1", "-I", address(1), address(2))
+    assert (done.code, done.out) == (1, "")
+    assert f"{address(1)} is held by another process (TCP port 16385)" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-c", "0", "127.0.0.9"], "count 0: must be 1 or more"),
+        (["-Q", "256", "127.0.0.9"], "type of service 256: must be from 0 to 255"),
+        (["-i", "soon", "127.0.0.9"], "interval 'soon'"),
+        (["no such host"], "no such host: Name or service not known"),
+        ([], "arguments are required: target"),
+        (["127.0.0.9", "extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], words: str) -> None:
+    done = urds("ping", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_ctrl_c_prints_the_summary_and_ends_with_130(front: str) -> None:
+    with host(address(2)):
+        done = interrupt(
+            "ping", "-i", "20ms", "-I", address(1), address(2), after="   3:", front=front
+        )
+    assert (done.code, done.err) == (130, "")
+    assert re.search(r"\d+ sent, \d+ received, min/avg/max ", done.out.splitlines()[-1])
