@@ -243,6 +243,9 @@ class Mailbox(Inbox):
             if self.settings.monitor:
                 self._wait_groups |= 1 << port % _GROUPS
             return Refusal.PEER_CONGESTED
+        if self.send_queued_bytes >= self._send_bytes_max:
+            self._plane.counters.send_queue_full += 1
+            return Refusal.QUEUE_FULL
         if isinstance(path, LoopPath):
             path.deliver(self, port, payload, extension)
             return None
@@ -252,9 +255,6 @@ class Mailbox(Inbox):
                 raise os_error(Refusal.TOO_LONG, detail)
             path.room_wanted.add(self)
             return Refusal.PATH_FULL
-        if self.send_queued_bytes >= self._send_bytes_max:
-            self._plane.counters.send_queue_full += 1
-            return Refusal.QUEUE_FULL
         if path.full:
             path.room_wanted.add(self)
             return Refusal.PATH_FULL
@@ -324,6 +324,7 @@ class Mailbox(Inbox):
             plane.deliver()
         if self.special or self.descriptor is not None:
             plane.settle()
+            self.sync()  # a notice or news that was taken is no reason any more to be readable
         return message
 
     def _take(self, peek: bool) -> Message | Notice | None:

@@ -319,6 +319,8 @@ class Plane:
                 changed = [mailbox for mailbox in touched if self._judge(mailbox, now_ns)]
                 paths = [path for mailbox in changed for path in mailbox.paths()]
                 resumed = [path for mailbox in touched for path in self._resumed(mailbox)]
+                # A changed map of ours concerned senders of this process: show theirs as well.
+                touched, self._touched = touched | self._touched, set()
             for path in paths:
                 path.flush()
             for path in resumed:
