@@ -1,0 +1,186 @@
+"""The planes under test, streams that a test plays the peer of, and a world around one plane.
+
+A second plane is put beside the reference by one more entry in `PLANES`; every test of this folder
+then runs on it too.
+"""
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import IPv4Address, ip_address
+
+from tests.unit.path_world import Frame, message
+from urds.constants import HeaderFlag
+from urds.dataplane.base import (
+    Agreement,
+    Event,
+    Hold,
+    Limits,
+    Mailbox,
+    MailboxSettings,
+    Path,
+    Plane,
+    Release,
+)
+from urds.dataplane.reference.plane import Plane as ReferencePlane
+from urds.wire.header import HEADER_BYTES, Header
+
+PLANES: dict[str, Callable[..., Plane]] = {"reference": ReferencePlane}
+LOCAL, PEER, OTHER = (ip_address(f"127.0.83.{number}") for number in (1, 2, 3))
+PORT, PEER_PORT = 5000, 4000
+MS = 1_000_000
+EMPTY_MAP = bytes(8192)
+
+
+class PairStream(socket.socket):
+    """One end of a socket pair as a `base.Stream`; what TCP would acknowledge is the test's word."""
+
+    unacknowledged_octets = 0
+    expected_octets = 1
+
+    def unacknowledged(self) -> int:
+        return self.unacknowledged_octets
+
+    def expect(self, octets: int, /) -> None:
+        self.expected_octets = octets
+
+
+class Remote:
+    """The peer's end of a stream: the test writes and reads octets there."""
+
+    def __init__(self, buffer_bytes: int | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        self.stream = PairStream(fileno=ours.detach())
+        self.stream.setblocking(False)
+        if buffer_bytes is not None:
+            self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        self.socket = theirs
+        self.socket.setblocking(False)
+        self.octets = b""  # read here and not yet looked at
+
+    def write(self, *octets: bytes) -> None:
+        self.socket.setblocking(True)
+        self.socket.sendall(b"".join(octets))
+        self.socket.setblocking(False)
+
+    def say(self, sequence: int, payload: bytes = b"", **fields: object) -> None:
+        """Write one message; by default to our port from the peer's."""
+        fields = {"source_port": PEER_PORT, "target_port": PORT, **fields}
+        self.write(message(sequence, payload, **fields))
+
+    def say_map(self, octets: bytes = EMPTY_MAP) -> None:
+        self.say(0, octets, flags=HeaderFlag.CONG_BITMAP, source_port=0, target_port=0)
+
+    def drain(self) -> bytes:
+        """Read what is there."""
+        with suppress(BlockingIOError):
+            while octets := self.socket.recv(1 << 20):
+                self.octets += octets
+        return self.octets
+
+    def frames(self) -> list[Frame]:
+        """Read what is there; take the whole frames of it."""
+        self.drain()
+        found: list[Frame] = []
+        while len(self.octets) >= HEADER_BYTES:
+            header = Header.parse(self.octets[:HEADER_BYTES])
+            end = HEADER_BYTES + header.payload_bytes
+            if len(self.octets) < end:
+                break
+            found.append(Frame(header, self.octets[HEADER_BYTES:end]))
+            self.octets = self.octets[end:]
+        return found
+
+    def messages(self) -> list[Frame]:
+        """Take the frames of sockets."""
+        return [frame for frame in self.frames() if frame.header.target_port > 1]
+
+    def ended(self) -> bool:
+        """Tell whether the plane has ended its direction; what came before is kept."""
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    octets = self.socket.recv(1 << 20)
+                except ConnectionResetError:
+                    return True
+                if not octets:
+                    return True
+                self.octets += octets
+        return False
+
+    def close(self) -> None:
+        """Close in order; with octets unread it would be a reset."""
+        if self.socket.fileno() >= 0:
+            with suppress(OSError):
+                self.drain()
+            self.socket.close()
+
+
+class World:
+    """A plane with a clock of its own, one address, and paths to peers that the test plays."""
+
+    def __init__(self, make_plane: Callable[..., Plane], limits: Limits | None = None) -> None:
+        self.now_ns = 1_000 * MS
+        self.paths: dict[object, Path] = {}
+        self.remotes: list[Remote] = []
+        self.plane = make_plane(
+            limits=limits or Limits(), resolve=self.resolve, clock_ns=lambda: self.now_ns
+        )
+
+    def resolve(self, mailbox: Mailbox, peer: IPv4Address) -> None:
+        """Make a path on the first send, as the control plane does."""
+        mailbox.route(peer, self.path(peer))
+
+    def path(self, peer: IPv4Address = PEER, *, sequence_first: int = 1) -> Path:
+        path = self.paths.get(peer)
+        if path is None:
+            path = self.paths[peer] = self.plane.path(
+                local=LOCAL, peer=peer, index=0, sequence_first=sequence_first
+            )
+        return path
+
+    def mailbox(self, port: int = PORT, **settings: object) -> Mailbox:
+        return self.plane.mailbox(local=LOCAL, port=port, settings=MailboxSettings(**settings))
+
+    def attach(
+        self,
+        *,
+        path: Path | None = None,
+        hold: Hold = Hold.NOTHING,
+        release: Release = Release.NOT_YET,
+        buffer_bytes: int | None = None,
+    ) -> Remote:
+        """Give the path a stream; return the peer's end of it."""
+        path = path or self.path()
+        remote = Remote(buffer_bytes)
+        self.remotes.append(remote)
+        if release is not Release.NOT_YET:
+            path.agree(Agreement(release=release))
+        path.attach(remote.stream, hold=hold)
+        self.now_ns += MS  # a pause: the next two sends leave at once
+        return remote
+
+    def turn(self, ms: float = 0) -> list[Event]:
+        """Let time pass, then one pass of the plane; return what it reports."""
+        self.now_ns += round(ms * MS)
+        self.plane.pump()
+        return self.plane.help(0)
+
+    def counter(self, name: str) -> int:
+        return self.plane.snapshot().counters[name]
+
+    def close(self) -> None:
+        self.plane.close(0)
+        for remote in self.remotes:
+            remote.close()
+        release = getattr(self.plane, "release", None)
+        if release is not None:
+            release()
+
+
+def take(mailbox: Mailbox) -> list[bytes]:
+    """Take every message that is there."""
+    payloads = []
+    while (message := mailbox.receive(wait_ns=0)) is not None:
+        payloads.append(message.payload)
+    return payloads
