@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,14 +13,25 @@ import pytest
 
 from tests.tcp.kernel_peer import KernelPeer
 from tests.tcp.nodes import Node
+from tests.tcp.processes import NodeProcess
+from tests.tcp.relay import HIGHER_PORT, LOWER_PORT, Relay
+from urds.constants import RDS_TCP_PORT
 
-_RANGES_PER_WORKER = 32  # of 256, for up to eight workers of pytest-xdist
-_counted = itertools.count()
+_LOCK_PORT = RDS_TCP_PORT - 1
+_counted = itertools.count(os.getpid())
 
 
-def _range() -> int:
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return worker % 8 * _RANGES_PER_WORKER + next(_counted) % _RANGES_PER_WORKER
+def _take_range() -> tuple[int, socket.socket]:
+    """Return a range that no other test uses now, in this run or in another one, and its lock."""
+    for number in (next(_counted) % 256 for _ in range(256)):
+        lock = socket.socket()
+        try:
+            lock.bind((f"127.8.{number}.255", _LOCK_PORT))
+        except OSError:
+            lock.close()
+        else:
+            return number, lock
+    raise AssertionError("256 tests at once")
 
 
 class Lab:
@@ -45,6 +57,23 @@ class Lab:
         self._ending.callback(peer.close)
         return peer
 
+    def process(self, last: int, **settings: Any) -> NodeProcess:
+        """Start a node in a process of its own."""
+        process = NodeProcess(self.address(last), drain_s=0.0, linger_s=0.0, **settings)
+        self._ending.callback(process.close)
+        return process
+
+    def own_pair(self, order: str, **settings: Any) -> tuple[Node, Node]:
+        """Start two nodes; `order` is the first one's address, "lower" or "higher"."""
+        return self.node(1 if order == "lower" else 3, **settings), self.node(2, **settings)
+
+    def relayed(self, **settings: Any) -> tuple[Node, Node, Relay]:
+        """Start a lower and a higher node with a relay between them."""
+        relay = Relay(self.address(1), self.address(2))
+        self._ending.callback(relay.close)
+        lower = self.node(1, tcp_port=LOWER_PORT, **settings)
+        return lower, self.node(2, tcp_port=HIGHER_PORT, **settings), relay
+
     def pair(self, order: str, *, kernel: dict[str, Any] | None = None, **settings: Any) -> Pair:
         """Start a node and a kernel; `order` is the node's, "lower" or "higher"."""
         node = self.node(1 if order == "lower" else 3, **settings)
@@ -57,5 +86,6 @@ Pair = tuple[Node, KernelPeer]
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     """Give a test its addresses, and end what it started."""
-    with ExitStack() as ending:
-        yield Lab(_range(), ending)
+    number, lock = _take_range()
+    with lock, ExitStack() as ending:
+        yield Lab(number, ending)

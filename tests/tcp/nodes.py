@@ -18,6 +18,7 @@ from urds.dataplane.base import MailboxSettings
 from urds.dataplane.reference.plane import Plane
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.driver.driver import Driver
+from urds.driver.hosts import PeerPaths
 from urds.proto.connection import Connection
 from urds.settings import Settings
 from urds.transport.tcp import TcpStream
@@ -29,17 +30,22 @@ ROOMY_BYTES = 8 << 20
 class Node:
     """One node with one bound mailbox."""
 
-    def __init__(self, address: str, *, port: int = PORT, **settings: Any) -> None:
+    def __init__(
+        self, address: str, *, port: int = PORT, buffer_bytes: int = ROOMY_BYTES, **settings: Any
+    ) -> None:
         self.address = address
+        self._buffer_bytes = buffer_bytes
         self.backend = InProcess(Settings(**{"drain_s": 0.0, "linger_s": 0.0, **settings}))
         self.mailbox = self.bind(port)
 
     def bind(self, port: int) -> Any:
-        """Bind one more mailbox, with room for a whole test."""
+        """Bind one more mailbox."""
         return self.backend.bind(
             address=ip_address(self.address),
             port=port,
-            settings=MailboxSettings(send_bytes_max=ROOMY_BYTES, receive_bytes_max=ROOMY_BYTES),
+            settings=MailboxSettings(
+                send_bytes_max=self._buffer_bytes, receive_bytes_max=self._buffer_bytes
+            ),
             transport=None,
         )
 
@@ -111,10 +117,17 @@ class Node:
         assert connection is not None
         return connection
 
+    def knows(self, peer: str) -> bool:
+        """Tell whether the peer has paths here."""
+        return ip_address(peer) in self.driver.hosts[ip_address(self.address)].peers
+
+    def peer_paths(self, peer: str) -> PeerPaths:
+        """Return the driver's record of a peer."""
+        return self.driver.hosts[ip_address(self.address)].peers[ip_address(peer)]
+
     def path(self, peer: str, index: int = 0) -> StreamPath:
         """Return a path to the peer."""
-        host = self.driver.hosts[ip_address(self.address)]
-        path = host.peers[ip_address(peer)].paths[index]
+        path = self.peer_paths(peer).paths[index]
         assert isinstance(path, StreamPath)
         return path
 

@@ -24,7 +24,6 @@ from tests.vectors import load
 from urds.constants import Capability, HeaderFlag
 from urds.dataplane.base import MailboxSettings
 from urds.wire.exthdr import Handshake, Mark, emit_handshake, parse_handshake
-from urds.wire.header import HEADER_BYTES
 
 ORDERS = ["lower", "higher"]
 LINUX = load("linux_6_1_tcp")

@@ -1,0 +1,84 @@
+"""A node in a process of its own, which obeys one JSON request per line of its standard input.
+
+`python -m tests.tcp.agent ADDRESS SETTINGS`; each request `[name, arguments]` is answered by one
+line. Payloads travel as text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.tcp.nodes import PORT, Node
+
+_POLL_S = 0.0005
+
+
+class Agent:
+    """The requests."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def send(self, target: str, count: int, payload_bytes: int = 0, break_every: int = 0) -> int:
+        """Send numbers, padded; break all connections after each `break_every`.
+
+        Return how many connections were broken.
+        """
+        broken = 0
+        for number in range(count):
+            self._node.send(str(number).ljust(payload_bytes).encode(), target)
+            if break_every and number % break_every == break_every - 1:
+                broken += self._node.backend.break_connections()
+        return broken
+
+    def collect(self, count: int, wait_s: float, break_every: int = 0) -> tuple[list[str], int]:
+        """Take messages until there are `count`, or `wait_s` is over; break between them.
+
+        Return them without padding, and how many connections were broken.
+        """
+        taken: list[str] = []
+        broken = 0
+        deadline_s, next_break = time.monotonic() + wait_s, break_every
+        while len(taken) < count and time.monotonic() < deadline_s:
+            new = self._node.take()
+            taken += [payload.decode().rstrip() for payload in new]
+            if break_every and len(taken) >= next_break:
+                next_break = len(taken) + break_every
+                broken += self._node.backend.break_connections()
+            if not new:
+                time.sleep(_POLL_S)
+        time.sleep(0.05)  # one too many would come now
+        taken += [payload.decode().rstrip() for payload in self._node.take()]
+        return taken, broken
+
+    def counters(self) -> dict[str, int]:
+        """Return all counters."""
+        return dict(self._node.counters)
+
+    def queued(self, peer: str) -> int:
+        """Return how many messages to the peer the node still keeps."""
+        return self._node.path(peer).core.outgoing.message_count()
+
+    def port(self) -> int:
+        """Return the port that every agent binds."""
+        return PORT
+
+
+def main() -> None:
+    """Serve requests until the input ends."""
+    address, settings = sys.argv[1], json.loads(sys.argv[2])
+    node = Node(address, **settings)
+    agent = Agent(node)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        method: Callable[..., Any] = getattr(agent, name)
+        print(json.dumps(method(**arguments)), flush=True)
+    node.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Nodes in processes of their own, as the test that drives them sees them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class NodeProcess:
+    """A process that runs `tests.tcp.agent`; `prefix` is put in front of its command."""
+
+    def __init__(self, address: str, *, prefix: Sequence[str] = (), **settings: Any) -> None:
+        self.address = address
+        command = [*prefix, sys.executable, "-m", "tests.tcp.agent", address, json.dumps(settings)]
+        self._process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env={"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.ask("counters")  # it listens now
+
+    def ask(self, name: str, **arguments: Any) -> Any:
+        """Make one request and wait for its answer."""
+        self.start(name, **arguments)
+        return self.finish()
+
+    def start(self, name: str, **arguments: Any) -> None:
+        """Make a request; `finish` fetches the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> Any:
+        """Wait for the answer to the request that `start` made."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the process of {self.address} ended"
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """End the process with no chance to say anything."""
+        self._process.kill()
+        self._process.communicate()
+
+    def close(self) -> None:
+        """End the process in order; it has ten seconds."""
+        if self._process.poll() is None:
+            try:
+                self._process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.kill()
