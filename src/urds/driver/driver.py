@@ -151,6 +151,10 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
+            for path in self._paths:  # a peer may have come back while the plane closed
+                stream = path.detach()
+                if stream is not None:
+                    stream.close()
             if self._information is not None:
                 self._information.close()
         return left
