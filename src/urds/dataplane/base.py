@@ -492,5 +492,11 @@ class Plane(Protocol):
     def snapshot(self) -> Snapshot:
         """Return counters and tables."""
 
+    def drain(self, drain_ns: int) -> int:
+        """Send what is queued, for at most `drain_ns`; return the messages left.
+
+        The control plane goes on meanwhile: what is queued may still need a connection.
+        """
+
     def close(self, drain_ns: int) -> int:
         """Drain for at most `drain_ns`, end the streams, wake everybody; return messages left."""

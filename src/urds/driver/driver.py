@@ -141,8 +141,12 @@ class Driver:
             return self.streams.break_all()
 
     def close(self, drain_ns: int) -> int:
-        """Drain, close the plane, end the thread; return the messages that were left."""
-        left = self.plane.close(drain_ns)
+        """Drain, end the thread, close the plane; return the messages that were left.
+
+        The thread ends before the streams do: else a peer that comes back at once would be
+        greeted, and hand its messages to a node that is about to die.
+        """
+        left = self.plane.drain(drain_ns)
         self._stopping = True
         self.plane.wake()
         if threading.current_thread() is not self._thread:
@@ -151,12 +155,9 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
-            for path in self._paths:  # a peer may have come back while the plane closed
-                stream = path.detach()
-                if stream is not None:
-                    stream.close()
             if self._information is not None:
                 self._information.close()
+        self.plane.close(0)
         return left
 
     def abandon_in_child(self) -> None:

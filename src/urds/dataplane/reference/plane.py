@@ -140,40 +140,47 @@ class Plane:
             self.pump()  # a call that never waits still looks at what has arrived
             with self.lock:
                 return attempt()
-        return self._wait(attempt, waiters, wait_ns, flush)
+        return self.wait_reading(attempt, waiters, wait_ns, flush)
 
-    def _wait(
+    def wait_reading(
         self,
         attempt: Callable[[], _T | None],
         waiters: Waiters,
         wait_ns: int | None,
         mailbox: Mailbox,
     ) -> _T | None:
+        """Wait as `wait` does, after an attempt that gave nothing; `wait_ns` is not 0."""
         desk = self.desk
         waiter = desk.waiter()
         deadline_ns = None if wait_ns is None else self.clock_ns() + wait_ns
         used = False
         try:
             while True:
-                self.flush_tails()
+                if self.tails:
+                    self.flush_tails()
                 with self.lock:
                     result = attempt()
-                    now_ns = self.clock_ns()
-                    if result is not None or (deadline_ns is not None and now_ns >= deadline_ns):
-                        used = result is not None
+                    if result is not None:
+                        used = True
                         return result
+                    now_ns = self.clock_ns()
+                    if deadline_ns is not None and now_ns >= deadline_ns:
+                        return None
                     waiters.add(waiter)
                     leads = desk.sit_down(waiter)
-                    due_ns = self.next_due_ns(now_ns) if leads else None
+                    wake_ns = self.next_due_ns(now_ns) if leads and self.has_dues() else None
                 self.deliver()  # an attempt may have asked the control plane for something
-                times = [at_ns for at_ns in (deadline_ns, due_ns) if at_ns is not None]
-                timeout_s = max(0, min(times) - now_ns) / 1e9 if times else None
+                if deadline_ns is not None and (wake_ns is None or deadline_ns < wake_ns):
+                    wake_ns = deadline_ns
+                timeout_s = None if wake_ns is None else max(0, wake_ns - now_ns) / 1e9
                 if leads:
-                    self.serve_ready(timeout_s, leading=True)
-                    self.serve_due()
+                    served = self.serve_ready(timeout_s, leading=True)
+                    if not served or (wake_ns is not None and wake_ns <= now_ns):
+                        self.serve_due()
                 else:
                     desk.sleep(waiter, timeout_s)
-                mailbox.sync()
+                if mailbox.descriptor is not None:
+                    mailbox.sync()
         finally:
             self._leave(waiters, used=used)
 
@@ -200,8 +207,10 @@ class Plane:
 
     def deliver(self) -> None:
         """Wake whoever was told something; called without the lock."""
-        self.desk.deliver()
-        self.helper.deliver()
+        if self.desk.due:
+            self.desk.deliver()
+        if self.helper.wake_due:
+            self.helper.deliver()
 
     # -- what arrives
 
@@ -253,7 +262,8 @@ class Plane:
         """Tell receivers; the mailbox is judged at the end of the pass. Lock held."""
         assert isinstance(inbox, Mailbox)
         inbox.receive_waiters.tell(messages, self.desk)
-        self._touched.add(inbox)
+        if inbox.special or inbox.receive_queued_bytes > inbox.buffer_bytes:
+            self._touched.add(inbox)
 
     def note_room(self, mailbox: Mailbox) -> None:
         """Tell senders that there may be room. Lock held."""
@@ -376,6 +386,10 @@ class Plane:
         leader = self.desk.leader
         if leader is None or leader.doing is not Doing.RUNNING:
             self.helper.want()
+
+    def has_dues(self) -> bool:
+        """Tell whether time may make something due. Lock held."""
+        return bool(self._dirty or self._looks or self._lingering)
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
@@ -553,13 +567,12 @@ class Plane:
         if mailbox.descriptor is not None:
             mailbox.descriptor.close()
 
-    def close(self, drain_ns: int) -> int:
-        """Drain, end the streams in order, wake everybody."""
+    def drain(self, drain_ns: int) -> int:
+        """Send what is queued and wait for its acknowledgement; return the messages left."""
         if self.closed:
             return 0
         deadline_ns = self.clock_ns() + drain_ns
-        with self.lock:
-            paths = [path for host in self.hosts.values() for path in host.paths]
+        paths = self._all_paths()
         while left := sum(path.undelivered() for path in paths):
             if self.clock_ns() >= deadline_ns or self.virtual:
                 break
@@ -567,7 +580,18 @@ class Plane:
                 path.flush()
             self.serve_ready(_DRAIN_POLL_S)
             self.serve_due()
-        self._end_streams(paths)
+        return left
+
+    def _all_paths(self) -> list[StreamPath]:
+        with self.lock:
+            return [path for host in self.hosts.values() for path in host.paths]
+
+    def close(self, drain_ns: int) -> int:
+        """Drain, end the streams in order, wake everybody."""
+        if self.closed:
+            return 0
+        left = self.drain(drain_ns)
+        self._end_streams(self._all_paths())
         with self.lock:
             self.closed = True
             for host in self.hosts.values():
