@@ -40,13 +40,13 @@ class Helper:
         self.asleep = False  # in a sleep of more than a tick; plane's lock
         self.resting = False  # in any sleep; plane's lock
         self.interrupted = False  # `Plane.wake`: end `run` though there is no event
-        self._wake_due = False
+        self.wake_due = False
 
     def want(self, *, now: bool = False) -> None:
         """There is work: end a long sleep; with `now` any sleep. Plane's lock held."""
         if self.asleep or (now and self.resting):
             self.asleep = self.resting = False
-            self._wake_due = True
+            self.wake_due = True
 
     def leader_left(self) -> None:
         """Nobody leads: an unarmed long sleep would leave the streams unread. Lock held."""
@@ -59,8 +59,8 @@ class Helper:
 
     def deliver(self) -> None:
         """Write the wake that `want` found due; called without the lock."""
-        if self._wake_due:
-            self._wake_due = False
+        if self.wake_due:
+            self.wake_due = False
             os.eventfd_write(self.wake_descriptor, 1)
 
     def run(self, deadline_ns: int | None) -> list[Event]:

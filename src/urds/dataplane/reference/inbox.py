@@ -18,6 +18,7 @@ from urds.dataplane.base import SocketAddress
 
 LOOK_AGAIN_NS = 1_000_000
 AT_ONCE_FACTOR = 4
+MANY_MESSAGES = 4096
 OVERHEAD_BYTES = 96  # what a queued message costs beside its payload, for the hard bound
 
 Item = tuple[bytes, SocketAddress] | tuple[bytes, SocketAddress, bytes, int, int]
@@ -66,6 +67,10 @@ class Inbox:
         if self.congested or self.over_since_ns is None:
             return None
         return self.over_since_ns + LOOK_AGAIN_NS
+
+    def may_be_too_full(self) -> bool:
+        """Tell cheaply whether the hard bound is worth a look."""
+        return self.receive_queued_bytes > self.buffer_bytes or len(self.queue) > MANY_MESSAGES
 
     def hard_bytes(self) -> int:
         """Return what the queue weighs against the hard bound."""

@@ -53,6 +53,10 @@ _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
 _FLOWS_MAX = 4096
+_LOOK_AGAIN: tuple[bytes, SocketAddress] = (
+    b"",
+    ("", 0),
+)  # something came that is not a plain message
 _GROUPS = 64
 # What one destination needs: its path, the queue of it, the port, the peer's congested ports.
 _Flow = tuple[StreamPath, Outgoing, int, set[int]]
@@ -86,6 +90,8 @@ class Mailbox(Inbox):
         self.settings = settings
         self.buffer_bytes = settings.receive_bytes_max
         self._send_bytes_max = settings.send_bytes_max
+        virtual = self._plane.virtual
+        self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
         # What every peer takes; a longer message must ask its path.
         self._plain_bytes_max = min(self._payload_bytes_max, MAX_MESSAGE_BYTES)
@@ -288,6 +294,15 @@ class Mailbox(Inbox):
                 if payload_bytes <= payload_bytes_max and len(item) == 2:
                     return item
                 return item[0][: max(0, payload_bytes_max)], item[1]
+            if self._receive_wait_ns != 0:
+                waited = self._plane.wait_reading(
+                    self._take_plain, self.receive_waiters, self._receive_wait_ns, self
+                )
+                if waited is None:
+                    self._map_news = False
+                    raise os_error(Refusal.TIMED_OUT)
+                if waited is not _LOOK_AGAIN:
+                    return waited[0][: max(0, payload_bytes_max)], waited[1]
         if payload_bytes_max < 0:
             raise ValueError("negative buffersize in recvfrom")
         if flags & _NEVER_QUEUED:
@@ -301,6 +316,16 @@ class Mailbox(Inbox):
         if isinstance(message, CongestionNotice):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return message.payload[:payload_bytes_max], message.source
+
+    def _take_plain(self) -> tuple[bytes, SocketAddress] | None:
+        """Take a message if that is all there is to do, else say so. Lock held."""
+        if self.special:
+            return _LOOK_AGAIN
+        if not self.queue:
+            return None
+        item = self.queue.popleft()
+        self.receive_queued_bytes -= len(item[0])
+        return item[0], item[1]
 
     def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
         """Take (or look at) the next notice or message; None when nothing came in `wait_ns`."""

@@ -272,7 +272,14 @@ class Outgoing:
             return False
         unacked = self.unacked
         while unacked and unacked[0][0] <= sequence:
-            self._free(unacked.popleft())
+            message = unacked.popleft()
+            owner = message[2]
+            if owner is not None:
+                owner.send_queued_bytes -= len(message[5])
+                self.freed.add(owner)
+        if not unacked:  # nothing is out: a request and its reply need no further asking
+            self.unacked_packets_left = self.limits.unacked_packets_max
+            self.unacked_bytes_left = self.limits.unacked_bytes_max
         if self.fences:
             self._open_fences()
         return True

@@ -155,8 +155,9 @@ class PathCore:
         The same buffers are returned until `transmitted` says that they were taken.
         """
         if self.attached and self._out_octets < _WRITE_BYTES:
-            self._frame_unnumbered()
-            if self.hold is Hold.NOTHING:
+            if self.map_due or self._hello is not None:
+                self._frame_unnumbered()
+            if self.hold is Hold.NOTHING and (self.outgoing.unsent or self.outgoing.repeats):
                 self._frame_messages()
             if self.incoming.acknowledgement_due:
                 self._frame_acknowledgement()
@@ -185,8 +186,6 @@ class PathCore:
 
     def _frame_messages(self) -> None:
         outgoing, incoming = self.outgoing, self.incoming
-        if not outgoing.repeats and not outgoing.unsent:
-            return
         acknowledgement = max(0, incoming.sequence_expected - 1) if incoming.acknowledging else 0
         made = outgoing.frame(self._out, _WRITE_BYTES - self._out_octets, acknowledgement)
         self._out_octets += made

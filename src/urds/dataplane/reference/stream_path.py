@@ -104,32 +104,37 @@ class StreamPath:
     def push(self) -> None:
         """Decide, after a message was queued, whether it leaves now."""
         plane = self._plane
-        outgoing = self.core.outgoing
         with plane.lock:
-            self._judge_full()
-            flush = outgoing.pending_bytes >= plane.limits.flush_bytes
-            if not self.core.attached:
-                self._want()
-                self.settled = True
-                flush = False
-            elif not flush:
-                now_ns = plane.clock_ns()
-                if now_ns - self._idle_since_ns > _GAP_NS:
-                    self._credits = _CREDITS
-                self._idle_since_ns = now_ns
-                if self._credits:
-                    self._credits -= 1
-                    flush = True
-                else:
-                    self.settled = True
-                    self._tail_since_ns = now_ns
-                    plane.tails = True
-                    plane.mark_dirty(self)
-        if flush:
+            now = self._leaves_now()
+        if now:
             self.flush()
         if self.full:
             plane.settle()
         plane.deliver()
+
+    def _leaves_now(self) -> bool:
+        """Spend a credit of an idle path, or note a tail. Lock held."""
+        plane = self._plane
+        if not self.core.attached:
+            self._judge_full()
+            self._want()
+            self.settled = True
+            return False
+        if self.core.outgoing.pending_bytes >= plane.flush_bytes:
+            return True
+        now_ns = plane.clock_ns()
+        if now_ns - self._idle_since_ns > _GAP_NS:
+            self._credits = _CREDITS
+        self._idle_since_ns = now_ns
+        if self._credits:
+            self._credits -= 1
+            return True
+        self._judge_full()
+        self.settled = True
+        self._tail_since_ns = now_ns
+        plane.tails = True
+        plane.mark_dirty(self)
+        return False
 
     def _judge_full(self) -> None:
         """Compare the queue with its bound of messages. Lock held."""
@@ -322,7 +327,7 @@ class StreamPath:
         plane, incoming = self._plane, self.core.incoming
         for inbox, messages in incoming.touched:
             plane.note_arrival(inbox, messages)
-            if plane.is_over_hard_bound(inbox):
+            if inbox.may_be_too_full() and plane.is_over_hard_bound(inbox):
                 self._pause(inbox)
         incoming.touched.clear()
         self._settle_freed()

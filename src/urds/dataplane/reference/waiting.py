@@ -97,6 +97,7 @@ class WaitingDesk:
         self.leader: Waiter | None = None
         self.followers: deque[Waiter] = deque()
         self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.due = False  # `deliver` has somebody to wake
         self._kick_due = False
         self._callbacks: list[Callable[[], None]] = []
         self._gates: list[threading.Lock] = []
@@ -111,6 +112,7 @@ class WaitingDesk:
 
     def notify(self, waiter: Waiter) -> None:
         """Mark a waiter and note how to wake it; call `deliver` after the lock is released."""
+        self.due = True
         if waiter.callback is not None:
             self._callbacks.append(waiter.callback)
             return
@@ -122,9 +124,8 @@ class WaitingDesk:
 
     def deliver(self) -> None:
         """Wake whom `notify` marked; called without the lock by everybody who may have notified."""
-        if not (self._gates or self._kick_due or self._callbacks):
-            return
         with self.lock:
+            self.due = False
             gates, self._gates = self._gates, []
             kick, self._kick_due = self._kick_due, False
             callbacks, self._callbacks = self._callbacks, []
