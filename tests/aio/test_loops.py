@@ -16,12 +16,13 @@ import trio
 from tests.aio.nodes import Node
 from tests.docs.pages import environment
 from urds import aio
+from urds.aio.pumps import BUDGET, COST_SHIFT
 from urds.dataplane.reference.plane import Plane
 
 pytestmark = pytest.mark.timeout(30)
 
 Main = Callable[[], Coroutine[Any, Any, None]]
-WAKE_S = 0.02
+PAYLOAD_BYTES = 100_000
 
 
 def plane_of(own: Node) -> Plane:
@@ -116,6 +117,23 @@ def test_a_task_that_is_collected_passes_its_message_on(own: Node) -> None:
     gc.collect()
 
 
+def test_a_task_that_is_collected_takes_no_lock(own: Node) -> None:
+    """A collection may run inside of any call, while the plane's lock is held: here it is."""
+
+    async def main() -> None:
+        async with await own.bind() as sock:
+            forgotten = sock.recv()
+            forgotten.send(None)
+            waiting = asyncio.create_task(sock.recv())
+            await asyncio.sleep(0)
+            with plane_of(own).lock:
+                forgotten.close()
+            await sock.send_to(b"x", sock.getsockname())
+            assert await asyncio.wait_for(waiting, 5) == b"x"
+
+    asyncio.run(main())
+
+
 def test_two_loops_in_two_threads(own: Node, other: Node) -> None:
     """One of asyncio and one of trio, over TCP and within the node."""
     ready: list[tuple[str, int]] = []
@@ -198,6 +216,34 @@ async def test_a_wake_up_that_a_cancelled_task_got_is_passed_on(own: Node) -> No
                         await anyio.sleep(0.001)
                 tasks.cancel_scope.cancel()
             assert got == [b"%d" % number]
+
+
+@pytest.mark.anyio
+async def test_calls_that_need_not_wait_let_others_run(own: Node) -> None:
+    """Sends and receives 2,000 messages, none of which waits; another task counts its turns."""
+    messages = 2000
+    async with await own.bind() as sock, anyio.create_task_group() as tasks:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.sleep(0)
+
+        tasks.start_soon(count)
+        await anyio.sleep(0)
+        for work in (lambda: sock.send_to(b"x", sock.getsockname()), sock.recv):
+            before = turns
+            for _ in range(messages):
+                await work()
+            assert messages // BUDGET - 2 <= turns - before < messages // 10
+        before = turns
+        for _ in range(2 * BUDGET // (PAYLOAD_BYTES >> COST_SHIFT)):
+            await sock.send_to(bytes(PAYLOAD_BYTES), sock.getsockname())
+            await sock.recv()
+        assert turns > before + 1, "a long message costs as much as many short ones"
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
