@@ -118,7 +118,7 @@ def test_the_probe_of_a_stranger_has_the_mark_and_no_generation(npaths: int) -> 
     assert isinstance(probe, SendControl)
     handshake = parse_handshake(probe.extension)
     assert (handshake.npaths, handshake.generation) == (npaths, None)
-    assert handshake.sport_index == (npaths > 1), "announced, it would bind us to source ports"
+    assert not handshake.sport_index, "older kernels log it; newer ones announce it first"
     assert handshake.mark is not None
 
 
@@ -335,3 +335,18 @@ def test_a_ping_from_port_0_is_ignored() -> None:
     core = up_as_lower()
     control(core, 0, acknowledgement=0, source_port=0, target_port=0, extension=bytes(16), now_ns=0)
     assert actions(core) == []
+
+
+def test_a_kernel_that_announces_its_ports_hears_ours_before_more_paths_open() -> None:
+    core = up_as_lower(npaths=2)
+    (probe,) = [one for one in hear(core, LINUX_7, ping=False) if isinstance(one, SendControl)]
+    assert parse_handshake(probe.extension).sport_index
+    assert (probe.source_port, probe.target_port) == (1, 0)
+    opened = [one for one in hear(core, LINUX_7, ping=False) if isinstance(one, Connect)]
+    assert [one.index for one in opened] == [1]
+
+
+def test_a_kernel_that_announces_nothing_is_asked_once() -> None:
+    heard = hear(up_as_lower(npaths=2), LINUX_6, ping=False)
+    assert not [one for one in heard if isinstance(one, SendControl)]
+    assert [one.index for one in heard if isinstance(one, Connect)] == [1]

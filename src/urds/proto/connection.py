@@ -87,6 +87,7 @@ class Connection(Streams):
             timers=Timers() if timers is None else timers,
             strangers=strangers,
         )
+        self._announced = False  # SPORT_IDX was sent to this life of the peer
         self.used_ns = 0  # when something happened last, for eviction
 
     @property
@@ -199,6 +200,7 @@ class Connection(Streams):
         self.stats.peer_restarts += 1
         self._emit(PeerStartedAnew(self.peer, self.facts.generation, None))
         self.facts = restarted(self.facts)
+        self._announced = False
         path = self._paths[0]
         if self.settings.npaths > 1 and path.state is State.UP:
             # It forgot how many paths we have, and that our source ports carry the index.
@@ -246,7 +248,7 @@ class Connection(Streams):
         if path.acquainted:
             self.stats.hellos += 1
             path.hello_sent = True
-            extension = emit_ours(self.settings, generation=True)
+            extension = self._handshake(generation=True)
             self._send(path, PROBE_PORT, PING_PORT, extension, hello=True)
         elif self.facts.kind is PeerKind.UNKNOWN and not self.lower:
             self._probe(path)
@@ -258,6 +260,21 @@ class Connection(Streams):
     ) -> None:
         self._emit(SendControl(self.peer, path.index, source_port, target_port, extension, hello))
 
+    def _handshake(self, *, generation: bool) -> bytes:
+        """Return our handshake. SPORT_IDX only answers a peer's own: older kernels log it.
+
+        Source: linux v6.1, v6.12 (observed): "ignoring unknown exthdr type 0x8".
+        """
+        announced = self.settings.npaths > 1 and self.facts.sport_index
+        self._announced |= announced
+        return emit_ours(self.settings, generation=generation, sport_index=announced)
+
+    def _must_announce(self) -> bool:
+        """Tell whether a kernel must hear that our source ports carry the index, before fan-out."""
+        facts = self.facts
+        told = self._announced or self.settings.npaths == 1
+        return self.lower and facts.kind is PeerKind.LINUX and facts.sport_index and not told
+
     def _probe(self, path: PathLife) -> None:
         """Ask who the peer is, once per stream."""
         if path.probe_sent:
@@ -266,7 +283,7 @@ class Connection(Streams):
         self.stats.probes += 1
         # On a held path only a hello gets through. To a kernel its number 0 does no harm here:
         # held so far, we have sent nothing that could be repeated and taken twice.
-        extension = emit_ours(self.settings, generation=False)
+        extension = self._handshake(generation=False)
         self._send(path, PROBE_PORT, PING_PORT, extension, hello=path.held)
 
     def _learn(self, path: PathLife, handshake: Handshake, now_ns: int) -> None:
@@ -313,7 +330,7 @@ class Connection(Streams):
         introduced = own and handshake.generation is not None
         # Two hellos that cross answer each other.
         if is_ping and not (introduced and path.hello_sent):
-            answer = emit_ours(self.settings, generation=own)
+            answer = self._handshake(generation=own)
             self._send(path, PING_PORT, PROBE_PORT, answer, hello=own)
         if introduced or not own:
             self._release(path, acknowledgement or None if own else None)
@@ -329,6 +346,10 @@ class Connection(Streams):
     def _confirm(self, path: PathLife, now_ns: int) -> None:
         """Note that the peer knows our handshake on this stream; path 0 opens the others."""
         if path.confirmed:
+            return
+        if self._must_announce():
+            path.probe_sent = False
+            self._probe(path)
             return
         path.confirmed = True
         self._cancel(path, TimerKind.ANSWER)

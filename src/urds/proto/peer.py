@@ -81,7 +81,8 @@ def learn(peer: PeerFacts, handshake: Handshake, settings: ConnectionSettings) -
         kind=kind,
         npaths=count if afresh else max(count, peer.npaths),
         generation=generation,
-        sport_index=handshake.sport_index,
+        # The mark implies it: own nodes connect from ports that carry the index.
+        sport_index=handshake.sport_index or handshake.mark is not None,
         capabilities=_shared(settings.capabilities, handshake.mark),
         message_bytes_max=_shared_message_bytes(settings.message_bytes_max, handshake.mark),
     )
@@ -97,7 +98,7 @@ def restarted(peer: PeerFacts) -> PeerFacts:
     return replace(peer, stale=True)
 
 
-def emit_ours(settings: ConnectionSettings, *, generation: bool) -> bytes:
+def emit_ours(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:
     """Return our handshake, 16 octets; the generation is for own nodes only.
 
     A kernel that sees a new generation drops what it has in flight, and loses it if the stream
@@ -107,7 +108,7 @@ def emit_ours(settings: ConnectionSettings, *, generation: bool) -> bytes:
         Handshake(
             npaths=settings.npaths,
             generation=settings.generation if generation else None,
-            sport_index=settings.npaths > 1,
+            sport_index=sport_index,
             mark=Mark(settings.capabilities | _announced(settings.message_bytes_max)),
         )
     )
