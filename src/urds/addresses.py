@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from enum import Enum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final
@@ -24,6 +25,7 @@ _SOCKADDR_IN: Final = Struct("=H2s4s8x")
 _SOCKADDR_IN6: Final = Struct("=H2s4x16sI")
 _FAMILY: Final = Struct("=H")
 _PORT_MAX: Final = 65535
+_LITERALS_MAX: Final = 4096  # reading one takes as long as queueing a message
 _BROADCAST: Final = IPv4Address("255.255.255.255")
 
 
@@ -130,13 +132,18 @@ def _literal(host: str) -> Address | None:
     if host == "<broadcast>":
         return _BROADCAST
     plain, _, scope = host.partition("%")
-    try:
-        address = ip_address(plain)
-    except ValueError:
-        return None
-    if not scope or address.version == 4:
+    address = _plain_literal(plain)
+    if address is None or not scope or address.version == 4:
         return address
     return _scoped(address, int(scope) if scope.isdigit() else socket.if_nametoindex(scope))
+
+
+@lru_cache(maxsize=_LITERALS_MAX)
+def _plain_literal(host: str) -> Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
 
 
 def _lookup(host: str) -> Address:
