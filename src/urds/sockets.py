@@ -156,6 +156,8 @@ class Socket(SocketBase):
         """Refuse what needs RDMA, and zero copy, which by reference is the rule here anyway."""
         if request.destination_cookie is not None:
             raise os_error(Refusal.BAD_CMSG, "RDMA_DEST names no memory region of this socket")
+        if request.rdma and not request.rdma.local_count:
+            raise os_error(Refusal.BAD_CMSG, "RDMA_ARGS without local memory")
         if request.rdma or request.atomic or request.region:
             raise os_error(Refusal.NOT_SUPPORTED, "RDMA needs the RDMA transport")
         cookie = request.zerocopy_cookie is not None
