@@ -238,7 +238,12 @@ def test_a_process_that_hangs_up_gave_no_report(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(folder / "123.sock"))
         other.listen()
-        thread = threading.Thread(target=lambda: other.accept()[0].close())
+
+        def hang_up() -> None:
+            connection, _ = other.accept()
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
         thread.start()
         answer = processes.ask(123)
         thread.join()

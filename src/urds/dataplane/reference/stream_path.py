@@ -192,9 +192,10 @@ class StreamPath:
         """Return what to write next; with nothing left, stop writing. Lock held.
 
         One critical section for the last look and for clearing `writing`: a message queued in
-        between would find a writer that has looked already.
+        between would find a writer that has looked already. What is returned is a copy: the core
+        goes on with its own list, and a writer that has stopped must not see a later one's octets.
         """
-        buffers = self.core.poll_transmit()
+        buffers = self.core.poll_transmit()[:_BUFFERS_MAX]
         if not buffers:
             self._written()
         return buffers
@@ -638,7 +639,7 @@ class StreamPath:
 def _write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:
     """Write once; return the octets taken and why the stream takes no more. No lock held."""
     try:
-        return stream.sendmsg(buffers[:_BUFFERS_MAX]), None
+        return stream.sendmsg(buffers), None
     except BlockingIOError as failure:
         return 0, failure
     except OSError as failure:
