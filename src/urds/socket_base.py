@@ -323,8 +323,8 @@ class SocketBase(system.socket):
         # A finaliser may run inside any call of any thread: it takes no lock and closes nothing.
         if self._closed:
             return
-        self._closed = True
         warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._closed = True
         if self._mailbox is not None and self._backend is not None:
             self._backend.abandoned(self._mailbox)
         if self._placeholder is not None:
