@@ -33,7 +33,7 @@ EMPTY_MAP = bytes(8192)
 
 
 class PairStream(socket.socket):
-    """One end of a socket pair as a `base.Stream`; what TCP would acknowledge is the test's word."""
+    """One end of a socket pair as a `base.Stream`; the test says what TCP acknowledged."""
 
     unacknowledged_octets = 0
     expected_octets = 1
@@ -111,6 +111,7 @@ class Remote:
     def close(self) -> None:
         """Close in order; with octets unread it would be a reset."""
         if self.socket.fileno() >= 0:
+            self.socket.setblocking(False)  # a thread may be writing
             with suppress(OSError):
                 self.drain()
             self.socket.close()
@@ -170,9 +171,9 @@ class World:
         return self.plane.snapshot().counters[name]
 
     def close(self) -> None:
-        self.plane.close(0)
         for remote in self.remotes:
             remote.close()
+        self.plane.close(0)
         release = getattr(self.plane, "release", None)
         if release is not None:
             release()

@@ -1,0 +1,122 @@
+"""One sparse scenario per wake-up rule, with widened windows; each fails when its rule is broken.
+
+Heavy traffic hides a lost wake-up, for the next message repeats the last one. So each scenario
+sends one message at the worst moment and then nothing more. A rule has two tests: the scenario
+holds, and with the rule broken on purpose the same scenario finds the hang within its bound.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.sockets import wakeup_helping as helping
+from tests.sockets import wakeup_waiting as waiting
+from tests.sockets.wakeup_world import Breakage, Scenario, world
+
+HOLDS_S = 2.5
+BROKEN_S = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of the contract, the scenario that needs it, and how it is broken on purpose."""
+
+    name: str
+    scenario: Scenario
+    broken: Breakage
+
+
+RULES = [
+    Rule("the writer looks again", waiting.a_message_during_a_write_leaves, waiting.no_second_look),
+    Rule(
+        "list before unlocking",
+        waiting.a_message_before_sleeping_is_seen,
+        waiting.list_after_unlocking,
+    ),
+    Rule("name a successor", waiting.a_follower_takes_over, waiting.no_successor),
+    Rule(
+        "who is named names",
+        waiting.a_named_one_who_leaves_names_the_next,
+        waiting.only_the_leader_names,
+    ),
+    Rule("kick the leader", waiting.a_leader_hears_of_a_local_message, waiting.no_kick),
+    Rule(
+        "leave the kick",
+        waiting.a_pump_leaves_the_kick_to_the_leader,
+        waiting.everybody_reads_the_kick,
+    ),
+    Rule("pass it on, follower", waiting.an_interrupted_follower_passes_it_on, waiting.keep_it),
+    Rule(
+        "pass it on, leader",
+        waiting.an_interrupted_leader_passes_it_on,
+        waiting.the_reader_only_counts,
+    ),
+    Rule(
+        "pass it on, peek",
+        waiting.a_look_leaves_the_message_to_others,
+        waiting.a_look_counts_as_taking,
+    ),
+    Rule(
+        "pass it on, task",
+        waiting.a_cancelled_callback_passes_it_on,
+        waiting.a_cancelled_callback_keeps_it,
+    ),
+    Rule(
+        "asleep under the lock", helping.a_tail_wakes_the_helper, helping.asleep_is_published_late
+    ),
+    Rule(
+        "wakeable before a far deadline",
+        helping.a_far_deadline_leaves_the_helper_wakeable,
+        helping.deaf_until_due,
+    ),
+    Rule(
+        "taking is driving",
+        helping.a_consumer_keeps_the_helper_from_reading,
+        helping.taking_is_no_driving,
+    ),
+    Rule("the helper reads", helping.without_a_consumer_the_helper_reads, helping.never_armed),
+    Rule(
+        "the helper hears of a lost leader",
+        helping.a_leader_that_leaves_is_replaced_by_the_helper,
+        helping.nobody_tells_the_helper,
+    ),
+    Rule(
+        "a wait flushes tails",
+        helping.a_tail_leaves_with_the_next_wait_of_its_sender,
+        helping.tails_stay,
+    ),
+    Rule(
+        "an acknowledgement stays due",
+        helping.an_acknowledgement_waits_for_room,
+        helping.an_unsent_one_drops_the_next,
+    ),
+    Rule(
+        "reading goes on",
+        helping.a_full_mailbox_stops_nobody_else,
+        helping.a_full_mailbox_pauses_the_path,
+    ),
+    Rule("who reads tells", helping.what_a_sender_reads_is_told, helping.a_sender_tells_nobody),
+    Rule(
+        "an open fence flushes",
+        helping.a_fence_that_tcp_opens_lets_the_next_path_go,
+        helping.a_fence_opens_silently,
+    ),
+    Rule("close wakes everybody", helping.close_wakes_everybody, helping.closing_tells_nobody),
+]
+
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+
+
+@each_rule
+def test_the_scenario_ends_well(rule: Rule) -> None:
+    with world(HOLDS_S) as scene:
+        assert rule.scenario(scene)
+
+
+@each_rule
+def test_the_scenario_finds_the_broken_rule(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world(BROKEN_S) as scene:
+        with monkeypatch.context() as patch:
+            rule.broken(patch)
+            hangs = not rule.scenario(scene)
+        assert hangs, f"the scenario does not need the rule {rule.name!r}"

@@ -1,0 +1,320 @@
+"""Scenarios of what happens when nobody is in a call, and of what a call owes to others.
+
+A scenario returns whether everybody woke in time. The function behind it breaks its rule.
+"""
+
+import pytest
+
+from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from tests.unit.path_world import message
+from urds.constants import HeaderFlag
+from urds.dataplane.base import Release
+from urds.dataplane.reference.helper import Helper
+from urds.dataplane.reference.path import PathCore
+from urds.dataplane.reference.plane import Plane
+from urds.dataplane.reference.stream_path import StreamPath
+from urds.dataplane.reference.waiting import Waiters
+
+# -- the helper
+
+
+def a_tail_wakes_the_helper(scene: World) -> bool:
+    """Leave a tail to the helper when it has decided to sleep and does not yet."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    mailbox.sendto(b"route", PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    helper = scene.plane.helper
+    # Long sleeps only: without a deadline the helper has decided that nothing is due.
+    pause = scene.pause(helper, "_sleep", when=lambda timeout_ns: timeout_ns is None)
+    scene.help()
+    pause.reached.wait(scene.bound_s)
+    for payload in (b"1", b"2", b"3"):  # two leave at once, the third waits for more
+        mailbox.sendto(payload, PEER_ADDRESS)
+    pause.go.set()
+    seen: list[bytes] = []
+
+    def three() -> bool:
+        seen.extend(frame.payload for frame in remote.messages())
+        return seen == [b"1", b"2", b"3"]
+
+    return scene.wait_for(three)
+
+
+def asleep_is_published_late(patch: pytest.MonkeyPatch) -> None:
+    decide, sleep = Helper._decide, Helper._sleep
+
+    def decide_only(self: Helper, now_ns: int) -> int | None:
+        timeout_ns = decide(self, now_ns)
+        self.asleep = False
+        return timeout_ns
+
+    def publish_and_sleep(self: Helper, timeout_ns: int | None) -> bool:
+        with self._plane.lock:
+            self.asleep = timeout_ns is None
+        return sleep(self, timeout_ns)
+
+    patch.setattr(Helper, "_decide", decide_only)
+    patch.setattr(Helper, "_sleep", publish_and_sleep)
+
+
+def a_far_deadline_leaves_the_helper_wakeable(scene: World) -> bool:
+    """Leave a tail while a closed mailbox lingers for a second."""
+    lingering, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    for box in (lingering, mailbox):
+        box.sendto(b"route", PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    lingering.close()
+    scene.help()
+    scene.wait_for(lambda: scene.plane.helper._armed and scene.plane.helper.resting)
+    for payload in (b"1", b"2", b"3"):
+        mailbox.sendto(payload, PEER_ADDRESS)
+    seen: list[bytes] = []
+
+    def three() -> bool:
+        seen.extend(frame.payload for frame in remote.messages())
+        return b"3" in seen
+
+    return scene.wait_for(three)
+
+
+def deaf_until_due(patch: pytest.MonkeyPatch) -> None:
+    decide = Helper._decide
+
+    def decide_deaf(self: Helper, now_ns: int) -> int | None:
+        timeout_ns = decide(self, now_ns)
+        self.asleep = timeout_ns is None
+        return timeout_ns
+
+    patch.setattr(Helper, "_decide", decide_deaf)
+
+
+def a_consumer_keeps_the_helper_from_reading(scene: World) -> bool:
+    """Empty a full queue: the helper must not fill it behind our back."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    for number in range(1, 41):
+        remote.say(number, target_port=1)
+    scene.plane.pump()
+    for number in range(41, 81):
+        remote.say(number, target_port=1)
+    for taken in range(1, 41):
+        mailbox.recvfrom(64)
+        scene.plane.helper.run(scene.plane.clock_ns() + 500_000)
+        if len(mailbox.queue) > 40 - taken:
+            return False
+    return True
+
+
+def taking_is_no_driving(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Plane, "driven", property(lambda self: False, lambda self, value: None), raising=False
+    )
+
+
+def without_a_consumer_the_helper_reads(scene: World) -> bool:
+    """Have nobody in a call; a descriptor shows the message all the same."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    scene.help()
+    mailbox.fileno()
+    scene.wait_for(lambda: scene.plane.helper._armed)
+    remote.say(1, target_port=1)
+    return scene.wait_for(lambda: bool(mailbox.queue))
+
+
+def never_armed(patch: pytest.MonkeyPatch) -> None:
+    def decide(self: Helper, now_ns: int) -> int | None:
+        self.asleep = True
+
+    patch.setattr(Helper, "_decide", decide)
+
+
+def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
+    """Let the helper sleep because a leader reads; then the leader goes, and a poller waits."""
+    first, second = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    scene.help()
+    second.fileno()
+    leads = scene.receive(first)
+    remote.say(1, target_port=9)  # spends the armed event, if there is one
+    scene.wait_for(lambda: scene.plane.helper.asleep and not scene.plane.helper._armed)
+    remote.say(2, target_port=1)
+    scene.wait_for(lambda: bool(leads))
+    remote.say(3, target_port=2)
+    return scene.wait_for(lambda: bool(second.queue))
+
+
+def nobody_tells_the_helper(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Helper, "leader_left", lambda self: None)
+    patch.setattr(Helper, "want", lambda self, *, now=False: None)
+
+
+# -- tails, acknowledgements, reading
+
+
+def a_tail_leaves_with_the_next_wait_of_its_sender(scene: World) -> bool:
+    """Wait as a follower for the answer to one's own tail; no helper, the leader sleeps."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    mailbox.sendto(b"route", PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    scene.receive(other)
+
+    def ask() -> object:
+        for payload in (b"1", b"2", b"3"):
+            mailbox.sendto(payload, PEER_ADDRESS)
+        return mailbox.receive(wait_ns=None)
+
+    answers = scene.start(ask)
+    seen: list[bytes] = []
+
+    def three() -> bool:
+        seen.extend(frame.payload for frame in remote.messages())
+        return b"3" in seen
+
+    if not scene.wait_for(three):
+        return False
+    remote.say(1, target_port=2)
+    return scene.wait_for(lambda: bool(answers))
+
+
+def tails_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Plane, "flush_tails", lambda self: None)
+
+
+def an_acknowledgement_waits_for_room(scene: World) -> bool:
+    """Make it due while the stream takes nothing; the peer must hear of it once it does."""
+    mailbox = scene.mailbox(1, send_bytes_max=1 << 22)
+    remote = scene.attach()
+    scene.help()
+    for _ in range(6):
+        mailbox.sendto(bytes(200_000), PEER_ADDRESS)
+    scene.wait_for(lambda: scene.path().blocked)  # type: ignore[attr-defined]  # the reference's
+    remote.say(77, b"x", target_port=1, flags=HeaderFlag.ACK_REQUIRED)
+    scene.wait_for(lambda: bool(mailbox.queue))
+    seen: list[int] = []
+
+    def acknowledged() -> bool:
+        seen.extend(frame.header.ack for frame in remote.frames())
+        return 77 in seen
+
+    return scene.wait_for(acknowledged)
+
+
+def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
+    receive_data, frame = PathCore.receive_data, PathCore._frame_messages
+
+    def receive(self: PathCore, data: bytes, now_ns: int) -> object:
+        reason = receive_data(self, data, now_ns)
+        if self._out:
+            self.incoming.reset_owed()
+            self._owed_since_ns = None
+        return reason
+
+    def frame_without(self: PathCore) -> None:
+        expected, self.incoming.sequence_expected = self.incoming.sequence_expected, 1
+        frame(self)  # what is framed later does not carry it either: nothing else is sent
+        self.incoming.sequence_expected = expected
+
+    patch.setattr(PathCore, "receive_data", receive)
+    patch.setattr(PathCore, "_frame_messages", frame_without)
+
+
+def a_full_mailbox_stops_nobody_else(scene: World) -> bool:
+    """Fill one mailbox far over its buffer; the stream goes on for the other and for room."""
+    full, other = scene.mailbox(1), scene.mailbox(2, send_bytes_max=1000)
+    remote = scene.attach()
+    other.sendto(bytes(1000), PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    receives = scene.receive(other)
+    sends = scene.start(lambda: other.sendto(b"room", PEER_ADDRESS))
+    octets = [message(number, bytes(100_000), target_port=full.port) for number in range(1, 13)]
+    scene.start(lambda: remote.write(*octets, message(13, b"x", target_port=2, ack=1)))
+    return scene.wait_for(lambda: bool(receives) and bool(sends))
+
+
+def a_full_mailbox_pauses_the_path(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Plane,
+        "is_over_hard_bound",
+        lambda self, inbox: inbox.receive_queued_bytes > inbox.buffer_bytes,
+    )
+    patch.setattr(Plane, "_resumed", lambda self, mailbox: [])
+
+
+def what_a_sender_reads_is_told(scene: World) -> bool:
+    """Let a sender that looks for acknowledgements read what another thread waits for."""
+    mailbox, sender = scene.mailbox(1), scene.mailbox(2, send_bytes_max=1000)
+    remote = scene.attach()
+    sender.sendto(b"route", PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
+    results = scene.start(lambda: mailbox.receive(wait_ns=None))
+    pause.reached.wait(scene.bound_s)
+    remote.say(1, target_port=1)
+    sender.sendto(bytes(600), PEER_ADDRESS)  # over a quarter of its account: it looks
+    if not mailbox.queue:
+        return False
+    pause.go.set()
+    return scene.wait_for(lambda: bool(results))
+
+
+def a_sender_tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamPath, "look_for_acknowledgements", StreamPath.read)
+    patch.setattr(StreamPath, "flush", _silent(StreamPath.flush))
+    patch.setattr(Plane, "settle", lambda self: None)
+
+
+def _silent(flush: object) -> object:
+    def flush_silently(self: StreamPath) -> None:
+        deliver, self._plane.deliver = self._plane.deliver, lambda: None  # type: ignore[method-assign]
+        try:
+            flush(self)  # type: ignore[operator]
+        finally:
+            self._plane.deliver = deliver  # type: ignore[method-assign]
+
+    return flush_silently
+
+
+def a_fence_that_tcp_opens_lets_the_next_path_go(scene: World) -> bool:
+    """Acknowledge the last octets of one path by TCP alone; another path waits for that."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach(release=Release.STREAM_ACKNOWLEDGED)
+    remote.say_map()
+    scene.help()
+    scene.wait_for(lambda: scene.path().core.incoming.frames == 1)  # type: ignore[attr-defined]
+    remote.stream.unacknowledged_octets = 1 << 30
+    mailbox.sendto(b"first", PEER_ADDRESS)
+    behind = scene.plane.path(local=LOCAL, peer=scene.path().peer, index=1, sequence_first=1)
+    lane = scene.lane(behind)
+    behind.hold_behind(scene.path())
+    mailbox.route(behind.peer, behind)
+    mailbox.sendto(b"second", PEER_ADDRESS)
+    remote.stream.unacknowledged_octets = 0
+    return scene.wait_for(lambda: bool(lane.messages()))
+
+
+def a_fence_opens_silently(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamPath, "flush_soon", lambda self: None)
+
+
+# -- endings
+
+
+def close_wakes_everybody(scene: World) -> bool:
+    """Close while a leader, a follower and a sender without room wait."""
+    first, second = scene.mailbox(1), scene.mailbox(2, send_bytes_max=10)
+    scene.attach()
+    second.sendto(bytes(10), PEER_ADDRESS)
+    scene.receive(first)
+    scene.receive(second)
+    scene.start(lambda: second.sendto(b"x", PEER_ADDRESS))
+    scene.wait_for(lambda: scene.waiting() == 3)
+    scene.plane.close(0)
+    return scene.wait_for(lambda: not any(thread.is_alive() for thread in scene.threads))
+
+
+def closing_tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiters, "tell_all", lambda self, desk: None)

@@ -1,0 +1,278 @@
+"""Scenarios of the waiting desk: who lists, leads, is told, and passes it on; how each breaks.
+
+A scenario returns whether everybody woke in time. The function behind it breaks its rule.
+"""
+
+import threading
+
+import pytest
+
+from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from urds.dataplane.reference.plane import Plane
+from urds.dataplane.reference.stream_path import StreamPath
+from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
+
+# -- the writer looks again before it clears `writing`
+
+
+def a_message_during_a_write_leaves(scene: World) -> bool:
+    """Send from a second thread while the first is in `sendmsg`; nobody else will ever write."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    mailbox.sendto(b"route", PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    pause = scene.pause(remote.stream, "sendmsg", after=True)
+    scene.start(lambda: mailbox.sendto(b"first", PEER_ADDRESS))
+    pause.reached.wait(scene.bound_s)
+    mailbox.sendto(b"second", PEER_ADDRESS)
+    scene.path().flush()
+    pause.go.set()
+    seen: list[bytes] = []
+
+    def both() -> bool:
+        seen.extend(frame.payload for frame in remote.messages())
+        return seen == [b"first", b"second"]
+
+    return scene.wait_for(both)
+
+
+def no_second_look(patch: pytest.MonkeyPatch) -> None:
+    def advance(self: StreamPath, stream: object, taken: int, failure: object) -> list[object]:
+        self.core.transmitted(taken)
+        self._written()
+        return []
+
+    patch.setattr(StreamPath, "_advance", advance)
+
+
+# -- a waiter lists itself in the critical section that found nothing
+
+
+def a_message_before_sleeping_is_seen(scene: World) -> bool:
+    """Bring the message between the look and the sleep, read by another thread."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
+    results = scene.start(lambda: mailbox.receive(wait_ns=None))
+    pause.reached.wait(scene.bound_s)
+    remote.say(1, b"x", target_port=1)
+    scene.plane.pump()
+    pause.go.set()
+    return scene.wait_for(lambda: bool(results))
+
+
+def list_after_unlocking(patch: pytest.MonkeyPatch) -> None:
+    late = threading.local()
+    add, serve_ready = Waiters.add, Plane.serve_ready
+
+    def remember(self: Waiters, waiter: Waiter) -> None:
+        late.entry = (self, waiter)
+
+    def serve(self: Plane, timeout_s: float | None, *, leading: bool = False) -> int:
+        if leading:
+            with self.lock:
+                add(*late.entry)
+        return serve_ready(self, timeout_s, leading=leading)
+
+    patch.setattr(Waiters, "add", remember)
+    patch.setattr(Plane, "serve_ready", serve)
+
+
+# -- a leader that leaves names a successor
+
+
+def a_follower_takes_over(scene: World) -> bool:
+    """Let the leader get its message and leave; then bring one for the follower."""
+    first, second = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    leads = scene.receive(first)
+    follows = scene.receive(second)
+    remote.say(1, target_port=1)
+    scene.wait_for(lambda: bool(leads))
+    remote.say(2, target_port=2)
+    return scene.wait_for(lambda: bool(follows))
+
+
+def no_successor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WaitingDesk, "name_leader", lambda self: None)
+
+
+def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
+    """End the successor's time in the moment he is named; the third one must lead."""
+    first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
+    remote = scene.attach()
+    leads = scene.receive(first)
+    pause = scene.pause(scene.plane.desk, "sleep", after=True)
+    scene.receive(second, wait_s=0.05)
+    follows = scene.receive(third)
+    pause.reached.wait(scene.bound_s)
+    remote.say(1, target_port=1)
+    scene.wait_for(lambda: bool(leads))
+    pause.go.set()
+    scene.threads[1].join(scene.bound_s)
+    remote.say(2, target_port=3)
+    return scene.wait_for(lambda: bool(follows))
+
+
+def only_the_leader_names(patch: pytest.MonkeyPatch) -> None:
+    name_leader, stand_up = WaitingDesk.name_leader, WaitingDesk.stand_up
+
+    def leave(self: WaitingDesk, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
+        led = self.leader is waiter
+        patch.setattr(WaitingDesk, "name_leader", lambda self: None)
+        unled = stand_up(self, waiter, waiters, used=used)
+        patch.setattr(WaitingDesk, "name_leader", name_leader)
+        if led:
+            self.name_leader()
+        return unled
+
+    patch.setattr(WaitingDesk, "stand_up", leave)
+
+
+# -- the leader is kicked, and nobody else reads the kick
+
+
+def a_leader_hears_of_a_local_message(scene: World) -> bool:
+    """Let it sleep in epoll, and send from a thread of this process."""
+    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
+    results = scene.receive(mailbox)
+    scene.wait_for(lambda: scene.plane.desk.leader is not None)
+    sender.sendto(b"x", (str(LOCAL), 1))
+    return scene.wait_for(lambda: bool(results))
+
+
+def no_kick(patch: pytest.MonkeyPatch) -> None:
+    wake = WaitingDesk._wake
+    patch.setattr(WaitingDesk, "_wake", lambda self, gates, *, kick: wake(self, gates, kick=False))
+
+
+def a_pump_leaves_the_kick_to_the_leader(scene: World) -> bool:
+    """Kick the leader before it is in epoll, and let a pump look first."""
+    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
+    pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
+    results = scene.start(lambda: mailbox.receive(wait_ns=None))
+    pause.reached.wait(scene.bound_s)
+    sender.sendto(b"x", (str(LOCAL), 1))
+    scene.plane.pump()
+    pause.go.set()
+    return scene.wait_for(lambda: bool(results))
+
+
+def everybody_reads_the_kick(patch: pytest.MonkeyPatch) -> None:
+    read_kick = WaitingDesk.read_kick
+    patch.setattr(WaitingDesk, "read_kick", lambda self, *, leading: read_kick(self, leading=True))
+
+
+# -- notified and unused is passed on
+
+
+def an_interrupted_follower_passes_it_on(scene: World) -> bool:
+    """Interrupt the one who was told before it looks; a second waits for the same mailbox."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    scene.receive(other)
+    sleep = scene.plane.desk.sleep
+    interrupted: list[Waiter] = []
+
+    def sleep_interrupted(waiter: Waiter, timeout_s: float | None) -> None:
+        sleep(waiter, timeout_s)
+        if not interrupted:
+            interrupted.append(waiter)
+            raise KeyboardInterrupt
+
+    scene.plane.desk.sleep = sleep_interrupted  # type: ignore[method-assign]
+    both = [scene.receive(mailbox), scene.receive(mailbox)]
+    remote.say(1, target_port=2)
+    return scene.wait_for(lambda: bool(interrupted)) and scene.wait_for(lambda: any(both))
+
+
+def keep_it(patch: pytest.MonkeyPatch) -> None:
+    stand_up = WaitingDesk.stand_up
+    patch.setattr(
+        WaitingDesk,
+        "stand_up",
+        lambda self, waiter, waiters, *, used: stand_up(self, waiter, waiters, used=True),
+    )
+
+
+def an_interrupted_leader_passes_it_on(scene: World) -> bool:
+    """Interrupt the leader behind a read that counted it as told."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    serve_ready = scene.plane.serve_ready
+    interrupted: list[bool] = []
+
+    def serve_interrupted(timeout_s: float | None, *, leading: bool = False) -> int:
+        served = serve_ready(timeout_s, leading=leading)
+        if leading and not interrupted and mailbox.queue:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return served
+
+    scene.plane.serve_ready = serve_interrupted  # type: ignore[method-assign]
+    leads = scene.receive(mailbox)
+    scene.receive(scene.mailbox(2))  # this one is named successor
+    both = [leads, scene.receive(mailbox)]
+    remote.say(1, target_port=1)
+    return scene.wait_for(lambda: bool(interrupted)) and scene.wait_for(lambda: any(both))
+
+
+def the_reader_only_counts(patch: pytest.MonkeyPatch) -> None:
+    tell = Waiters.tell
+
+    def tell_without_mark(self: Waiters, count: int, desk: WaitingDesk) -> None:
+        leader = desk.leader
+        running = leader is not None and leader.doing is Doing.RUNNING
+        tell(self, count, desk)
+        if running and leader is not None:
+            leader.doing = Doing.RUNNING
+
+    patch.setattr(Waiters, "tell", tell_without_mark)
+
+
+def a_look_leaves_the_message_to_others(scene: World) -> bool:
+    """Wait to look (MSG_PEEK) before one who waits to take: both must wake."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    scene.receive(other)
+    looks = scene.start(lambda: mailbox.receive(wait_ns=None, peek=True))
+    scene.wait_for(lambda: scene.waiting() == 2)
+    takes = scene.receive(mailbox)
+    remote.say(1, target_port=2)
+    return scene.wait_for(lambda: bool(looks) and bool(takes))
+
+
+def a_look_counts_as_taking(patch: pytest.MonkeyPatch) -> None:
+    tell = Waiters.tell
+    told: list[int] = []
+
+    def tell_once(self: Waiters, count: int, desk: WaitingDesk) -> None:
+        if not told:
+            tell(self, count, desk)
+        told.append(count)
+
+    patch.setattr(Waiters, "tell", tell_once)
+
+
+def a_cancelled_callback_passes_it_on(scene: World) -> bool:
+    """Call a task of an event loop and cancel it; the thread behind it must get the message."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    scene.receive(other)
+    called = threading.Event()
+    cancel = mailbox.subscribe(called.set, room=False)
+    takes = scene.receive(mailbox)
+    remote.say(1, target_port=2)
+    called.wait(scene.bound_s)
+    cancel()
+    return scene.wait_for(lambda: bool(takes))
+
+
+def a_cancelled_callback_keeps_it(patch: pytest.MonkeyPatch) -> None:
+    remove = Waiters.remove
+
+    def removed(self: Waiters, waiter: Waiter) -> bool:
+        remove(self, waiter)
+        return True
+
+    patch.setattr(Waiters, "remove", removed)
