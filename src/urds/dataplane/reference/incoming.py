@@ -364,14 +364,18 @@ class Incoming:
         below_floor = flagged and self._floor is not None and sequence < self._floor
         if below_floor and sequence < self.sequence_expected:
             return True
-        if source_port != _PROBE_PORT or target_port or self._probe_sequence is None:
+        if source_port != _PROBE_PORT or target_port:
             return False
         extension = (fields[9] << 64 | fields[10]).to_bytes(16, "big")
         handshake = parse_handshake(extension)
         if handshake.mark is not None:
             return False  # an own node tells in its hello
         if handshake.generation is not None:
-            return self._generation not in (None, handshake.generation)
+            # Noted here too: the next probe may come before the control plane has read this one.
+            known, self._generation = self._generation, handshake.generation
+            return known not in (None, handshake.generation)
+        if self._probe_sequence is None:
+            return False
         # Without generations a second probe means a new life, unless it is the first repeated.
         return not (flagged and sequence == self._probe_sequence)
 
