@@ -165,15 +165,18 @@ def test_the_length_is_checked_before_the_control_messages(sock: urds.Socket) ->
 @pytest.mark.parametrize(
     ("kind", "octets", "code"),
     [
-        (1, 56, errno.EOPNOTSUPP),
-        (2, 8, errno.EINVAL),
-        (3, 32, errno.EOPNOTSUPP),
-        (6, 72, errno.EOPNOTSUPP),
-        (9, 72, errno.EOPNOTSUPP),
+        (1, struct.pack("=7Q", 0, 0, 0, 0, 1, 0, 0), errno.EOPNOTSUPP),
+        (1, bytes(56), errno.EINVAL),  # without local memory
+        (2, bytes(8), errno.EINVAL),
+        (3, bytes(32), errno.EOPNOTSUPP),
+        (6, bytes(72), errno.EOPNOTSUPP),
+        (9, bytes(72), errno.EOPNOTSUPP),
     ],
 )
-def test_rdma_is_refused_without_rdma(sock: urds.Socket, kind: int, octets: int, code: int) -> None:
-    assert refused(sock.sendmsg, [b"x"], [(SOL_RDS, kind, bytes(octets))], 0, PEER) == code
+def test_rdma_is_refused_without_rdma(
+    sock: urds.Socket, kind: int, octets: bytes, code: int
+) -> None:
+    assert refused(sock.sendmsg, [b"x"], [(SOL_RDS, kind, octets)], 0, PEER) == code
 
 
 def test_send_many_counts_what_went_and_keeps_no_error(
