@@ -1,61 +1,60 @@
-"""A chat room with asyncio: one socket serves everybody, and nobody keeps a connection.
+"""A chat room with asyncio: one socket for the room, one for each guest, no connections to keep.
 
-The room repeats each line to all members. A member is known by the address it sent from; it joins
-with an empty message, and is welcomed with one when everybody is there.
+The room repeats what a guest says to all others. Each guest hears everybody's lines in the order in
+which they were said, because the room sends them in that order. The same code runs under trio.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 import urds.aio
 
-ROOM = ("127.0.0.71", 4000)
-NAMES = {"127.0.0.72": "ann", "127.0.0.73": "bob", "127.0.0.74": "eve"}
-LINES = ["hello", "how is everybody?", "bye"]
+ROOM = ("127.0.0.61", 4000)
+GUESTS = {
+    "Ada": ("127.0.0.62", ["Good morning.", "Who else is here?"]),
+    "Bob": ("127.0.0.63", ["Hello Ada!"]),
+    "Eve": ("127.0.0.64", ["I only listen.", "Mostly."]),
+}
+LINES = sum(len(lines) for _, lines in GUESTS.values())
 
 
-async def keep_room(sock: urds.aio.Socket) -> None:
-    """Repeat what comes to all members, until the socket is closed."""
-    members = []
-    async for payload, source in sock:
-        if payload:
-            line = NAMES[source[0]].encode() + b": " + payload
-        else:
-            members.append(source)
-            line = b""
-        if len(members) == len(NAMES):
-            for member in members:
-                await sock.send_to(line, member)
+async def keep_room(room: urds.aio.Socket) -> None:
+    guests: set[tuple[str, int]] = set()
+    async for line, sender in room:
+        guests.add(sender[:2])
+        if not line:
+            continue  # an empty message says: I have come
+        for guest in guests:
+            await room.send_to(line, guest)
 
 
-async def listen(sock: urds.aio.Socket) -> list[str]:
-    """Return all lines of all members."""
-    return [(await sock.recv()).decode() for _ in range(len(LINES) * len(NAMES))]
-
-
-async def chat(host: str) -> list[str]:
-    """Join, say the lines, and return what was heard meanwhile."""
-    async with await urds.aio.bind((host, 0)) as sock:
-        sock.connect(ROOM)
-        await sock.send(b"")
-        assert await sock.recv() == b""
-        listening = asyncio.create_task(listen(sock))
-        for line in LINES:
-            await sock.send(line.encode())
-            await asyncio.sleep(0.01)
-        return await asyncio.wait_for(listening, 5)
+async def visit(name: str, address: str, lines: Sequence[str], *, all_here: asyncio.Barrier) -> int:
+    heard = 0
+    async with await urds.aio.bind((address, 0)) as sock:
+        await sock.send_to(b"", ROOM)
+        await all_here.wait()
+        for line in lines:
+            await sock.send_to(f"{name}: {line}".encode(), ROOM)
+        while heard < LINES:
+            heard_line, _ = await asyncio.wait_for(sock.recv_from(), 5)
+            heard += 1
+            if name == "Eve":
+                print(heard_line.decode())
+    return heard
 
 
 async def main() -> None:
+    all_here = asyncio.Barrier(len(GUESTS))
     async with await urds.aio.bind(ROOM) as room:
-        keeping = asyncio.create_task(keep_room(room))
-        all_heard = await asyncio.gather(*(chat(host) for host in NAMES))
-        room.close()
-        await keeping
-    print("\n".join(all_heard[0]))
-    for heard in all_heard:
-        for name in NAMES.values():
-            own = [line for line in heard if line.startswith(name)]
-            assert own == [f"{name}: {line}" for line in LINES], own
+        keeper = asyncio.create_task(keep_room(room))
+        visits = (
+            visit(name, address, lines, all_here=all_here)
+            for name, (address, lines) in GUESTS.items()
+        )
+        heard = await asyncio.gather(*visits)
+        keeper.cancel()  # cancelling a receive loses no message
+    print(f"{len(heard)} guests heard {sum(heard)} lines")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
