@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,22 @@ class NodeProcess:
             text=True,
         )
         self.ask("counters")  # it listens now
+
+    @property
+    def pid(self) -> int:
+        """Return the process's number."""
+        return self._process.pid
+
+    @property
+    def rss_bytes(self) -> int:
+        """Return the memory that the process has in use. Source: proc(5), statm."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    @property
+    def descriptor_count(self) -> int:
+        """Return how many descriptors the process has open."""
+        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """Make one request and wait for its answer."""

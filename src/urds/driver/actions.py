@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from urds.dataplane import base
 from urds.dataplane.base import Path
+from urds.driver.clock import now_ns
 from urds.driver.hosts import LocalHost, PeerPaths
+from urds.driver.logs import LogLimit
 from urds.proto import events
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Actions:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._refusals = LogLimit()
         self._methods: dict[type, Callable[[LocalHost, Any], None]] = {
             events.Connect: self._connect,
             events.Knock: self._knock,
@@ -185,6 +188,9 @@ class Actions:
         _log.info("%s began a new life", action.peer)
 
     def _refused(self, host: LocalHost, action: events.Refused) -> None:
+        if not self._refusals.admits(now_ns()):
+            return
         hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
         reason = action.reason.name.lower().replace("_", " ")
+        hint += self._refusals.note()
         _log.warning("connection of %s refused: %s%s", action.peer, reason, hint)

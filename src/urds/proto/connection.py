@@ -29,6 +29,7 @@ from urds.proto.events import (
     PeerKind,
     PeerKnown,
     PeerStartedAnew,
+    Reason,
     Refuse,
     Release,
     RememberHandshake,
@@ -211,7 +212,8 @@ class Connection(Streams):
     def handle_timer(self, kind: TimerKind, number: int, now_ns: int) -> None:
         """Do what one timer asks for."""
         if kind is TimerKind.STRANGER:
-            self._drop_stranger(number, now_ns)
+            self.stats.strangers_silent += 1
+            self.drop_stranger(number, Reason.SILENT, now_ns)
             return
         path = self._path(number)
         assert path is not None, "a closed path has no timers"

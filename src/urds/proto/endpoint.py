@@ -163,6 +163,15 @@ class Endpoint:
             self._refuse(stream, peer, Reason.TOO_MANY_STRANGERS)
         else:
             connection.handle_accepted(stream, source_port, now_ns)
+            self._make_room(now_ns)
+
+    def _make_room(self, now_ns: int) -> None:
+        """Drop a stranger if there are too many of them."""
+        crowded_out = self._strangers.one_too_many()
+        if crowded_out is not None:
+            stream, peer = crowded_out
+            self.stats.refused_strangers += 1
+            self._connections[peer].drop_stranger(stream, Reason.TOO_MANY_STRANGERS, now_ns)
 
     def _is_too_strange(self, connection: Connection, stream: int, now_ns: int) -> bool:
         """Count a stream of an unknown peer as a stranger's. A knock is refused anyway."""

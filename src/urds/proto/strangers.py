@@ -2,6 +2,9 @@
 
 Whoever may connect can open connections and stay silent. A stream counts until its first frame, and
 only for a peer of which nothing is known; peers that come back after an outage are no strangers.
+
+When there are too many, not the newest goes: silent connections would keep everybody out for as
+long as they may stay, while an honest peer speaks at once.
 """
 
 from collections import Counter
@@ -21,18 +24,22 @@ class Strangers:
         self._per_address: Counter[Address] = Counter()
 
     def admit(self, stream: int, peer: Address, now_ns: int) -> bool:
-        """Count one more and start its time; false if there are too many."""
+        """Count one more and start its time; false if its address has too many."""
         settings = self._settings
-        if (
-            len(self._peers) >= settings.strangers_max
-            or self._per_address[peer] >= settings.strangers_per_address_max
-        ):
+        if self._per_address[peer] >= settings.strangers_per_address_max:
             return False
         self._peers[stream] = peer
         self._per_address[peer] += 1
         key = TimerKey(peer, TimerKind.STRANGER, stream)
         self._timers.set(key, now_ns + settings.stranger_wait_ns)
         return True
+
+    def one_too_many(self) -> tuple[int, Address] | None:
+        """Return the stream that has to go: the eldest of the address that has most."""
+        if len(self._peers) <= self._settings.strangers_max:
+            return None
+        most = max(self._per_address.values())
+        return next(pair for pair in self._peers.items() if self._per_address[pair[1]] == most)
 
     def forget(self, stream: int | None) -> None:
         """Count no more a stream that spoke or ended; one that was not counted is no mistake."""

@@ -166,13 +166,12 @@ class Streams(Seeker):
                 self._drop(other, now_ns)
         return path.stream is None
 
-    def _drop_stranger(self, stream: int, now_ns: int) -> None:
+    def drop_stranger(self, stream: int, reason: Reason, now_ns: int) -> None:
         """Drop an accepted stream on which the peer said nothing."""
         self._strangers.forget(stream)
-        self.stats.strangers_silent += 1
         if self._parked.pop(stream, None) is not None:
-            self._refuse(stream, Reason.SILENT)
+            self._refuse(stream, reason)
         for path in self._paths:
             if path.stream == stream:
                 self._drop(path, now_ns)
-                self._emit(Refused(self.peer, Reason.SILENT))
+                self._emit(Refused(self.peer, reason))
