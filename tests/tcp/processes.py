@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -45,6 +46,12 @@ class NodeProcess:
     def descriptor_count(self) -> int:
         """Return how many descriptors the process has open."""
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the processor time that the process has used. Source: proc(5), stat."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """Make one request and wait for its answer."""

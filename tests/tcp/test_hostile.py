@@ -5,6 +5,7 @@ The short form of the acceptance tests S4, S5 and S6 of SECURITY.md.
 
 from __future__ import annotations
 
+import resource
 import select
 import socket
 import time
@@ -291,3 +292,17 @@ def test_a_silent_connection_is_closed_in_time(lab: Lab) -> None:
     assert is_ended(connection, wait_s=1.0)
     assert 0.2 < time.monotonic() - started_s < 1.0
     assert node.ask("counters")["strangers_silent"] == 1
+
+
+def test_running_out_of_descriptors_is_no_busy_loop(lab: Lab) -> None:
+    node = lab.process(NODE)
+    honest = lab.node(1)
+    talk(honest, node, 1)
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (node.descriptor_count + 5,) * 2)
+    with flood(lab, node.address, addresses=60, each=1):
+        time.sleep(0.2)
+        before_s = node.cpu_s
+        time.sleep(0.5)
+        assert node.cpu_s - before_s < 0.1
+        talk(honest, node, 5)
+    talk(honest, node, 5)

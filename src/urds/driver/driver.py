@@ -35,6 +35,7 @@ from urds.transport import subnets, tcp
 _MS = 1_000_000
 _S = 1_000 * _MS
 _ACCEPTS_PER_TURN = 64
+_ACCEPT_REST_NS = 100 * _MS
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
 
 
@@ -224,7 +225,10 @@ class Driver:
                 host.endpoint.handle_timeout(now)
             while (action := host.endpoint.poll_event()) is not None:
                 self.actions.carry_out(host, action)
-            deadlines.append(host.endpoint.poll_timeout())
+            if host.listen_at_ns is not None and host.listen_at_ns <= now:
+                host.listen_at_ns = None
+                self._listen(host)
+            deadlines += [host.endpoint.poll_timeout(), host.listen_at_ns]
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     def _report(self, event: base.Event) -> None:
@@ -288,14 +292,18 @@ class Driver:
         self.serve(host.listener.fileno(), lambda: self._accept(host), Interest.READ)
 
     def _accept(self, host: LocalHost) -> None:
+        """Take what waits; without descriptors to take it, rest, or the thread would spin."""
         for _ in range(_ACCEPTS_PER_TURN):
-            with suppress(OSError):  # out of descriptors: the next turn tries again
+            try:
                 accepted = tcp.accept(host.listener, self.tcp)
-                if accepted is None:
-                    break
-                stream, (name, port) = accepted
-                number = self.streams.keep(stream)
-                host.endpoint.handle_accepted(number, ip_address(name), port, now_ns())
+            except OSError:
+                host.listen_at_ns = now_ns() + _ACCEPT_REST_NS
+                return
+            if accepted is None:
+                break
+            stream, (name, port) = accepted
+            number = self.streams.keep(stream)
+            host.endpoint.handle_accepted(number, ip_address(name), port, now_ns())
         self._listen(host)
 
 

@@ -32,5 +32,6 @@ class LocalHost:
     address: Address
     endpoint: Endpoint
     listener: socket.socket
+    listen_at_ns: int | None = None  # when to accept again after an accept that failed
     peers: dict[Address, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
