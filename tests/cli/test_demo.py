@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -97,13 +98,14 @@ def test_nothing_is_lost_while_connections_are_reset(front: str) -> None:
     assert lines[-1].startswith("messages per second ")
 
 
-def test_json_is_one_object_and_nothing_else() -> None:
+def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     arguments = ("--hosts", "2", "--seconds", "0.5", "--seed", "5", "--first", address(24))
-    done = urds("demo", *arguments, "--json")
+    done = urds("demo", *arguments, "--json", changes={"XDG_RUNTIME_DIR": str(tmp_path)})
     found = json.loads(done.out)
     assert (done.code, done.err) == (0, "")
     assert (found["lost"], found["hosts"], found["seed"], found["missing"]) == (0, 2, 5, [])
     assert found["sent"] == found["delivered"] > 0
+    assert list((tmp_path / "urds").iterdir()) == [], "a host did not end in order"
 
 
 def test_a_taken_address_is_named_and_nobody_stays_behind() -> None:

@@ -29,6 +29,8 @@ _TAKES_PER_TURN: Final = 128
 _IDLE_WAIT_S: Final = 0.005
 _PROGRESS_S: Final = 0.25
 _QUIET_S: Final = 0.2  # after the last expected message: a duplicate would come now
+_DRAIN_AT_END_S: Final = 0.2  # everything is counted by then, or nobody waits for it
+_END_S: Final = 5.0
 _MISSING_TOLD_MAX: Final = 8
 _FULL: Final = {errno.EAGAIN, errno.ENOBUFS}
 PORT: Final = 4000
@@ -61,6 +63,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.over = threading.Event()  # the coordinator closed our input, or died
         self.expected: dict[str, int] | None = None
         threading.Thread(target=self._read, name="demo-commands", daemon=True).start()
 
@@ -69,8 +72,10 @@ class Commands:
             command = json.loads(line)
             self.expected = command.get("expect", self.expected)
             self.go.set()
-        # The coordinator has closed our input, or died: either way nobody waits for us.
-        os._exit(0)
+        self.over.set()
+        self.go.set()
+        time.sleep(_END_S)  # the main thread ends the process sooner, if it can
+        os._exit(1)
 
 
 class Host:
@@ -93,13 +98,13 @@ class Host:
         self._socket.bind((plan.address, PORT))
         self._socket.settimeout(_IDLE_WAIT_S)
 
-    def exchange(self) -> None:
+    def exchange(self, commands: Commands) -> None:
         """Send to all peers and receive for the time of the plan, while connections are cut."""
         cutter = threading.Thread(target=self._cut, name="demo-cutter", daemon=True)
         cutter.start()
         self._start_s = now_s = told_s = time.monotonic()
         end_s = now_s + self.plan.seconds
-        while now_s < end_s:
+        while now_s < end_s and not commands.over.is_set():
             sent = sum(self._send_burst(peer, writer) for peer, writer in self._writers.items())
             taken = self._take(_TAKES_PER_TURN)
             if not sent and not taken:
@@ -116,6 +121,8 @@ class Host:
         start_s = time.monotonic()
         complete_s: float | None = None
         while (now_s := time.monotonic()) - start_s < self.plan.drain_s:
+            if commands.over.is_set():
+                return
             if not self._take(_TAKES_PER_TURN):
                 self._wait()
             expected = commands.expected
@@ -203,6 +210,7 @@ def tell(event: str, **details: Any) -> None:
 def main() -> int:
     """Carry out the plan on the first line of standard input."""
     plan = Plan(**json.loads(sys.stdin.readline()))
+    urds.configure(drain_s=_DRAIN_AT_END_S)
     try:
         host = Host(plan)
     except OSError as failure:
@@ -211,12 +219,12 @@ def main() -> int:
     commands = Commands()
     tell("ready")
     commands.go.wait()
-    host.exchange()
+    host.exchange(commands)
     tell("sent", **asdict(host.progress()), each=host.sent())
     host.drain(commands)
     tell("done", **host.verdict(commands.expected or {}))
     # Messages of ours may still be on their way: stay until the coordinator has heard from all.
-    threading.Event().wait()
+    commands.over.wait()
     return 0
 
 
