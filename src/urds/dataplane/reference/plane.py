@@ -20,6 +20,7 @@ from typing import TypeVar
 from urds.dataplane.base import (
     Address,
     Congested,
+    Control,
     DownReason,
     Event,
     Interest,
@@ -437,6 +438,11 @@ class Plane:
     def take_events(self) -> list[Event]:
         """Return and forget the events. Lock held."""
         events, self._events = self._events, []
+        for path in {event.path for event in events if isinstance(event, Control)}:
+            assert isinstance(path, StreamPath)
+            hit = path.controls_fetched()
+            if hit is not None:
+                events.append(hit)
         return events
 
     def help(self, deadline_ns: int | None) -> list[Event]:

@@ -96,6 +96,8 @@ class StreamPath:
         self._ack_poll_ns = 0
         self._ack_poll_delay_ns = _ACK_POLL_NS
         self._first_frame_told = False
+        self.controls_unfetched = 0
+        self._controls_dropped = 0
         self._expected = 1
         self._doomed: list[Stream] = []  # closed once nobody writes to them
 
@@ -335,15 +337,8 @@ class StreamPath:
         if incoming.frames and not self._first_frame_told:
             self._first_frame_told = True
             plane.emit(FirstFrame(self, self.attachment))
-        while incoming.controls:
-            message = incoming.controls.popleft()
-            if not message.target_port:
-                plane.counters.recv_ping += 1
-            plane.emit(Control(self, *message, self.attachment))
-        if incoming.controls_dropped:
-            plane.counters.recv_drop_control_full += incoming.controls_dropped
-            plane.emit(LimitHit(Limit.CONTROL_EVENTS, self, 0, incoming.controls_dropped))
-            incoming.controls_dropped = 0
+        if incoming.controls or incoming.controls_dropped:
+            self._settle_controls()
         if incoming.restarted:
             incoming.restarted = False
             plane.counters.peer_restarted += 1
@@ -353,6 +348,28 @@ class StreamPath:
             plane.note_peer_map(self.host, self.peer, octets)
         if self.core.poll_timeout() is not None:
             plane.mark_dirty(self)
+
+    def _settle_controls(self) -> None:
+        """Report pings, pongs and probes, up to the bound of what lies unfetched. Lock held."""
+        plane, incoming = self._plane, self.core.incoming
+        dropped, incoming.controls_dropped = incoming.controls_dropped, 0
+        while incoming.controls:
+            message = incoming.controls.popleft()
+            if not message.target_port:
+                plane.counters.recv_ping += 1
+            if self.controls_unfetched >= plane.limits.control_events_max:
+                dropped += 1
+                continue
+            self.controls_unfetched += 1
+            plane.emit(Control(self, *message, self.attachment))
+        self._controls_dropped += dropped
+        plane.counters.recv_drop_control_full += dropped
+
+    def controls_fetched(self) -> LimitHit | None:
+        """Begin to count anew; return what was dropped since the last fetch. Lock held."""
+        self.controls_unfetched = 0
+        dropped, self._controls_dropped = self._controls_dropped, 0
+        return LimitHit(Limit.CONTROL_EVENTS, self, 0, dropped) if dropped else None
 
     def _settle_freed(self) -> None:
         """Tell whom freed messages concern: owners, senders at our bound, paths behind a fence.
