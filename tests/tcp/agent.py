@@ -7,12 +7,14 @@ line. Payloads travel as text.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.tcp.nodes import PORT, Node
+from tests.tcp.nodes import Node
 
 _POLL_S = 0.0005
 
@@ -55,6 +57,18 @@ class Agent:
         taken += [payload.decode().rstrip() for payload in self._node.take()]
         return taken, broken
 
+    def refusal(self, target: str) -> tuple[int, str]:
+        """Try to send; return the errno, 0 if it was taken, and its text."""
+        try:
+            self._node.send(b"refused?", target)
+        except OSError as error:
+            return error.errno or 0, str(error)
+        return 0, ""
+
+    def logged(self) -> list[str]:
+        """Return what was logged so far."""
+        return _lines.lines
+
     def counters(self) -> dict[str, int]:
         """Return all counters."""
         return dict(self._node.counters)
@@ -63,15 +77,26 @@ class Agent:
         """Return how many messages to the peer the node still keeps."""
         return self._node.path(peer).core.outgoing.message_count()
 
-    def port(self) -> int:
-        """Return the port that every agent binds."""
-        return PORT
+
+class _Lines(logging.Handler):
+    """Keeps every line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+_lines = _Lines()
 
 
 def main() -> None:
     """Serve requests until the input ends."""
     address, settings = sys.argv[1], json.loads(sys.argv[2])
-    node = Node(address, **settings)
+    logging.getLogger("urds").addHandler(_lines)
+    node = Node(address, environ=os.environ, **settings)
     agent = Agent(node)
     for line in sys.stdin:
         name, arguments = json.loads(line)

@@ -31,11 +31,18 @@ class Node:
     """One node with one bound mailbox."""
 
     def __init__(
-        self, address: str, *, port: int = PORT, buffer_bytes: int = ROOMY_BYTES, **settings: Any
+        self,
+        address: str,
+        *,
+        port: int = PORT,
+        buffer_bytes: int = ROOMY_BYTES,
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> None:
         self.address = address
         self._buffer_bytes = buffer_bytes
-        self.backend = InProcess(Settings(**{"drain_s": 0.0, "linger_s": 0.0, **settings}))
+        values = {"drain_s": 0.0, "linger_s": 0.0, **settings}
+        self.backend = InProcess(Settings.load(values, environ=environ or {}))
         self.mailbox = self.bind(port)
 
     def bind(self, port: int) -> Any:

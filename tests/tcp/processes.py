@@ -7,7 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,21 @@ _ROOT = Path(__file__).resolve().parents[2]
 class NodeProcess:
     """A process that runs `tests.tcp.agent`; `prefix` is put in front of its command."""
 
-    def __init__(self, address: str, *, prefix: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self.address = address
+        places = {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}", "PATH": os.environ["PATH"]}
         command = [*prefix, sys.executable, "-m", "tests.tcp.agent", address, json.dumps(settings)]
         self._process = subprocess.Popen(
             command,
             cwd=_ROOT,
-            env={"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            env={**places, **(environ or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

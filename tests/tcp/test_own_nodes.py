@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
@@ -310,3 +311,16 @@ def test_an_own_node_takes_the_address_of_a_kernel(lab: Lab, order: str, release
     other.send(b"from an own node", node.address)
     assert collect(node, 1) == [b"from an own node"]
     wait_until(lambda: is_settled(node, other) and is_settled(other, node))
+
+
+def test_a_reset_of_a_paused_path_is_no_busy_loop(lab: Lab) -> None:
+    """A mailbox over its hard bound pauses the path; the reset is seen when it goes on."""
+    sender, receiver = lab.own_pair("lower")
+    meet(sender, receiver)
+    with receiver.blind(sender.address):
+        send(sender, receiver, SENT)
+        sender.backend.break_connections()
+        before_s = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - before_s < 0.1
+    assert collect(receiver, len(SENT)) == SENT

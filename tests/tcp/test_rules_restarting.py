@@ -112,8 +112,8 @@ def test_a_restarted_node_does_not_make_a_kernel_drop_messages(lab: Lab, order: 
 def test_a_new_generation_makes_a_kernel_drop_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    def always(settings: ConnectionSettings, *, generation: bool) -> bytes:
-        return emit_ours(settings, generation=True)
+    def always(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:
+        return emit_ours(settings, generation=True, sport_index=sport_index)
 
     monkeypatch.setattr(connection, "emit_ours", always)
     assert restart_with_the_kernels_messages_in_flight(lab, order) == []

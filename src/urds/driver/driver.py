@@ -200,6 +200,7 @@ class Driver:
     def forget_path(self, path: Path) -> None:
         """Close a path for good."""
         self._paths.pop(path, None)
+        self.streams.forget(path)
         path.close()
 
     # -- the thread

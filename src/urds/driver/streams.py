@@ -59,6 +59,10 @@ class Streams:
         self._attached[path] = stream
         return stream
 
+    def forget(self, path: Path) -> None:
+        """Drop the record of a path that is closed for good."""
+        self._attached.pop(path, None)
+
     def refuse(self, number: int) -> None:
         """Close a stream with a reset."""
         self._kept.pop(number).reset()
