@@ -1,9 +1,9 @@
 """The socket of event loops: what `urds.Socket` does, with `await` where it would wait.
 
 A call first does what the non-blocking socket does, and returns without touching the loop if that
-went well. Else it subscribes to the mailbox, looks again, sleeps, and begins anew. It takes or
-queues the message in the very step in which it returns: a receive that is cancelled has taken
-nothing, a send that is cancelled has queued nothing.
+went well. Else it subscribes to the mailbox, sleeps until told, and begins anew. It takes or queues the
+message in the very step in which it returns, with no `await` in between: a receive that is
+cancelled has taken nothing, a send that is cancelled has queued nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from urds.errors import Refusal, os_error
 
 if TYPE_CHECKING:
     from urds.addresses import SocketAddress
-    from urds.backend.base import Plane
-    from urds.dataplane.base import Buffer
+    from urds.backend.base import Buffer, Plane
 
 _T = TypeVar("_T")
 _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})

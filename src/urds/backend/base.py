@@ -15,6 +15,7 @@ from urds.constants import Transport
 from urds.dataplane.base import (
     ALL_GROUPS,
     Address,
+    Buffer,
     CongestionNotice,
     Mailbox,
     MailboxSettings,
@@ -30,6 +31,7 @@ __all__ = [
     "ALL_GROUPS",
     "Address",
     "Backend",
+    "Buffer",
     "CongestionNotice",
     "Mailbox",
     "MailboxSettings",
