@@ -141,10 +141,16 @@ def test_verbose_adds_columns_and_all_paths(capsys: pytest.CaptureFixture[str]) 
     assert printed(capsys, "n", verbose=True) == VERBOSE_CONNECTIONS
 
 
-def test_a_program_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [("a\x1b[2Jb\n", "a?[2Jb?"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 57 + "...")],
+)
+def test_a_program_neither_steers_the_terminal_nor_fills_it(
+    program: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = next(one for one in TABLES if one.letter == "p")
-    info.print_table(Output(), table, [replace(REPORT, program="a\x1b[2Jb")], verbose=False)
-    assert "a?[2Jb" in capsys.readouterr().out
+    info.print_table(Output(), table, [replace(REPORT, program=program)], verbose=False)
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] == shown
 
 
 def test_json_has_the_sums_and_all_rows_with_their_process() -> None:

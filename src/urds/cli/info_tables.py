@@ -15,6 +15,7 @@ from urds.cli.output import Cell, Column
 
 _TCP_SEQUENCES: Final = 1 << 32
 _ADDRESS_CHARACTERS: Final = 15
+_PROGRAM_CHARACTERS: Final = 60  # JSON has it longer
 _TwoParts = tuple[tuple[Cell, ...], tuple[Cell, ...]]  # plain, and what `-v` adds
 
 
@@ -41,6 +42,8 @@ def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
     sockets, paths = len(report.snapshot.mailboxes), len(report.snapshot.paths)
     # A command line may hold what would steer a terminal.
     program = "".join(one if one.isprintable() else "?" for one in record["program"])
+    if len(program) > _PROGRAM_CHARACTERS:
+        program = program[: _PROGRAM_CHARACTERS - 3] + "..."
     return (program or "-", ",".join(record["addresses"]) or "-", sockets, paths), ()
 
 
