@@ -1,4 +1,4 @@
-"""10,000 random cancellations of receives and sends: nothing lost, doubled or reordered.
+"""17,500 random cancellations of receives and sends: nothing lost, doubled or reordered.
 
 A sender numbers its messages and repeats one only when its send was cancelled. If a cancelled
 send were queued after all, its number would come twice; if a cancelled receive took a message,
@@ -18,9 +18,10 @@ from urds import aio
 
 pytestmark = pytest.mark.timeout(120)
 
-CANCELS = 2500  # in each of four tests
+CANCELS = 2500  # in each of seven runs
 TURNS_MAX = 4
 BUFFER_BYTES = 4096
+RESET_S = 0.05
 PAYLOAD_BYTES_MAX = 700
 
 # Runs a call, cancels it after so many turns of the loop, and tells whether that hit.
@@ -148,15 +149,25 @@ async def test_cancelled_scopes_lose_and_double_nothing(
         await Exchange(seed, source, target).check(cancelled_by_scope)
 
 
-@pytest.mark.parametrize("link", ["loop", "tcp"])
+@pytest.mark.parametrize("link", ["loop", "tcp", "resets"])
 def test_cancelled_tasks_lose_and_double_nothing(
     own: Node, other: Node, seed: int, link: str
 ) -> None:
+    """Cancels 2,500 times on each link; `resets` is TCP whose connections are reset meanwhile."""
+
+    async def reset() -> None:
+        while True:
+            await asyncio.sleep(RESET_S)
+            own.backend.break_connections()
+
     async def main() -> None:
         async with (
             await own.bind() as source,
             await (own if link == "loop" else other).bind() as target,
         ):
+            resetting = asyncio.create_task(reset() if link == "resets" else asyncio.sleep(0))
             await Exchange(seed, source, target).check(cancelled_by_task)
+            resetting.cancel()
+        assert link != "resets" or own.backend.counters()["conn_reset"]
 
     asyncio.run(main())

@@ -1,9 +1,9 @@
 """The socket of event loops: what `urds.Socket` does, with `await` where it would wait.
 
 A call first does what the non-blocking socket does, and returns without touching the loop if that
-went well. Else it subscribes to the mailbox, sleeps until told, and begins anew. It takes or queues the
-message in the very step in which it returns, with no `await` in between: a receive that is
-cancelled has taken nothing, a send that is cancelled has queued nothing.
+went well. Else it subscribes to the mailbox, sleeps until told, and begins anew. It takes or
+queues the message in the very step in which it returns, with no `await` in between: a receive that
+is cancelled has taken nothing, a send that is cancelled has queued nothing.
 """
 
 from __future__ import annotations
@@ -234,10 +234,11 @@ class Socket:
             assert self._socket.mailbox  # raises ENOTCONN before bind
             self._plane = current().plane
         pump = running_pump(self._plane)
-        if pump is not self._pump:
-            if self._pump is not None:
-                self._pump.leave(self)
-            self._pump = pump
+        if pump is self._pump and pump.running():
+            return pump
+        if self._pump is not None:
+            self._pump.leave(self)
+        self._pump = pump
         pump.join(self)
         return pump
 
