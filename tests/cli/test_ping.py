@@ -98,12 +98,32 @@ def test_a_line_is_that_of_rds_ping(reply: Reply, source: str, line: str) -> Non
     assert format_reply(reply, source, "10.0.0.2") == line
 
 
+def asked_from(target: str, outgoing: str) -> list[str]:
+    return list(candidates(ip_address(target), ip_address(outgoing), Random(1)))
+
+
+def test_elsewhere_it_asks_from_where_the_routes_say() -> None:
+    assert asked_from("10.0.0.2", "10.0.0.1") == ["10.0.0.1"]
+    assert asked_from("fd00::2", "fd00::1") == ["fd00::1"]
+
+
 def test_in_127_it_asks_from_the_first_address_or_another_one() -> None:
-    first, *others = candidates(ip_address("127.0.0.2"), Random(1))
+    first, *others = asked_from("127.0.0.2", "127.0.0.1")
     assert first == "127.0.0.1"
     assert others
     assert all(ip_address(one).is_loopback for one in others)
-    assert "127.0.0.1" not in list(candidates(ip_address("127.0.0.1"), Random(1)))[:1]
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1", "10.0.0.1"])
+def test_an_address_of_this_machine_is_asked_from_another_one(target: str) -> None:
+    others = asked_from(target, target)
+    assert others
+    assert target not in others
+    assert all(ip_address(one).is_loopback for one in others)
+
+
+def test_an_ipv6_address_of_this_machine_answers_itself() -> None:
+    assert asked_from("::1", "::1") == ["::1"]
 
 
 @pytest.mark.parametrize("front", ["typer", "plain"])

@@ -244,28 +244,29 @@ def find_address(text: str) -> Address:
     return ip_address(str(best[4][0]))
 
 
-def candidates(target: Address, random: Random) -> Iterator[str]:
+def candidates(target: Address, outgoing: Address, random: Random) -> Iterator[str]:
     """Yield local addresses from which to reach the target, the likeliest first.
 
-    In 127/8 each process that binds needs an address of its own: 127.0.0.1, else one by chance.
+    First what the routes choose (`outgoing`). Each process that binds needs an address of its own,
+    so where the target is an IPv4 address of this very machine, others of 127/8 follow.
     """
-    if target.version == 4 and target.is_loopback:
-        first = IPv4Address("127.0.0.1")
-        if target != first:
-            yield str(first)
+    if outgoing != target:
+        yield str(outgoing)
+    if outgoing == target or target.is_loopback:
+        if target.version == 6:
+            yield str(target)  # no second one: this process answers itself, if nobody else does
+            return
         base = int(IPv4Address("127.0.0.0"))
         for _ in range(_GUESSES):
             yield str(IPv4Address(base + random.randrange(1 << 8, (1 << 24) - 1)))
-        return
-    yield _outgoing_address(target)
 
 
-def _outgoing_address(target: Address) -> str:
+def _outgoing_address(target: Address) -> Address:
     """Ask the routing table, by a UDP socket that sends nothing. Raises OSError."""
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(target), urds.RDS_TCP_PORT))
-        return str(probe.getsockname()[0])
+        return ip_address(str(probe.getsockname()[0]))
 
 
 def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list[urds.Socket]:
@@ -284,7 +285,7 @@ def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list
 def _free_address(target: Address, closing: ExitStack, sockets: list[urds.Socket]) -> str:
     """Bind the first socket to the first candidate that nobody hosts. Raises OSError."""
     taken: OSError | None = None
-    for local in candidates(target, Random()):
+    for local in candidates(target, _outgoing_address(target), Random()):
         try:
             sockets.append(_bind(local, closing))
         except OSError as failure:
