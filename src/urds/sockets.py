@@ -147,10 +147,12 @@ class Socket(SocketBase):
         return mailbox.send(buffers, addresses.socket_address(*target), wait_ns=wait_ns)
 
     def _check_length(self, payload_bytes: int) -> None:
-        limit = min(self._options.send_bytes_max, self._settings.max_message_bytes)
-        if payload_bytes > limit:
-            detail = f"payload of {payload_bytes} octets, limit {limit}"
-            raise os_error(Refusal.TOO_LONG, detail)
+        buffer, longest = self._options.send_bytes_max, self._settings.max_message_bytes
+        if payload_bytes > min(buffer, longest):
+            limit = (
+                f"{longest} (max_message_bytes)" if longest < buffer else f"{buffer} (SO_SNDBUF)"
+            )
+            raise os_error(Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit}")
 
     def _check_request(self, request: SendRequest, *, zerocopy: bool) -> None:
         """Refuse what needs RDMA, and zero copy, which by reference is the rule here anyway."""

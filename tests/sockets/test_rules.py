@@ -300,3 +300,36 @@ def test_what_was_delivered_cannot_be_cancelled(near: urds.Socket, new_far: NewF
 def test_a_message_waits_for_its_host(near: urds.Socket, new_far: NewFar) -> None:
     near.sendto(b"early", (FAR, 5000))
     assert new_far(5000).recv(10) == b"early"
+
+
+@pytest.mark.parametrize("blocked", ["receive", "send"])
+def test_a_close_ends_waits_with_ebadf(new_socket: NewSocket, blocked: str) -> None:
+    sock = new_socket(1)
+    sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 1)
+    if blocked == "send":
+        sends_until(errno.EAGAIN, sock, NOBODY)
+    call = {
+        "receive": lambda: sock.recv(10),
+        "send": lambda: sock.sendto(b"x", NOBODY),
+    }[blocked]
+    got: list[int | None] = []
+    thread = threading.Thread(target=lambda: got.append(refused(call)))
+    thread.start()
+    time.sleep(QUIET_S)
+    assert not got
+    sock.close()
+    thread.join(WAIT_S)
+    assert got == [errno.EBADF]
+
+
+def test_a_name_is_looked_up_at_each_call(new_socket: NewSocket) -> None:
+    sock = new_socket()
+    sock.bind(("localhost", 0))
+    assert sock.getsockname()[0] == "127.0.0.1"
+    sock.sendto(b"one", ("localhost", sock.getsockname()[1]))
+    sock.connect(("localhost", sock.getsockname()[1]))
+    sock.send(b"two")
+    assert [sock.recvfrom(10) for _ in range(2)] == [
+        (b"one", sock.getsockname()),
+        (b"two", sock.getsockname()),
+    ]

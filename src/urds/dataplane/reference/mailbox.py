@@ -90,6 +90,7 @@ class Mailbox(Inbox):
         self.settings = settings
         self.buffer_bytes = settings.receive_bytes_max
         self._send_bytes_max = settings.send_bytes_max
+        self._look_at_bytes = settings.send_bytes_max // 4
         virtual = self._plane.virtual
         self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
@@ -136,8 +137,8 @@ class Mailbox(Inbox):
         path = flow[0]
         if not path.settled or pending >= self._plane.flush_bytes:
             path.push()
-            if self.send_queued_bytes * 4 >= self._send_bytes_max:
-                self._half_full(path)
+            if self.send_queued_bytes >= self._look_at_bytes:
+                self._look_for_room(path)
         elif self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
             self.sync()
         return payload_bytes
@@ -200,8 +201,8 @@ class Mailbox(Inbox):
         path = self._routes.get(peer)
         if isinstance(path, StreamPath):
             path.push()
-            if self.send_queued_bytes * 4 >= self._send_bytes_max:
-                self._half_full(path)
+            if self.send_queued_bytes >= self._look_at_bytes:
+                self._look_for_room(path)
         else:
             self._plane.settle()
         return payload_bytes
@@ -271,11 +272,13 @@ class Mailbox(Inbox):
         self._flows[address] = (path, outgoing, port, congested)
         return None
 
-    def _half_full(self, path: StreamPath) -> None:
-        """Look for acknowledgements: the account fills, and the peer has perhaps answered."""
-        if self.send_queued_bytes * 2 >= self._send_bytes_max:
+    def _look_for_room(self, path: StreamPath) -> None:
+        """Look for acknowledgements: the account is a quarter full, and an eighth came since."""
+        bytes_max = self._send_bytes_max
+        if self.send_queued_bytes * 2 >= bytes_max:
             path.core.outgoing.acknowledgement_wanted = True
         path.look_for_acknowledgements()
+        self._look_at_bytes = max(bytes_max // 4, self.send_queued_bytes + bytes_max // 8)
         self.sync()
 
     # -- receiving
@@ -484,7 +487,8 @@ class Mailbox(Inbox):
     def settle_special(self) -> None:
         """Find out whether the next take has more to do than to take. Lock held."""
         self.special = bool(
-            self.congested
+            self.closed
+            or self.congested
             or self.descriptor is not None
             or self._notice_groups
             or self.pausing
