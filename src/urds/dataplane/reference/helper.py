@@ -97,7 +97,9 @@ class Helper:
             self._armed = True
         due_ns = plane.next_due_ns(now_ns)
         left_ns = None if due_ns is None else max(0, due_ns - now_ns)
-        if not (self._armed or plane.loops or self._leader_ticks >= _LEADER_TICKS):
+        # A loop that drives does so again soon: a tick costs it less than a wake-up per message.
+        idle_loop = bool(plane.loops) and not driven
+        if not (self._armed or idle_loop or self._leader_ticks >= _LEADER_TICKS):
             return TICK_NS if left_ns is None else min(TICK_NS, left_ns)
         # What is due later than a tick from now must not make us deaf for what comes before it.
         self.asleep = left_ns is None or left_ns > TICK_NS
