@@ -111,7 +111,7 @@ class Node:
         path = self.path(peer)
         with self.plane.lock:
             path.paused = True
-        self.plane.watch_path(path)
+        self.plane.poll_set.update(path)
         wait_until(lambda: not path.reading)
         try:
             yield

@@ -9,12 +9,10 @@ call that may block, and wake-ups and descriptor changes happen after it is rele
 from __future__ import annotations
 
 import select
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 from urds.dataplane.base import (
@@ -27,27 +25,23 @@ from urds.dataplane.base import (
     Limits,
     MailboxSettings,
     PeerMap,
-    Ready,
     Snapshot,
 )
+from urds.dataplane.reference import closing
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.mailbox import Mailbox
+from urds.dataplane.reference.poll_set import PollSet
 from urds.dataplane.reference.snapshots import take_snapshot
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiters, WaitingDesk
 from urds.errors import Refusal
 
 _T = TypeVar("_T")
-_READY_MAX = 64
 _GROUPS = 64
-_DRAIN_POLL_S = 0.01
-_LEAVING_S = 0.2  # how long a close waits for threads to leave their calls
-_LEAVING_POLL_S = 0.001
-_END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
 
 
 class Plane:
@@ -69,23 +63,21 @@ class Plane:
         self.lock = threading.Lock()
         self.counters = Counters()
         self.hosts: dict[Address, Host] = {}
-        self.poll_set = select.epoll()
+        self.poll_set = PollSet(self)
         self.desk = WaitingDesk(self.lock)
-        self.poll_set.register(self.desk.kick, select.EPOLLIN)
+        self.poll_set.add_kick(self.desk.kick)
         self.helper = Helper(self)
         self.loops: deque[None] = deque()  # one entry per event loop; no lock, so atomic calls
         self.tails = False
         self.driven = False
         self.closed = False
         self.forked = False
-        self._paths: dict[int, StreamPath] = {}  # by descriptor
-        self._watched: dict[int, Interest] = {}
         self._events: list[Event] = []
         self._dirty: dict[StreamPath, None] = {}
         self.full_paths: set[object] = set()  # at their bound of messages
-        self._touched: set[Mailbox] = set()
+        self.touched: set[Mailbox] = set()  # judged and shown at the end of the pass
         self._looks: set[Mailbox] = set()
-        self._lingering: dict[Mailbox, int] = {}
+        self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
 
     # -- making things
 
@@ -213,11 +205,16 @@ class Plane:
         if self.helper.wake_due:
             self.helper.deliver()
 
+    def forget_stream(self, path: StreamPath) -> None:
+        """Stop watching a path's stream; nothing of it is due any more. Lock held."""
+        self._dirty.pop(path, None)
+        self.poll_set.remove(path)
+
     # -- what arrives
 
     def serve_ready(self, timeout_s: float | None, *, leading: bool = False) -> int:
         """Poll the set once and serve what is ready; return how many descriptors were."""
-        ready = self.poll_set.poll(-1 if timeout_s is None else timeout_s, _READY_MAX)
+        ready = self.poll_set.poll(timeout_s)
         desk = self.desk
         if leading:
             with self.lock:
@@ -228,9 +225,12 @@ class Plane:
             if descriptor == desk.kick:
                 desk.read_kick(leading=leading)
                 continue
-            path = self._paths.get(descriptor)
+            path = self.poll_set.paths.get(descriptor)
             if path is None:
-                self._note_ready(descriptor)
+                with self.lock:
+                    event = self.poll_set.take_watched(descriptor)
+                    if event is not None:
+                        self.emit(event)
                 continue
             if path.paused and mask & (select.EPOLLHUP | select.EPOLLERR):
                 path.resume()  # these cannot be masked out: what is left is little, take it
@@ -242,29 +242,12 @@ class Plane:
         self.settle()
         return len(ready)
 
-    def _note_ready(self, descriptor: int) -> None:
-        """Report a watched descriptor, once; look again, for its number may be reused."""
-        with self.lock:
-            interest = self._watched.get(descriptor)
-            if interest is None:
-                return
-            look = select.poll()
-            look.register(descriptor, int(interest))
-            ready = look.poll(0)
-            if not ready:
-                return
-            del self._watched[descriptor]
-            with suppress(OSError):
-                self.poll_set.unregister(descriptor)
-            readable = ready[0][1] & ~select.POLLOUT
-            self.emit(Ready(descriptor, Interest.READ if readable else Interest.WRITE))
-
     def note_arrival(self, inbox: Inbox, messages: int) -> None:
         """Tell receivers; the mailbox is judged at the end of the pass. Lock held."""
         assert isinstance(inbox, Mailbox)
         inbox.receive_waiters.tell(messages, self.desk)
         if inbox.special or inbox.receive_queued_bytes > inbox.buffer_bytes:
-            self._touched.add(inbox)
+            self.touched.add(inbox)
 
     def note_room(self, mailbox: Mailbox) -> None:
         """Tell senders that there may be room. Lock held."""
@@ -272,18 +255,18 @@ class Plane:
         if not mailbox.send_queued_bytes:
             self.counters.send_queue_empty += 1
         if mailbox.descriptor is not None:
-            self._touched.add(mailbox)
+            self.touched.add(mailbox)
 
     def note_full(self, path: StreamPath) -> None:
         """Have descriptors show that a path came to its bound of messages or left it. Lock held."""
         (self.full_paths.add if path.full else self.full_paths.discard)(path)
         for mailbox in path.host.inboxes.values():
             if mailbox.descriptor is not None:
-                self._touched.add(mailbox)
+                self.touched.add(mailbox)
 
     def note_taken(self, mailbox: Mailbox) -> None:
         """Note that a mailbox which has more to do then gave a message. Lock held."""
-        self._touched.add(mailbox)
+        self.touched.add(mailbox)
 
     def note_peer_map(self, host: Host, peer: Address, octets: bytes) -> None:
         """Put a peer's map in force and tell the sockets of the address. Lock held."""
@@ -294,7 +277,7 @@ class Plane:
             groups |= 1 << port % _GROUPS
         for mailbox in host.inboxes.values():
             mailbox.note_map(groups)
-            self._touched.add(mailbox)
+            self.touched.add(mailbox)
         self.emit(PeerMap(host.address, peer))
 
     def own_congested_ports(self, address: Address) -> set[int]:
@@ -323,15 +306,15 @@ class Plane:
 
     def settle(self) -> None:
         """End a pass: judge the mailboxes it touched, send maps, show states, wake."""
-        if self._touched:
+        if self.touched:
             with self.lock:
-                touched, self._touched = self._touched, set()
+                touched, self.touched = self.touched, set()
                 now_ns = self.clock_ns()
                 changed = [mailbox for mailbox in touched if self._judge(mailbox, now_ns)]
                 paths = [path for mailbox in changed for path in mailbox.paths()]
                 resumed = [path for mailbox in touched for path in self._resumed(mailbox)]
                 # A changed map of ours concerned senders of this process: show theirs as well.
-                touched, self._touched = touched | self._touched, set()
+                touched, self.touched = touched | self.touched, set()
             for path in paths:
                 path.flush()
             for path in resumed:
@@ -364,7 +347,7 @@ class Plane:
             for sender in other.inboxes.values():
                 if sender.sends_by_loop_to(mailbox.local):
                     sender.note_map(groups)
-                    self._touched.add(sender)
+                    self.touched.add(sender)
         self.emit(Congested(mailbox.local, mailbox.port, on))
 
     def _resumed(self, mailbox: Mailbox) -> list[StreamPath]:
@@ -390,7 +373,7 @@ class Plane:
 
     def has_dues(self) -> bool:
         """Tell whether time may make something due. Lock held."""
-        return bool(self._dirty or self._looks or self._lingering)
+        return bool(self._dirty or self._looks or self.lingering)
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
@@ -402,14 +385,14 @@ class Plane:
             elif earliest is None or due_ns < earliest:
                 earliest = due_ns
         looks = (mailbox.look_again_ns() for mailbox in self._looks)
-        for at_ns in (*looks, *self._lingering.values()):
+        for at_ns in (*looks, *self.lingering.values()):
             if at_ns is not None and (earliest is None or at_ns < earliest):
                 earliest = at_ns
         return earliest
 
     def serve_due(self) -> None:
         """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
-        if not self._dirty and not self._looks and not self._lingering:
+        if not self._dirty and not self._looks and not self.lingering:
             return
         with self.lock:
             now_ns = self.clock_ns()
@@ -419,9 +402,9 @@ class Plane:
                 if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
             ]
             looks, self._looks = self._looks, set()
-            self._touched |= looks
-            for mailbox in [m for m, at_ns in self._lingering.items() if at_ns <= now_ns]:
-                del self._lingering[mailbox]
+            self.touched |= looks
+            for mailbox in [m for m, at_ns in self.lingering.items() if at_ns <= now_ns]:
+                del self.lingering[mailbox]
                 for path in mailbox.paths():
                     path.cancel(mailbox, None)
         for path in due:
@@ -484,57 +467,11 @@ class Plane:
 
     def watch(self, descriptor: int, interest: Interest) -> None:
         """Report `Ready` once."""
-        with self.lock:
-            self._watched[descriptor] = interest
-        mask = select.EPOLLIN if interest & Interest.READ else 0
-        mask |= select.EPOLLOUT if interest & Interest.WRITE else 0
-        self.poll_set.register(descriptor, mask)
+        self.poll_set.watch(descriptor, interest)
 
     def unwatch(self, descriptor: int) -> None:
         """Stop watching."""
-        with self.lock:
-            known = self._watched.pop(descriptor, None)
-        if known is not None:
-            with suppress(OSError):
-                self.poll_set.unregister(descriptor)
-
-    def register_path(self, path: StreamPath) -> None:
-        """Put a path's stream into the poll set. Lock held."""
-        assert path.stream is not None
-        descriptor = path.stream.fileno()
-        self._paths[descriptor] = path
-        self.poll_set.register(descriptor, select.EPOLLIN)
-        path.polled = True
-
-    def forget_path(self, path: StreamPath) -> None:
-        """Take a path's stream out of the poll set. Lock held."""
-        assert path.stream is not None
-        descriptor = path.stream.fileno()
-        self._paths.pop(descriptor, None)
-        self._dirty.pop(path, None)
-        path.polled = False
-        with suppress(OSError, ValueError):
-            self.poll_set.unregister(descriptor)
-
-    def watch_path(self, path: StreamPath) -> None:
-        """Poll a path for what it waits for now.
-
-        A path that waits for nothing leaves the set: a member is told of errors whatever it asked
-        for, so a connection that is reset while it is not read would keep every poll awake.
-        """
-        with self.lock, suppress(OSError, ValueError):
-            if path.stream is None:
-                return
-            mask = 0 if path.paused else select.EPOLLIN
-            mask |= select.EPOLLOUT if path.blocked else 0
-            descriptor = path.stream.fileno()
-            if mask and path.polled:
-                self.poll_set.modify(descriptor, mask)
-            elif mask:
-                self.poll_set.register(descriptor, mask)
-            elif path.polled:
-                self.poll_set.unregister(descriptor)
-            path.polled = bool(mask)
+        self.poll_set.unwatch(descriptor)
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables."""
@@ -549,93 +486,15 @@ class Plane:
 
     def close_mailbox(self, mailbox: Mailbox, linger_ns: int | None) -> None:
         """Unbind; linger in the foreground if asked, else in the background."""
-        if linger_ns and not self.virtual:
-            self.wait(
-                lambda: True if not mailbox.send_queued_bytes or mailbox.closed else None,
-                mailbox.room_waiters,
-                linger_ns,
-                flush=mailbox,
-            )
-        with self.lock:
-            if mailbox.closed:
-                return
-            mailbox.closed = True
-            mailbox.shut(self)
-            if linger_ns is None and mailbox.send_queued_bytes:
-                self._lingering[mailbox] = self.clock_ns() + self.limits.linger_ns
-                self.helper.want()
-            else:
-                for path in mailbox.paths():
-                    path.cancel(mailbox, None)
-            self._touched.add(mailbox)
-        self.flush_tails()
-        self.settle()
-        if mailbox.descriptor is not None:
-            mailbox.descriptor.close()
+        closing.close_mailbox(self, mailbox, linger_ns)
 
     def drain(self, drain_ns: int) -> int:
         """Send what is queued and wait for its acknowledgement; return the messages left."""
-        if self.closed:
-            return 0
-        deadline_ns = self.clock_ns() + drain_ns
-        paths = self._all_paths()
-        while left := sum(path.undelivered() for path in paths):
-            if self.clock_ns() >= deadline_ns or self.virtual:
-                break
-            for path in paths:
-                path.flush()
-            self.serve_ready(_DRAIN_POLL_S)
-            self.serve_due()
-        return left
-
-    def _all_paths(self) -> list[StreamPath]:
-        with self.lock:
-            return [path for host in self.hosts.values() for path in host.paths]
+        return closing.drain(self, drain_ns)
 
     def close(self, drain_ns: int) -> int:
         """Drain, end the streams in order, wake everybody."""
-        if self.closed:
-            return 0
-        left = self.drain(drain_ns)
-        self._end_streams(self._all_paths())
-        with self.lock:
-            self.closed = True
-            for host in self.hosts.values():
-                for mailbox in list(host.inboxes.values()):
-                    mailbox.closed = True
-                    mailbox.shut(self)
-            self.helper.want(now=True)
-        self.deliver()
-        self._wait_until_empty()
-        return left
-
-    def _wait_until_empty(self) -> None:
-        """Let every waiter leave, for a while: none may find our descriptors closed."""
-        deadline = time.monotonic() + _LEAVING_S
-        while time.monotonic() < deadline:
-            with self.lock:
-                if self.desk.is_empty():
-                    return
-            time.sleep(_LEAVING_POLL_S)
-
-    def _end_streams(self, paths: list[StreamPath]) -> None:
-        """End our direction, read the peer's to its end, close: nothing acknowledged is lost."""
-        streams = []
-        for path in paths:
-            stream = path.detach()
-            if stream is not None:
-                with suppress(OSError):
-                    stream.shutdown(socket.SHUT_WR)
-                streams.append(stream)
-        deadline = time.monotonic() + _END_OF_STREAM_S
-        for stream in streams:
-            poll = select.poll()
-            poll.register(stream.fileno(), select.POLLIN)
-            with suppress(OSError):
-                while (left_s := deadline - time.monotonic()) > 0 and poll.poll(left_s * 1000):
-                    if not stream.recv(65536):
-                        break
-            stream.close()
+        return closing.close(self, drain_ns)
 
     def release(self) -> None:
         """Close the plane's own descriptors; the helper has left `help` for good."""

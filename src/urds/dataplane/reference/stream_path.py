@@ -187,7 +187,7 @@ class StreamPath:
                 self._abort_write(stream)
             raise
         if self.blocked:
-            plane.watch_path(self)
+            plane.poll_set.update(self)
         plane.deliver()
 
     def _poll_transmit(self) -> list[Buffer]:
@@ -241,11 +241,13 @@ class StreamPath:
 
     def look_for_acknowledgements(self) -> None:
         """Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has."""
+        self._plane.driven = True  # a sender that reads them itself needs no helper
         if self.core.outgoing.release is Release.PEER_ACKNOWLEDGED:
             self.read()
         else:
             self._ask_stream()
         self._plane.settle()
+        self._idle_since_ns = self._plane.clock_ns()  # looking is no pause of the sender
 
     def _ask_stream(self) -> None:
         """Free what our TCP says the peer's TCP has.
@@ -267,6 +269,7 @@ class StreamPath:
         with plane.lock:
             stream = self.stream
             if stream is None or self.reading or self.paused:
+                plane.driven = plane.driven or self.reading
                 return False
             self.reading = True
         read = 0
@@ -280,7 +283,7 @@ class StreamPath:
         finally:
             self.reading = False
         if self.paused:
-            plane.watch_path(self)
+            plane.poll_set.update(self)
         if self.core.wants_to_write():
             self.flush()
         return read > 0
@@ -424,7 +427,7 @@ class StreamPath:
             self._first_frame_told = False
             self.core.attach(hold)
             self.settled = False
-            plane.register_path(self)
+            plane.poll_set.add(self)
         self.flush()
         plane.deliver()
 
@@ -492,7 +495,7 @@ class StreamPath:
             stream.close()
 
     def _release_stream(self, stream: Stream) -> None:
-        self._plane.forget_path(self)
+        self._plane.forget_stream(self)
         self.stream = None
         self.core.detach()
         self.settled = False
@@ -643,14 +646,14 @@ class StreamPath:
         with self._plane.lock:
             self.blocked = False
             self._plane.counters.tcp_write_space_calls += 1
-        self._plane.watch_path(self)
+        self._plane.poll_set.update(self)
         self.flush()
 
     def resume(self) -> None:
         """Read again: the mailbox that paused us is at half."""
         with self._plane.lock:
             self.paused = False
-        self._plane.watch_path(self)
+        self._plane.poll_set.update(self)
 
 
 def _write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:

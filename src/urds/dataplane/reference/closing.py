@@ -1,0 +1,124 @@
+"""How mailboxes and planes end: linger, drain, orderly ends of streams, nobody left inside.
+
+Messages that a peer may not have are waited for, for a bounded time; streams end with our FIN and
+are read to the peer's, so that nothing it was told to be delivered is thrown away by a reset.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.plane import Plane
+    from urds.dataplane.reference.stream_path import StreamPath
+
+_DRAIN_POLL_S = 0.01
+_LEAVING_S = 0.2  # how long a close waits for threads to leave their calls
+_LEAVING_POLL_S = 0.001
+_END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
+
+
+def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
+    """Unbind; linger in the foreground if asked, else in the background."""
+    if linger_ns and not plane.virtual:
+        plane.wait(
+            lambda: True if not mailbox.send_queued_bytes or mailbox.closed else None,
+            mailbox.room_waiters,
+            linger_ns,
+            flush=mailbox,
+        )
+    with plane.lock:
+        if not mailbox.closed:
+            _unbind(plane, mailbox, linger_ns)
+    plane.flush_tails()
+    plane.settle()
+    if mailbox.descriptor is not None:
+        mailbox.descriptor.close()
+
+
+def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
+    """Leave the port; keep what is queued for its time, or cancel it. Lock held."""
+    mailbox.closed = True
+    mailbox.shut(plane)
+    if linger_ns is None and mailbox.send_queued_bytes:
+        plane.lingering[mailbox] = plane.clock_ns() + plane.limits.linger_ns
+        plane.helper.want()
+    else:
+        for path in mailbox.paths():
+            path.cancel(mailbox, None)
+    plane.touched.add(mailbox)
+
+
+def drain(plane: Plane, drain_ns: int) -> int:
+    """Send what is queued and wait for its acknowledgement; return the messages left."""
+    if plane.closed:
+        return 0
+    deadline_ns = plane.clock_ns() + drain_ns
+    paths = _all_paths(plane)
+    while left := sum(path.undelivered() for path in paths):
+        if plane.clock_ns() >= deadline_ns or plane.virtual:
+            break
+        for path in paths:
+            path.flush()
+        plane.serve_ready(_DRAIN_POLL_S)
+        plane.serve_due()
+    return left
+
+
+def close(plane: Plane, drain_ns: int) -> int:
+    """Drain, end the streams in order, wake everybody; return the messages left."""
+    if plane.closed:
+        return 0
+    left = drain(plane, drain_ns)
+    _end_streams(_all_paths(plane))
+    with plane.lock:
+        plane.closed = True
+        for host in plane.hosts.values():
+            for mailbox in list(host.inboxes.values()):
+                mailbox.closed = True
+                mailbox.shut(plane)
+                plane.touched.add(mailbox)  # who polls its descriptor must wake as well
+        plane.helper.want(now=True)
+    plane.settle()
+    _wait_until_empty(plane)
+    return left
+
+
+def _all_paths(plane: Plane) -> list[StreamPath]:
+    with plane.lock:
+        return [path for host in plane.hosts.values() for path in host.paths]
+
+
+def _wait_until_empty(plane: Plane) -> None:
+    """Let every waiter leave, for a while: none may find our descriptors closed."""
+    deadline = time.monotonic() + _LEAVING_S
+    while time.monotonic() < deadline:
+        with plane.lock:
+            if plane.desk.is_empty():
+                return
+        time.sleep(_LEAVING_POLL_S)
+
+
+def _end_streams(paths: list[StreamPath]) -> None:
+    """End our direction, read the peer's to its end, close: nothing acknowledged is lost."""
+    streams = []
+    for path in paths:
+        stream = path.detach()
+        if stream is not None:
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_WR)
+            streams.append(stream)
+    deadline = time.monotonic() + _END_OF_STREAM_S
+    for stream in streams:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLIN)
+        with suppress(OSError):
+            while (left_s := deadline - time.monotonic()) > 0 and poll.poll(left_s * 1000):
+                if not stream.recv(65536):
+                    break
+        stream.close()

@@ -1,0 +1,121 @@
+"""The descriptors that a plane waits for: streams, the kick, and what the control plane watches.
+
+One epoll set for all of them, so that one thread can wait for everything, and so that an event loop
+can wait for the plane by one descriptor. Who serves what is ready is the plane's affair.
+"""
+
+from __future__ import annotations
+
+import select
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Interest, Ready
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.plane import Plane
+    from urds.dataplane.reference.stream_path import StreamPath
+
+_READY_MAX = 64
+
+
+class PollSet:
+    """An epoll set and what its members stand for; the tables are guarded by the plane's lock."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._lock = plane.lock
+        self._set = select.epoll()
+        self.paths: dict[int, StreamPath] = {}  # by descriptor
+        self._watched: dict[int, Interest] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor of the set itself: readable while a member is ready."""
+        return self._set.fileno()
+
+    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """Wait for members; return descriptors and masks, at most 64. No lock held."""
+        return self._set.poll(-1 if timeout_s is None else timeout_s, _READY_MAX)
+
+    def add_kick(self, descriptor: int) -> None:
+        """Watch the kick for ever."""
+        self._set.register(descriptor, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Close the set; its members stay open."""
+        self._set.close()
+
+    # -- streams
+
+    def add(self, path: StreamPath) -> None:
+        """Watch a path's new stream for reading. Lock held."""
+        assert path.stream is not None
+        descriptor = path.stream.fileno()
+        self.paths[descriptor] = path
+        self._set.register(descriptor, select.EPOLLIN)
+        path.polled = True
+
+    def remove(self, path: StreamPath) -> None:
+        """Take a path's stream out. Lock held."""
+        assert path.stream is not None
+        descriptor = path.stream.fileno()
+        self.paths.pop(descriptor, None)
+        path.polled = False
+        with suppress(OSError, ValueError):
+            self._set.unregister(descriptor)
+
+    def update(self, path: StreamPath) -> None:
+        """Watch a path for what it waits for now. No lock held.
+
+        A path that waits for nothing leaves the set: a member is told of errors whatever it asked
+        for, so a connection that is reset while it is not read would keep every poll awake.
+        """
+        with self._lock, suppress(OSError, ValueError):
+            if path.stream is None:
+                return
+            mask = 0 if path.paused else select.EPOLLIN
+            mask |= select.EPOLLOUT if path.blocked else 0
+            descriptor = path.stream.fileno()
+            if mask and path.polled:
+                self._set.modify(descriptor, mask)
+            elif mask:
+                self._set.register(descriptor, mask)
+            elif path.polled:
+                self._set.unregister(descriptor)
+            path.polled = bool(mask)
+
+    # -- what the control plane watches
+
+    def watch(self, descriptor: int, interest: Interest) -> None:
+        """Watch a descriptor until it is ready once. No lock held."""
+        with self._lock:
+            self._watched[descriptor] = interest
+        mask = select.EPOLLIN if interest & Interest.READ else 0
+        mask |= select.EPOLLOUT if interest & Interest.WRITE else 0
+        self._set.register(descriptor, mask)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop watching. No lock held."""
+        with self._lock:
+            known = self._watched.pop(descriptor, None)
+        if known is not None:
+            with suppress(OSError):
+                self._set.unregister(descriptor)
+
+    def take_watched(self, descriptor: int) -> Ready | None:
+        """End the watch of a ready descriptor and return the report of it. Lock held.
+
+        It is looked at again: between the poll and now its number may have come to mean another.
+        """
+        interest = self._watched.get(descriptor)
+        if interest is None:
+            return None
+        look = select.poll()
+        look.register(descriptor, int(interest))
+        ready = look.poll(0)
+        if not ready:
+            return None
+        del self._watched[descriptor]
+        with suppress(OSError):
+            self._set.unregister(descriptor)
+        readable = ready[0][1] & ~select.POLLOUT
+        return Ready(descriptor, Interest.READ if readable else Interest.WRITE)
