@@ -1,9 +1,13 @@
 """Tables align, JSON is JSON, ends become exit codes."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from tests.cli.commands import RUN_S_MAX, address, command, environment
 from urds.cli.exits import Exit, UsageError, guarded
 from urds.cli.output import Column, Output, align
 from urds.errors import SettingError
@@ -71,3 +75,47 @@ def test_our_own_mistake_is_not_hidden() -> None:
 
     with pytest.raises(AssertionError):
         guarded("x", run)
+
+
+PRINTS = "from urds.cli.output import GOOD, Output; Output().line('lost 0', GOOD)"
+
+
+def printed_on_a_terminal(**changes: str) -> bytes:
+    """Return what a program prints to a terminal of its own."""
+    ours, its = os.openpty()
+    env = {key: value for key, value in environment().items() if key != "NO_COLOR"}
+    subprocess.run(
+        [sys.executable, "-c", PRINTS],
+        check=True,
+        stdout=its,
+        env={**env, "TERM": "xterm", **changes},
+        timeout=RUN_S_MAX,
+    )
+    os.close(its)
+    printed = os.read(ours, 1000)
+    os.close(ours)
+    return printed
+
+
+def test_a_terminal_gets_colours() -> None:
+    assert printed_on_a_terminal() == b"\x1b[32mlost 0\x1b[0m\r\n"
+
+
+@pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_gets_no_colours_where_they_are_not_wanted(changes: dict[str, str]) -> None:
+    assert printed_on_a_terminal(**changes) == b"lost 0\r\n"
+
+
+def test_a_reader_that_leaves_ends_the_tool_without_noise() -> None:
+    ours, its = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        command("plain", "ping", "-c", "1", "-i", "10ms", "-I", address(1), address(9)),
+        check=False,
+        stdout=its,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        timeout=RUN_S_MAX,
+    )
+    os.close(its)
+    assert (done.returncode, done.stderr) == (1, b"")
