@@ -135,11 +135,19 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
     """Let the helper sleep because a leader reads; then the leader goes, and a poller waits."""
     first, second = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
+    helper = scene.plane.helper
+    sleep, sleeps = helper._sleep, []
+
+    def sleep_noted(timeout_ns: int | None) -> bool:
+        sleeps.append(timeout_ns)
+        return sleep(timeout_ns)
+
+    helper._sleep = sleep_noted  # type: ignore[method-assign]
     scene.help()
     second.fileno()
     leads = scene.receive(first)
     remote.say(1, target_port=9)  # spends the armed event, if there is one
-    scene.wait_for(lambda: scene.plane.helper.asleep and not scene.plane.helper._armed)
+    scene.wait_for(lambda: not helper._armed and sleeps[-1:] == [None])
     remote.say(2, target_port=1)
     scene.wait_for(lambda: bool(leads))
     remote.say(3, target_port=2)
