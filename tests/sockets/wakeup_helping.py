@@ -147,7 +147,7 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
     second.fileno()
     leads = scene.receive(first)
     remote.say(1, target_port=9)  # spends the armed event, if there is one
-    scene.wait_for(lambda: not helper._armed and sleeps[-1:] == [None])
+    scene.wait_for(lambda: helper._leader_ticks >= 16 and sleeps[-1] is None)
     remote.say(2, target_port=1)
     scene.wait_for(lambda: bool(leads))
     remote.say(3, target_port=2)
