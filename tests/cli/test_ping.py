@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 from tests.cli.commands import address, host, interrupt, urds
+from urds.cli.addresses import candidates
 from urds.cli.exits import UsageError
-from urds.cli.ping import SOCKETS, Reply, Turns, candidates, format_reply, parse_interval
+from urds.cli.ping import SOCKETS, Reply, Turns, format_reply, parse_interval
 
 LINE = re.compile(r"^ {1,3}\d{1,3}: \d+ usec$")
 NS = 1000  # of a microsecond

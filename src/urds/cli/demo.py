@@ -8,24 +8,16 @@ socket itself, compares what was accepted from the senders with what the receive
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
-from pathlib import Path
 from random import SystemRandom
-from typing import IO, Any, Final
+from typing import Any, Final
 
-import urds
 from urds.cli.demo_host import Plan
 from urds.cli.demo_messages import PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN
+from urds.cli.demo_processes import DemoError, Hosts, running
 from urds.cli.exits import Exit, UsageError
 from urds.cli.output import BAD, GOOD, TITLE, Output, Progress, complain
 
@@ -34,7 +26,6 @@ SECONDS_MAX: Final = 3600
 _READY_S: Final = 20.0
 _STOP_S: Final = 15.0  # beyond the time of the run, until every host has stopped sending
 _DRAIN_S: Final = 8.0
-_END_S: Final = 3.0
 _MIB: Final = 1 << 20
 
 
@@ -85,83 +76,6 @@ class Result:
         return not (self.lost or self.duplicated or self.reordered or self.damaged)
 
 
-class DemoError(OSError):
-    """A host ended early, or did not answer in time."""
-
-
-class _Hosts:
-    """The processes and what they say."""
-
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self._said: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
-        self._children: list[subprocess.Popen[str]] = []
-        self._plans = plans
-
-    def start(self) -> None:
-        """Start one process per plan, out of reach of the terminal's Ctrl-C."""
-        for index, plan in enumerate(self._plans):
-            child = subprocess.Popen(
-                [sys.executable, "-m", "urds.cli.demo_host"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=_environment(),
-                start_new_session=True,
-            )
-            self._children.append(child)
-            assert child.stdout is not None
-            threading.Thread(target=self._listen, args=(index, child.stdout), daemon=True).start()
-            self.say(index, asdict(plan))
-
-    def say(self, index: int, command: Mapping[str, object]) -> None:
-        """Send one host a command."""
-        pipe = self._children[index].stdin
-        assert pipe is not None
-        with suppress(BrokenPipeError):  # it ended; `collect` tells
-            pipe.write(json.dumps(command) + "\n")
-            pipe.flush()
-
-    def collect(self, event: str, wait_s: float) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield what the hosts say until each has said `event`.
-
-        Raises DemoError when one fails, ends, or takes longer than `wait_s`.
-        """
-        missing = set(range(len(self._plans)))
-        deadline_s = time.monotonic() + wait_s
-        while missing:
-            try:
-                index, words = self._said.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                silent = ", ".join(self._plans[one].address for one in sorted(missing))
-                raise DemoError(f"no `{event}` from {silent} within {wait_s:g} s") from None
-            if words["event"] == "failed":
-                raise DemoError(words["reason"])
-            if words["event"] == "ended":
-                raise DemoError(f"host {self._plans[index].address} ended early")
-            if words["event"] == event:
-                missing.discard(index)
-            yield index, words
-
-    def end(self) -> None:
-        """End the processes: politely, then by force."""
-        for child in self._children:
-            assert child.stdin is not None
-            with suppress(BrokenPipeError):
-                child.stdin.close()
-        deadline_s = time.monotonic() + _END_S
-        for child in self._children:
-            try:
-                child.wait(max(0.1, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-    def _listen(self, index: int, pipe: IO[str]) -> None:
-        for line in pipe:
-            self._said.put((index, json.loads(line)))
-        self._said.put((index, {"event": "ended"}))
-
-
 def run(options: DemoOptions) -> Exit:
     """Show it; `Exit.FAILED` if a message was lost, doubled, reordered or damaged."""
     output = Output(json_wanted=options.json_wanted)
@@ -169,7 +83,7 @@ def run(options: DemoOptions) -> Exit:
     if not options.json_wanted:
         _introduce(output, options, plans)
     try:
-        with _running(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
+        with running(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
             verdicts, sent = _exchange(hosts, options, plans, progress)
     except DemoError as failure:
         complain("demo", str(failure))
@@ -279,7 +193,7 @@ def summary(result: Result) -> list[tuple[str, bool | None]]:
 
 
 def _exchange(
-    hosts: _Hosts, options: DemoOptions, plans: Sequence[Plan], progress: Progress
+    hosts: Hosts, options: DemoOptions, plans: Sequence[Plan], progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, int]]]:
     """Lead the hosts through the run; return their verdicts and what each sent to whom."""
     for _ in hosts.collect("ready", _READY_S):
@@ -310,16 +224,6 @@ def _exchange(
     return verdicts, sent
 
 
-@contextmanager
-def _running(plans: Sequence[Plan]) -> Iterator[_Hosts]:
-    hosts = _Hosts(plans)
-    try:
-        hosts.start()
-        yield hosts
-    finally:
-        hosts.end()
-
-
 def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan]) -> None:
     output.line(
         f"{len(plans)} RDS hosts, {plans[0].address} to {plans[-1].address}, each a process;"
@@ -336,10 +240,3 @@ def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan]) -> N
 def _check(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise UsageError(f"{option} {value:g}: must be from {low:g} to {high:g}")
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which a child finds the `urds` that runs here."""
-    place = str(Path(urds.__file__).resolve().parents[1])
-    others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([place, *others])}

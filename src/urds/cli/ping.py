@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import errno
 import select
-import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from random import Random
 from typing import Final
 
 import urds
+from urds.cli.addresses import Address, candidates, find_address, outgoing_address
 from urds.cli.exits import Exit, UsageError
 from urds.cli.output import BAD, QUIET, Output
 
-Address = IPv4Address | IPv6Address
-
 SOCKETS: Final = 8
-_GUESSES: Final = 16
 _NS: Final = 1_000_000_000
 _UNITS_S: Final = {"usec": 1e-6, "us": 1e-6, "msec": 1e-3, "ms": 1e-3}
 
@@ -229,46 +224,6 @@ def _summarise(output: Output, turns: Turns, *, target: str, local: str) -> None
     output.line(line, QUIET if turns.received else BAD)
 
 
-# -- addresses
-
-
-def find_address(text: str) -> Address:
-    """Return a literal, or what the resolver says of a name, IPv4 first. Raises UsageError."""
-    with suppress(ValueError):
-        return ip_address(text)
-    try:
-        found = socket.getaddrinfo(text, None, type=socket.SOCK_DGRAM)
-    except OSError as failure:
-        raise UsageError(f"{text}: {failure.strerror}") from failure
-    best = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return ip_address(str(best[4][0]))
-
-
-def candidates(target: Address, outgoing: Address, random: Random) -> Iterator[str]:
-    """Yield local addresses from which to reach the target, the likeliest first.
-
-    First what the routes choose (`outgoing`). Each process that binds needs an address of its own,
-    so where the target is an IPv4 address of this very machine, others of 127/8 follow.
-    """
-    if outgoing != target:
-        yield str(outgoing)
-    if outgoing == target or target.is_loopback:
-        if target.version == 6:
-            yield str(target)  # no second one: this process answers itself, if nobody else does
-            return
-        base = int(IPv4Address("127.0.0.0"))
-        for _ in range(_GUESSES):
-            yield str(IPv4Address(base + random.randrange(1 << 8, (1 << 24) - 1)))
-
-
-def _outgoing_address(target: Address) -> Address:
-    """Ask the routing table, by a UDP socket that sends nothing. Raises OSError."""
-    family = socket.AF_INET if target.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((str(target), urds.RDS_TCP_PORT))
-        return ip_address(str(probe.getsockname()[0]))
-
-
 def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list[urds.Socket]:
     """Bind the sockets to one local address; Ctrl-C or the end takes their pings back."""
     sockets: list[urds.Socket] = []
@@ -285,7 +240,7 @@ def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list
 def _free_address(target: Address, closing: ExitStack, sockets: list[urds.Socket]) -> str:
     """Bind the first socket to the first candidate that nobody hosts. Raises OSError."""
     taken: OSError | None = None
-    for local in candidates(target, _outgoing_address(target), Random()):
+    for local in candidates(target, outgoing_address(target), Random()):
         try:
             sockets.append(_bind(local, closing))
         except OSError as failure:

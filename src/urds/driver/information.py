@@ -10,6 +10,7 @@ Nothing here may keep a program from working: without a place for the socket the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -124,7 +125,7 @@ def _place_for(pid: int) -> Path:
 
 def _is_served(place: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(os.fspath(place)) == 0
+        return probe.connect_ex(os.fspath(place)) != errno.ECONNREFUSED
 
 
 def _is_allowed(connection: socket.socket) -> bool:
