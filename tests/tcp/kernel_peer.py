@@ -282,6 +282,13 @@ class KernelPeer:
         return self.lanes[0].connection is not None
 
     @property
+    def connection(self) -> socket.socket:
+        """Return the connection of lane 0."""
+        connection = self.lanes[0].connection
+        assert connection is not None
+        return connection
+
+    @property
     def undelivered(self) -> int:
         """Return how many messages of ours the node's TCP does not have."""
         return sum(len(lane.queue) + len(lane.in_flight) for lane in self.lanes)

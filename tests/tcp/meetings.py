@@ -71,12 +71,15 @@ def arrived(peer: KernelPeer, count: int, *, wait_s: float = 5.0) -> list[bytes]
     return peer.payloads
 
 
-def reconnect_deaf(peer: KernelPeer) -> None:
-    """Take a new connection, and acknowledge nothing that comes over it."""
-    peer.run_until(lambda: peer.up)
-    connection = peer.lanes[0].connection
-    assert connection is not None
-    make_deaf(connection)
+def reconnect_deaf(node: Node, peer: KernelPeer) -> None:
+    """Take a new connection on which the kernel acknowledges nothing, from the beginning."""
+    if peer.lower:
+        with node.frozen():  # it would send as soon as it has accepted
+            peer.run_until(lambda: peer.up)
+            make_deaf(peer.connection)
+    else:
+        peer.run_until(lambda: peer.up)
+        make_deaf(peer.connection)  # the node waits for our map
 
 
 def lose_first_transmission(node: Node, peer: KernelPeer) -> None:
@@ -100,8 +103,6 @@ def silently_forgotten(node: Node, peer: KernelPeer) -> None:
 
 def make_stale(node: Node, peer: KernelPeer) -> None:
     """Let the node lose the connection while the kernel's end goes on to look well."""
-    connection = peer.lanes[0].connection
-    assert connection is not None
-    make_deaf(connection)
+    make_deaf(peer.connection)
     node.backend.break_connections()
     wait_until(lambda: node.counters["downs"] > 0)

@@ -217,9 +217,7 @@ def test_repeats_with_new_numbers_are_doubled(
 def break_with_nothing_arrived(node: Node, peer: KernelPeer) -> list[bytes]:
     """Have ten messages written that never reach the kernel, then one new; break; deliver."""
     meet(node, peer)
-    connection = peer.lanes[0].connection
-    assert connection is not None
-    make_deaf(connection)
+    make_deaf(peer.connection)
     send_to_kernel(node, peer, SENT)
     wait_until(lambda: len(node.path(peer.address).core.outgoing.unacked) in (0, len(SENT)))
     peer.run_for(0.05)  # whoever frees too early has done so by now
@@ -283,7 +281,7 @@ def probe_on_a_reconnect(node: Node, peer: KernelPeer) -> list[bytes]:
     send_to_kernel(node, peer, SENT)
     if peer.lower:
         peer.seek()
-    reconnect_deaf(peer)
+    reconnect_deaf(node, peer)
     wait_until(lambda: node.path(peer.address).stream is not None)
     peer.run_until(lambda: probes_written(node, peer) == 1)
     peer.break_connection()
@@ -372,9 +370,7 @@ def keeping(end: Callable[..., None], names: Iterable[str]) -> Callable[..., Non
 def cut_a_message_of_ours(node: Node, peer: KernelPeer) -> list[int]:
     """Break the connection while the kernel has half of a long message; return what arrived."""
     meet(node, peer)
-    connection = peer.lanes[0].connection
-    assert connection is not None
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     peer.reading = False
     node.send(bytes(1 << 20), peer.address, KERNEL_PORT)
     wait_until(lambda: node.path(peer.address).blocked)

@@ -144,17 +144,20 @@ def test_a_ping_is_answered_as_linux_does(lab: Lab, order: str) -> None:
 @pytest.mark.parametrize("npaths", [1, 2, 8])
 @pytest.mark.parametrize("release", Release)
 def test_probe_and_pong_carry_list_and_mark(lab: Lab, release: Release, npaths: int) -> None:
-    """SPORT_IDX binds our source ports, so it is sent only where there is more than one path."""
+    """SPORT_IDX binds our source ports: only with several paths, and to those who know it."""
     node, peer = lab.pair("lower", kernel={"release": release}, npaths=npaths)
     meet(node, peer)
     peer._probe()  # a kernel that has forgotten us asks again
     peer.run_until(lambda: bool(frames_between(peer, 0, 1)))
-    for frame in frames_between(peer, 1, 0) + frames_between(peer, 0, 1):
-        octets = octets_of(frame)
-        listed = b"\5" + npaths.to_bytes(2, "big") + (b"\x08\0" if npaths > 1 else b"")
-        assert octets[LIST] == listed.ljust(10, b"\0")
+    frames = frames_between(peer, 1, 0) + frames_between(peer, 0, 1)
+    listed = b"\5" + npaths.to_bytes(2, "big")
+    for octets in map(octets_of, frames):
+        assert octets[LIST] in (listed.ljust(10, b"\0"), (listed + b"\x08\0").ljust(10, b"\0"))
         assert octets[MARK][:4] == b"\0UR\1"
-        assert parse_handshake(frame.header.extension).generation is None
+    handshakes = [parse_handshake(frame.header.extension) for frame in frames]
+    assert not any(handshake.generation for handshake in handshakes)
+    assert not handshakes[0].sport_index, "it is not known yet who the peer is"
+    assert handshakes[-1].sport_index == (release is Release.V7 and npaths > 1)
 
 
 def test_only_a_marked_peer_hears_our_generation(lab: Lab) -> None:
@@ -225,14 +228,12 @@ def test_a_higher_node_knocks_and_a_lower_one_calls_back(lab: Lab, order: str) -
 def test_a_message_is_freed_when_tcp_acknowledged_it(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
     meet(node, peer)
-    connection = peer.lanes[0].connection
-    assert connection is not None
-    make_deaf(connection)
+    make_deaf(peer.connection)
     send_to_kernel(node, peer, numbered("held", 10))
     peer.run_for(0.1)
     assert queued(node, peer) == 10
     assert node.mailbox.send_queued_bytes == sum(map(len, numbered("held", 10)))
-    make_hearing(connection)
+    make_hearing(peer.connection)
     wait_until(lambda: queued(node, peer) == 0)  # TCP repeats within 200 ms
     assert node.mailbox.send_queued_bytes == 0
     assert peer.received == [], "acknowledged by TCP, not yet read by RDS: that is all one can know"
