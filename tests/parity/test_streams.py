@@ -342,6 +342,7 @@ class TestFreeing:
         world.turn()
         assert [frame.payload for frame in world.attach().messages()] == [b"not there"]
 
+    @pytest.mark.rule("rds7-ack-purges")
     def test_the_header_frees(self, world: World) -> None:
         mailbox = world.mailbox()
         remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
