@@ -91,7 +91,9 @@ def test_difference_cancel_all(new_socket: NewSocket) -> None:
         assert refused.errno == errno.EINVAL
 
 
-@pytest.mark.rule("rds7-monitor-mask", "rds7-monitor-match", "rds7-monitor-bitmap")
+@pytest.mark.rule(
+    "rds7-monitor-mask", "rds7-monitor-match", "rds7-monitor-bitmap", "rds7-monitor-readable"
+)
 def test_difference_monitor_mask(new_socket: NewSocket) -> None:
     """Shows that only the groups of the mask are told, and which bits they are."""
     receivers = [new_socket() for _ in range(2)]
@@ -112,7 +114,7 @@ def test_difference_monitor_mask(new_socket: NewSocket) -> None:
     assert control == [(SOL_RDS, urds.RDS_CMSG_CONG_UPDATE, struct.pack("=Q", mask))]
 
 
-@pytest.mark.rule("rds7-so-sndtimeo", "rds7-timeouts")
+@pytest.mark.rule("rds7-timeouts")
 def test_difference_send_timeout(new_socket: NewSocket) -> None:
     sender, target = congested_pair(new_socket)
     sender.settimeout(0.05)
@@ -161,6 +163,7 @@ def arrives_after_close(
             return False
 
 
+@pytest.mark.rule("rds7-close-cancels")
 def test_difference_close_lingers() -> None:
     """Gives the second longer, for a busy machine; that it is one is the setting's default."""
     assert arrives_after_close(linger_s=10, wait_s=ARRIVAL_S)
@@ -323,6 +326,7 @@ def test_difference_peers_max() -> None:
         assert refusal(sock.sendto, b"x", (host(78), 4000)).errno == errno.EUSERS
 
 
+@pytest.mark.rule("wire-security-backoff", "wire-security-tunable")
 def test_difference_give_up() -> None:
     with backend_with(reconnect_give_up_s=0.1, reconnect_max_delay_ms=20), urds.Socket() as sock:
         sock.bind((host(1), 0))
@@ -339,6 +343,7 @@ def test_difference_give_up() -> None:
         assert sock.sendto(b"anew", NOBODY) == 4
 
 
+@pytest.mark.rule("rds7-congested-when-full", "wire-congested")
 def test_difference_congestion_second_look() -> None:
     inbox = Inbox(port=4000, buffer_bytes=1000)
     inbox.receive_queued_bytes = 1001
@@ -357,6 +362,7 @@ def test_difference_receive_bound(backend: InProcess) -> None:
     assert backend.plane.is_over_hard_bound(inbox)
 
 
+@pytest.mark.rule("rds7-message-length")
 def test_difference_long_messages() -> None:
     settings = {"max_message_bytes": 4 << 20, "wmem_max": 8 << 20, "rmem_max": 8 << 20}
     payload = bytes(range(256)) * (3 << 12)
