@@ -88,7 +88,9 @@ def eventually(check: Callable[[], bool]) -> None:
 # -- the send queue
 
 
-@pytest.mark.rule("rds7-send-limit", "rds7-queue-full", "rds7-poll-out", "rds7-two-limits")
+@pytest.mark.rule(
+    "rds7-send-limit", "rds7-queue-full", "rds7-poll-out", "rds7-two-limits", "rds7-so-sndbuf"
+)
 def test_a_send_queue_takes_one_message_over_its_limit(new_socket: NewSocket) -> None:
     sock = new_socket()
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
@@ -102,7 +104,7 @@ def test_a_send_queue_takes_one_message_over_its_limit(new_socket: NewSocket) ->
     assert refused(sock.sendto, b"to itself", DONTWAIT, sock.getsockname()) == errno.EAGAIN
 
 
-@pytest.mark.rule("rds7-so-sndtimeo", "rds7-timeouts")
+@pytest.mark.rule("rds7-so-sndtimeo", "rds7-timeouts", "rds7-queue-full")
 def test_a_wait_for_room_ends_with_its_time(new_socket: NewSocket) -> None:
     sock = new_socket()
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
@@ -176,6 +178,7 @@ def test_an_empty_message_arrives_with_its_source(near: urds.Socket, new_far: Ne
     assert far.recvfrom(10) == (b"", (NEAR, 4000))
 
 
+@pytest.mark.rule("wire-ping", "wire-pong")
 def test_a_ping_is_answered_without_its_payload(near: urds.Socket, new_far: NewFar) -> None:
     new_far(5000)
     for payload in (b"", b"payload"):
@@ -183,7 +186,14 @@ def test_a_ping_is_answered_without_its_payload(near: urds.Socket, new_far: NewF
         assert near.recvmsg(100) == (b"", [], 0, (FAR, 0))
 
 
-@pytest.mark.rule("rds7-order-per-pair", "rds7-reliable-in-order", "rds7-once")
+@pytest.mark.rule(
+    "rds7-order-per-pair",
+    "rds7-reliable-in-order",
+    "rds7-once",
+    "rds7-transports",
+    "rds7-receive-order",
+    "rds7-unconnected-default",
+)
 def test_each_pair_of_sockets_keeps_its_order(
     near: urds.Socket, new_socket: NewSocket, new_far: NewFar
 ) -> None:
@@ -204,9 +214,15 @@ def test_each_pair_of_sockets_keeps_its_order(
 
 
 @pytest.mark.rule(
-    "rds7-congested-when-full", "rds7-send-congested", "rds7-poll-congested-out",
-    "rds7-congestion-update", "rds7-congested-sender-stops",
-)  # fmt: skip
+    "rds7-congested-when-full",
+    "rds7-send-congested",
+    "rds7-poll-congested-out",
+    "rds7-congestion-update",
+    "rds7-congested-sender-stops",
+    "rds7-so-rcvbuf",
+    "rds7-two-limits",
+    "wire-congestion-sender",
+)
 def test_a_full_port_is_full_for_everybody_and_others_are_not(
     near: urds.Socket, new_socket: NewSocket, new_far: NewFar
 ) -> None:
@@ -239,7 +255,7 @@ def test_below_half_the_port_is_free_and_poll_says_so(near: urds.Socket, new_far
     assert near.sendto(b"x", DONTWAIT, (FAR, 5000)) == 1
 
 
-@pytest.mark.rule("rds7-uncongested-sender-resumes", "rds7-blocking-default")
+@pytest.mark.rule("rds7-uncongested-sender-resumes", "rds7-blocking-default", "rds7-send-congested")
 def test_a_blocked_sender_goes_on(near: urds.Socket, new_far: NewFar) -> None:
     far = new_far(5000, receive_bytes=16384)
     taken = sends_until(errno.ENOBUFS, near, (FAR, 5000))
@@ -255,7 +271,7 @@ def test_a_blocked_sender_goes_on(near: urds.Socket, new_far: NewFar) -> None:
     assert far.recv(10) == b"x"
 
 
-@pytest.mark.rule("rds7-monitor-bitmap", "rds7-update-alone", "rds7-monitor-match")
+@pytest.mark.rule("rds7-monitor-bitmap", "rds7-update-alone", "rds7-monitor-match", "rds7-poll-in")
 def test_a_monitor_is_told_the_group_of_the_port(near: urds.Socket, new_far: NewFar) -> None:
     """As recorded: only ENOBUFS of a non-blocking send puts a group on the list."""
     far = new_far(5000, receive_bytes=16384)
@@ -272,7 +288,6 @@ def test_a_monitor_is_told_the_group_of_the_port(near: urds.Socket, new_far: New
     assert "POLLIN" not in poll_bits(near)
 
 
-@pytest.mark.rule("rds7-congested-still-accepts", "rds7-receive-unbounded")
 def test_a_full_port_still_takes_what_comes(near: urds.Socket, new_far: NewFar) -> None:
     """Empty messages count nothing, and a burst is through before the port is found full."""
     far = new_far(5000, receive_bytes=1)
@@ -286,7 +301,7 @@ def test_a_full_port_still_takes_what_comes(near: urds.Socket, new_far: NewFar) 
 # -- after the end
 
 
-@pytest.mark.rule("rds7-cancel-transmitted", "rds7-delivered-removed")
+@pytest.mark.rule("rds7-delivered-removed")
 def test_what_was_delivered_cannot_be_cancelled(near: urds.Socket, new_far: NewFar) -> None:
     far = new_far(5000)
     near.sendto(b"here", (FAR, 5000))
