@@ -62,6 +62,7 @@ def message(payload: bytes = b"payload", **more: Any) -> Message:
 # -- names
 
 
+@pytest.mark.rule("rds7-no-address-at-first")
 def test_names_before_and_after_bind(fake: FakeBackend) -> None:
     with urds.socket() as sock:
         assert sock.getsockname() == (0, bytes(14))
@@ -96,7 +97,7 @@ def test_an_address_in_use_takes_the_chosen_transport_away(fake: FakeBackend) ->
     assert fake.transports == [Transport.TCP, Transport.TCP, None]
 
 
-@pytest.mark.rule("rds7-bind-before-use", "rds7-send-bound", "rds7-no-address-at-first")
+@pytest.mark.rule("rds7-bind-before-use")
 def test_nothing_is_sent_before_bind(fake: FakeBackend) -> None:
     with urds.Socket() as sock:
         assert refused(sock.sendto, b"x", PEER) == errno.ENOTCONN
@@ -147,6 +148,7 @@ def test_a_peer_of_the_other_family_is_refused_at_the_send(sock: urds.Socket) ->
     assert refused(sock.send, b"x") == errno.EOPNOTSUPP
 
 
+@pytest.mark.rule("rds7-no-oob")
 def test_flags_are_checked_before_the_address_and_that_before_the_bind(fake: FakeBackend) -> None:
     with urds.Socket() as sock:
         assert refused(sock.sendto, b"x", 1, ("0.0.0.0", 1)) == errno.EOPNOTSUPP
@@ -154,14 +156,12 @@ def test_flags_are_checked_before_the_address_and_that_before_the_bind(fake: Fak
         assert refused(sock.sendto, b"x", 0, PEER) == errno.ENOTCONN
 
 
-@pytest.mark.rule("rds7-message-length")
 def test_the_length_is_checked_before_the_control_messages(sock: urds.Socket) -> None:
     bad = [(SOL_RDS, 99, b"")]
     assert refused(sock.sendmsg, [bytes(106_497)], bad, 0, PEER) == errno.EMSGSIZE
     assert refused(sock.sendmsg, [bytes(106_496)], bad, 0, PEER) == errno.EINVAL
 
 
-@pytest.mark.rule("rds7-control-rdma")
 @pytest.mark.parametrize(
     ("kind", "octets", "code"),
     [
@@ -269,7 +269,7 @@ def test_how_long_a_receive_waits(sock: urds.Socket, box: FakeMailbox) -> None:
     assert refused(sock.recvmsg, 1) == errno.ETIMEDOUT
 
 
-@pytest.mark.rule("rds7-receive-bound")
+@pytest.mark.rule("rds7-bind-before-use")
 def test_a_receive_before_bind_waits_for_it(fake: FakeBackend) -> None:
     with urds.Socket() as sock:
         assert refused(sock.recv, 10, DONTWAIT) == errno.EAGAIN
