@@ -72,7 +72,7 @@ def send_from_all(mailboxes: list[Any], target: str, numbers: range) -> None:
             mailbox.sendto(str(number).encode(), (target, PORT))
 
 
-@pytest.mark.rule("wire-mprds-paths", "wire-mprds-agree", "wire-mprds-minimum")
+@pytest.mark.rule("wire-mprds-paths", "wire-mprds-agree")
 @pytest.mark.parametrize("npaths", PATHS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_both_ends_fan_out(lab: Lab, order: str, npaths: int) -> None:
@@ -195,7 +195,7 @@ def test_resets_of_single_paths_cost_nothing(lab: Lab, order: str, npaths: int) 
     assert one.counters["downs"] + other.counters["downs"] > 20
 
 
-@pytest.mark.rule("wire-mprds-agree")
+@pytest.mark.rule("wire-mprds-agree", "wire-mprds-minimum")
 @pytest.mark.parametrize(("first", "second"), [(1, 8), (8, 1), (2, 8), (8, 4)])
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_smaller_number_of_paths_counts(lab: Lab, order: str, first: int, second: int) -> None:
