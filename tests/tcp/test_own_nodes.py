@@ -93,6 +93,7 @@ def test_trusting_tcps_acknowledgement_loses_messages(
     assert break_with_unread_octets(lab, order) == []
 
 
+@pytest.mark.rule("wire-generation-transport", "wire-reconnect", "rds7-reconnect")
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
     """Two processes, small buffers; each resets its end, with what lies unread in its TCP."""
@@ -110,7 +111,7 @@ def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
 # -- acknowledgements
 
 
-@pytest.mark.rule("wire-ack-only", "wire-ack-limit", "wire-ack-required")
+@pytest.mark.rule("wire-ack-only", "wire-ack-limit", "wire-ack-required", "wire-sequence-excludes")
 def test_ack_only_frames_are_bare_and_never_two_of_one_kind(lab: Lab) -> None:
     lower, higher, relay = lab.relayed()
     meet(lower, higher)
