@@ -27,6 +27,7 @@ def sockaddr6(host: str, port: int, scope: int = 0) -> bytes:
     )
 
 
+@pytest.mark.rule("rds7-addresses")
 @pytest.mark.parametrize("call", Call)
 @pytest.mark.parametrize(
     ("given", "wanted"),
