@@ -21,7 +21,6 @@ def test_a_name_of_the_socket_module_has_its_number(name: str) -> None:
     assert getattr(constants, name) == getattr(socket, name)
 
 
-@pytest.mark.rule("rds7-pf-rds", "rds7-sol-rds", "rds7-sysctl-sol-rds")
 @linux_only
 def test_the_socket_module_knows_the_family() -> None:
     assert {"AF_RDS", "PF_RDS", "SOL_RDS", "SOCK_SEQPACKET", "MSG_DONTWAIT"} <= set(SHARED)
