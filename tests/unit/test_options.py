@@ -31,7 +31,7 @@ def number(at: Options, level: int, option: int) -> int:
     return value
 
 
-@pytest.mark.rule("rds7-so-sndbuf", "rds7-so-rcvbuf", "rds7-buffer-defaults")
+@pytest.mark.rule("rds7-buffer-defaults")
 def test_a_new_socket_has_the_defaults_of_the_settings() -> None:
     settings = Settings(wmem_default=8000, rmem_default=6000)
     new = options.defaults(settings)
@@ -39,6 +39,7 @@ def test_a_new_socket_has_the_defaults_of_the_settings() -> None:
     assert number(new, SOL_SOCKET, options.SO_SNDBUF) == 8000
 
 
+@pytest.mark.rule("rds7-so-sndbuf", "rds7-so-rcvbuf", "rds7-buffer-tuning")
 @pytest.mark.parametrize(
     ("asked", "usable_to_send", "usable_to_receive"),
     [
@@ -182,6 +183,7 @@ def test_strictness_reads_a_mask_as_a_switch() -> None:
     assert off.monitor is False  # the first four octets are zero
 
 
+@pytest.mark.rule("rds7-timeout-zero")
 def test_waiting_times_are_timevals() -> None:
     timed = put(SOL_SOCKET, options.SO_SNDTIMEO, struct.pack("=qq", 2, 500_000))
     assert timed.send_wait_ns == 2_500_000_000
