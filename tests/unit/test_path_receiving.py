@@ -258,6 +258,7 @@ class TestOutsideTheNumbers:
         ports = [(item.source_port, item.target_port) for item in side.incoming.controls]
         assert ports == [(1, 0), (0, 1)]
 
+    @pytest.mark.rule("rds7-ack-purges")
     def test_an_acknowledgement_is_nobodys_message(self) -> None:
         side = Side(release=Release.PEER_ACKNOWLEDGED)
         side.begin()
@@ -342,7 +343,7 @@ class TestAcknowledging:
         side.receive(messages(range(256, 400)), now_ns=MS)
         assert not side.incoming.acknowledgement_due
 
-    @pytest.mark.rule("wire-ack-only")
+    @pytest.mark.rule("wire-ack-only", "wire-sequence-excludes")
     def test_alone_it_is_a_bare_header(self) -> None:
         side = self.side()
         side.receive(message(9, flags=ACK_REQUIRED))
@@ -420,7 +421,7 @@ class TestAskingForAcknowledgements:
             if frame.header.flags & ACK_REQUIRED
         ]
 
-    @pytest.mark.rule("rds7-max-unacked")
+    @pytest.mark.rule("rds7-max-unacked", "rds7-ack-default")
     def test_after_eight_messages(self) -> None:
         side = Side(release=Release.PEER_ACKNOWLEDGED)
         side.begin()
