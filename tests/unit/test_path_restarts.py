@@ -69,6 +69,7 @@ def test_repeats_of_the_new_life_are_dropped_as_any_others() -> None:
 class TestProbeWithGeneration:
     """linux v7.0 and later number their lives."""
 
+    @pytest.mark.rule("wire-generation-two-failures")
     def test_another_generation_is_a_new_life(self) -> None:
         side = Side(release=Release.STREAM_ACKNOWLEDGED)
         side.incoming.remember_generation(7)
@@ -81,6 +82,7 @@ class TestProbeWithGeneration:
         assert side.got() == [b"3"]
         assert side.incoming.restarted
 
+    @pytest.mark.rule("wire-generation-two-failures")
     def test_the_same_generation_is_the_same_life(self) -> None:
         side = Side(release=Release.STREAM_ACKNOWLEDGED)
         side.incoming.remember_generation(7)
