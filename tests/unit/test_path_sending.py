@@ -56,7 +56,7 @@ def test_an_extension_travels_in_the_header() -> None:
     assert side.messages()[0].header.extension == extension
 
 
-@pytest.mark.rule("wire-own-reliability", "wire-reconnect")
+@pytest.mark.rule("wire-own-reliability")
 def test_what_was_handed_over_is_repeated_whole_in_order_before_anything_new() -> None:
     side = Side()
     side.begin()
@@ -217,7 +217,7 @@ def test_a_peer_that_claims_more_than_it_was_handed_frees_nothing() -> None:
 class TestCancel:
     """Cancelling takes messages out of all three queues and settles the account."""
 
-    @pytest.mark.rule("rds7-cancel-removes")
+    @pytest.mark.rule("rds7-cancel-removes", "rds7-cancel-transmitted")
     def test_unsent_leaves_no_hole_in_the_numbers(self) -> None:
         side = Side()
         side.begin()
@@ -229,6 +229,7 @@ class TestCancel:
         sent = side.messages()
         assert (numbers(sent), payloads(sent)) == ([1, 2], [b"a", b"c"])
 
+    @pytest.mark.rule("rds7-cancel-transmitted")
     def test_handed_over_is_not_repeated_and_leaves_a_hole(self) -> None:
         side = Side()
         side.begin()
@@ -243,6 +244,7 @@ class TestCancel:
         side.attach()
         assert numbers(side.frames()[1:]) == [4]
 
+    @pytest.mark.rule("rds7-cancel-transmitted")
     def test_repeats_are_dropped(self) -> None:
         side = Side()
         side.begin()
@@ -393,6 +395,23 @@ class TestFences:
         front.write()
         assert behind.write() == b""
         front.outgoing.handle_peer_acknowledged(3)
+        assert payloads(behind.messages()) == [b"behind"]
+
+    def test_it_stays_shut_while_some_repeats_have_left_and_others_not(self) -> None:
+        front, behind = Side(release=Release.PEER_ACKNOWLEDGED), Side()
+        front.begin()
+        behind.begin()
+        front.send(bytes(70_000))
+        behind.core.hold_behind(front.outgoing.fence())
+        front.send(bytes(70_000))
+        behind.send(b"behind")
+        front.write()
+        front.core.detach()
+        front.attach()
+        front.core.poll_transmit()  # the map and the first of both
+        front.outgoing.handle_peer_acknowledged(0)
+        assert behind.write() == b""
+        front.outgoing.handle_peer_acknowledged(1)
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_repeats_of_the_gated_path_pass(self) -> None:
