@@ -36,6 +36,7 @@ def actions(core: Endpoint) -> list[Action]:
     return found
 
 
+@pytest.mark.rule("rds7-bind-unique")
 def test_bind_takes_a_port_once() -> None:
     core = endpoint()
     assert core.bind(4000) == 4000
@@ -52,6 +53,7 @@ def test_port_1_is_reserved() -> None:
     assert refused.value.errno == errno.EINVAL
 
 
+@pytest.mark.rule("rds7-bind-port-zero")
 def test_port_0_chooses_every_free_port_once_and_then_refuses() -> None:
     core = endpoint()
     first = core.bind(0)
@@ -63,6 +65,7 @@ def test_port_0_chooses_every_free_port_once_and_then_refuses() -> None:
     assert refused.value.errno == errno.EADDRINUSE
 
 
+@pytest.mark.rule("rds7-bind-port-zero")
 def test_port_0_starts_at_random_and_wraps_to_2() -> None:
     class Last(Random):
         def randrange(self, start: int, stop: int) -> int:
@@ -183,11 +186,13 @@ def test_an_evicted_peer_leaves_no_timer() -> None:
     assert core.poll_timeout() is None
 
 
+@pytest.mark.rule("wire-mprds-hash")
 def test_the_port_hash_is_that_of_linux() -> None:
     """Examples of rds.md 1.8 (linux v6.12), initial value 0, 8 paths."""
     assert [path_of_port(port, 8) for port in range(4000, 4009)] == [1, 2, 6, 2, 4, 0, 0, 0, 4]
 
 
+@pytest.mark.rule("wire-mprds-minimum", "wire-mprds-agree")
 @pytest.mark.parametrize(
     ("ours", "theirs", "agreed"),
     [(1, 8, 1), (8, 8, 8), (8, None, 1), (8, 0, 1), (8, 3, 2), (4, 65535, 4), (8, 2, 2)],
