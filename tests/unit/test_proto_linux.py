@@ -122,6 +122,7 @@ def test_the_probe_of_a_stranger_has_the_mark_and_no_generation(npaths: int) -> 
     assert handshake.mark is not None
 
 
+@pytest.mark.rule("wire-negotiation")
 @pytest.mark.parametrize("handshake", [LINUX_6, LINUX_7], ids=["6.x", "7.x"])
 @pytest.mark.parametrize("ping", [True, False])
 def test_a_handshake_without_the_mark_tells_linux(handshake: Handshake, ping: bool) -> None:
@@ -156,6 +157,7 @@ def test_a_known_kernel_is_not_probed_again() -> None:
     assert kinds == [Connect, Attach]
 
 
+@pytest.mark.rule("wire-mprds-before-data")
 def test_the_lower_side_fans_out_when_its_probe_is_answered() -> None:
     """At the kernel's own probe it would be too early: the kernel does not know our paths yet."""
     core = up_as_lower(npaths=4)
@@ -243,6 +245,7 @@ def test_path_0_is_dropped_if_its_source_port_belongs_elsewhere() -> None:
     assert not [action for action in heard if isinstance(action, SendControl)], "no answer"
 
 
+@pytest.mark.rule("wire-mprds-before-data")
 def test_with_several_paths_nothing_goes_to_a_stranger_before_the_handshake() -> None:
     core = connection(lower=False, npaths=2)
     core.handle_accepted(1, 40000, 0)
