@@ -48,6 +48,7 @@ def handshakes(node: Node) -> list:
     ]
 
 
+@pytest.mark.rule("wire-generation-stored")
 @pytest.mark.parametrize("npaths", [1, 2, 4, 8])
 @pytest.mark.parametrize("starter", ["low", "high"])
 def test_whoever_starts_all_paths_come_up_between_own_nodes(starter: str, npaths: int) -> None:
@@ -64,6 +65,7 @@ def test_whoever_starts_all_paths_come_up_between_own_nodes(starter: str, npaths
     assert not low.seen(RestartPeer) + high.seen(RestartPeer)
 
 
+@pytest.mark.rule("wire-mprds-minimum", "wire-mprds-agree")
 def test_the_smaller_number_of_paths_counts() -> None:
     world, low, high = pair(8, 2)
     low.want(HIGH)
@@ -72,6 +74,7 @@ def test_the_smaller_number_of_paths_counts() -> None:
     assert paths_match(low, high)
 
 
+@pytest.mark.rule("wire-negotiation")
 def test_both_agree_on_acknowledgements_of_the_peer() -> None:
     world, low, high = pair()
     low.want(HIGH)
@@ -95,6 +98,7 @@ def test_no_generation_goes_to_a_peer_that_is_not_known_to_be_ours() -> None:
         assert not probes[0].sport_index, "the mark implies it"
 
 
+@pytest.mark.rule("wire-generation-probe")
 @pytest.mark.parametrize("npaths", [1, 4])
 def test_a_known_own_node_is_held_until_the_hellos_are_exchanged(npaths: int) -> None:
     world, low, high = pair(npaths, npaths)
@@ -113,6 +117,7 @@ def test_a_known_own_node_is_held_until_the_hellos_are_exchanged(npaths: int) ->
     assert paths_match(low, high)
 
 
+@pytest.mark.rule("wire-generation-restart", "wire-generation-stored")
 @pytest.mark.parametrize("npaths", [1, 4])
 @pytest.mark.parametrize("who", ["low", "high"])
 def test_a_restart_is_told_before_anything_is_released(who: str, npaths: int) -> None:
