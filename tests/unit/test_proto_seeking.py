@@ -72,6 +72,7 @@ def test_a_knock_pokes_what_seems_up() -> None:
     assert actions(core) == [Refuse(HIGH, 10)], "a map is 8 KiB: not for every knock"
 
 
+@pytest.mark.rule("rds7-reconnect")
 def test_a_lost_path_is_tried_at_once_and_then_with_back_off() -> None:
     core = up_as_lower()
     down(core, 0, 3, 0)
@@ -96,6 +97,7 @@ def test_a_connection_that_ends_before_the_first_frame_is_a_refusal() -> None:
     assert tried < 60
 
 
+@pytest.mark.rule("wire-reconnect", "wire-reconnect-rate", "rds7-reconnect-limits")
 def test_with_messages_waiting_the_delay_ends_at_the_maximum() -> None:
     core = connection(lower=True)
     core.handle_wanted(0, 0)
@@ -113,6 +115,7 @@ def test_with_nothing_waiting_the_delay_grows_on() -> None:
     assert any(isinstance(action, Connect) for action in actions(core)), "a message hastens it"
 
 
+@pytest.mark.rule("wire-reconnect")
 def test_the_higher_side_knocks_again_and_again() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
@@ -136,6 +139,7 @@ def test_one_knock_is_out_at_a_time() -> None:
     assert actions(core) == [Knock(LOW)]
 
 
+@pytest.mark.rule("wire-security-backoff", "wire-security-tunable")
 @pytest.mark.parametrize("lower", [True, False])
 def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> None:
     core = Connection(
@@ -194,6 +198,7 @@ def test_a_path_that_comes_up_is_not_given_up() -> None:
     assert core.stats.gave_up == 0
 
 
+@pytest.mark.rule("rds7-reconnect-backoff", "rds7-reconnect-limits", "wire-security-backoff")
 def test_the_back_off_doubles_from_its_minimum_to_its_maximum() -> None:
     class Highest(Random):
         def randrange(self, stop: int) -> int:
