@@ -15,6 +15,7 @@ def load(values: dict[str, object] | None = None, **environ: str) -> Settings:
     return Settings.load(values, environ=environ)
 
 
+@pytest.mark.rule("rds7-ack-default", "rds7-reconnect-limits")
 def test_defaults_are_those_of_linux() -> None:
     settings = load()
     assert (settings.reconnect_min_delay_ms, settings.reconnect_max_delay_ms) == (1, 1000)
@@ -30,6 +31,7 @@ def test_a_record_cannot_be_changed() -> None:
         load().npaths = 2  # type: ignore[misc]  # this is the point
 
 
+@pytest.mark.rule("rds7-sysctl-files")
 def test_later_sources_outrank_earlier_ones(tmp_path: Path) -> None:
     file = tmp_path / "urds.toml"
     file.write_text('npaths = 2\nkeepalive_count = 3\ndrain_s = 0.25\nallow = ["10.0.0.0/8"]\n')
@@ -40,6 +42,7 @@ def test_later_sources_outrank_earlier_ones(tmp_path: Path) -> None:
     assert settings.allow == ("10.0.0.0/8",)
 
 
+@pytest.mark.rule("rds7-sysctl-files", "wire-security-tunable")
 @pytest.mark.parametrize(("alias", "name"), sorted(ALIASES.items()))
 def test_an_alias_works_in_every_source(alias: str, name: str, tmp_path: Path) -> None:
     file = tmp_path / "urds.toml"
