@@ -63,6 +63,7 @@ def test_over_tcp_linux_leaves_ack_credit_and_checksum_zero(file_name: str) -> N
         assert header.flags in (HeaderFlag(0), HeaderFlag.CONG_BITMAP, HeaderFlag.RETRANSMITTED)
 
 
+@pytest.mark.rule("wire-exthdr-npaths", "wire-exthdr-gen-num")
 @pytest.mark.parametrize(
     ("file_name", "handshake"),
     [
@@ -102,7 +103,7 @@ def test_a_mark_of_ours_changes_only_octets_that_7_2_leaves_zero() -> None:
     assert not any(extension[10:])
 
 
-@pytest.mark.rule("wire-flags")
+@pytest.mark.rule("wire-flags", "wire-len")
 def test_messages_of_linux() -> None:
     vectors = load("linux_6_1_tcp")
     data = Header.parse(vectors["data"][:HEADER_BYTES])
@@ -115,7 +116,7 @@ def test_messages_of_linux() -> None:
     assert Header.parse(vectors["pong"]).source_port == 0
 
 
-@pytest.mark.rule("wire-congestion-format", "wire-congestion-bits")
+@pytest.mark.rule("wire-congestion-format", "wire-congestion-bits", "wire-flags")
 @pytest.mark.parametrize(
     ("name", "ports"), [("empty_map", []), ("map_port_5000", [5000]), ("map_port_5100", [5100])]
 )
@@ -127,6 +128,7 @@ def test_a_congestion_map_of_linux(name: str, ports: list[int]) -> None:
     assert CongestionMap(ports).emit() == payload
 
 
+@pytest.mark.rule("wire-flags")
 def test_acknowledgements_over_rdma() -> None:
     vectors = {name: Header.parse(octets[:48]) for name, octets in load(RDMA).items()}
     assert vectors["data"].flags == HeaderFlag.ACK_REQUIRED
@@ -137,6 +139,7 @@ def test_acknowledgements_over_rdma() -> None:
     assert vectors["fragment"].payload_bytes == 10240
 
 
+@pytest.mark.rule("wire-exthdr-rdma", "wire-exthdr-rdma-dest")
 def test_rdma_extensions_of_linux() -> None:
     vectors = {name: Header.parse(octets[:48]) for name, octets in load(RDMA).items()}
     assert parse(vectors["rdma_target"].extension) == (
