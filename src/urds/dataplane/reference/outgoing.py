@@ -307,7 +307,7 @@ class Outgoing:
             self.freed.add(owner)
 
     def _open_fences(self) -> None:
-        oldest = self.repeats or self.unacked
+        oldest = self.unacked or self.repeats  # what was repeated already is older
         for fence in self.fences:
             if fence.sequence is None and self.unsent and self.unsent[0] is fence:
                 self.unsent.popleft()
