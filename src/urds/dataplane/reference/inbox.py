@@ -34,6 +34,7 @@ class Inbox:
         self.buffer_bytes = buffer_bytes
         self.detailed = False  # timestamps or traces are wanted
         self.congested = False
+        self.clear_below_bytes = 0  # a take that leaves less has our bit cleared
         self.over_since_ns: int | None = None
         self.pausing: set[object] = set()  # paths that wait for this queue to shrink
         self.special = False  # the next take has more to do than to take
@@ -48,6 +49,7 @@ class Inbox:
         if self.congested:
             if queued < self.buffer_bytes // 2 or not queued:
                 self.congested = False
+                self.clear_below_bytes = 0
                 self.over_since_ns = None
                 return False
             return None
@@ -60,6 +62,7 @@ class Inbox:
         if waited_ns < LOOK_AGAIN_NS and queued <= AT_ONCE_FACTOR * self.buffer_bytes:
             return None
         self.congested = True
+        self.clear_below_bytes = max(1, self.buffer_bytes // 2)
         return True
 
     def look_again_ns(self) -> int | None:

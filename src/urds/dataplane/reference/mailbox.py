@@ -3,7 +3,7 @@
 `sendto` and `recvfrom` have the signature of `socket.socket` and are placed into a bound `Socket`
 as they are; they do the common case in one critical section and leave everything else to
 `_queueing` and `_taking`. `special` marks a mailbox whose next take has more to do than to take:
-it is congested, shows its state on a descriptor, has a notice, or pauses a path.
+it shows its state on a descriptor, has a notice, is closed, or pauses a path.
 """
 
 from __future__ import annotations
@@ -89,8 +89,10 @@ class Mailbox(Inbox):
     def _apply(self, settings: MailboxSettings) -> None:
         self.settings = settings
         self.buffer_bytes = settings.receive_bytes_max
+        self.clear_below_bytes = max(1, self.buffer_bytes // 2) if self.congested else 0
         self._send_bytes_max = settings.send_bytes_max
-        self._look_at_bytes = settings.send_bytes_max // 4
+        self.quarter_bytes = settings.send_bytes_max // 4
+        self.look_at_bytes = self.quarter_bytes  # queued so much, look for acknowledgements
         virtual = self._plane.virtual
         self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
@@ -137,10 +139,10 @@ class Mailbox(Inbox):
         path = flow[0]
         if not path.settled or pending >= self._plane.flush_bytes:
             path.push()
-            if self.send_queued_bytes >= self._look_at_bytes:
+            if self.send_queued_bytes >= self.look_at_bytes:
                 self._look_for_room(path)
-        elif self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
-            self.sync()
+        if self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
+            self.descriptor.sync()
         return payload_bytes
 
     def send(
@@ -201,10 +203,11 @@ class Mailbox(Inbox):
         path = self._routes.get(peer)
         if isinstance(path, StreamPath):
             path.push()
-            if self.send_queued_bytes >= self._look_at_bytes:
+            if self.send_queued_bytes >= self.look_at_bytes:
                 self._look_for_room(path)
         else:
             self._plane.settle()
+        self.sync()
         return payload_bytes
 
     def _refuse_length(self, payload_bytes: int) -> None:
@@ -278,8 +281,7 @@ class Mailbox(Inbox):
         if self.send_queued_bytes * 2 >= bytes_max:
             path.core.outgoing.acknowledgement_wanted = True
         path.look_for_acknowledgements()
-        self._look_at_bytes = max(bytes_max // 4, self.send_queued_bytes + bytes_max // 8)
-        self.sync()
+        self.look_at_bytes = max(self.quarter_bytes, self.send_queued_bytes + bytes_max // 8)
 
     # -- receiving
 
@@ -294,6 +296,8 @@ class Mailbox(Inbox):
                     self.receive_queued_bytes -= payload_bytes
             if item is not None:
                 self._plane.driven = True
+                if self.receive_queued_bytes < self.clear_below_bytes:
+                    self._clear_congestion()
                 if payload_bytes <= payload_bytes_max and len(item) == 2:
                     return item
                 return item[0][: max(0, payload_bytes_max)], item[1]
@@ -305,6 +309,8 @@ class Mailbox(Inbox):
                     self._map_news = False
                     raise os_error(Refusal.TIMED_OUT)
                 if waited is not _LOOK_AGAIN:
+                    if self.receive_queued_bytes < self.clear_below_bytes:
+                        self._clear_congestion()
                     return waited[0][: max(0, payload_bytes_max)], waited[1]
         if payload_bytes_max < 0:
             raise ValueError("negative buffersize in recvfrom")
@@ -319,6 +325,12 @@ class Mailbox(Inbox):
         if isinstance(message, CongestionNotice):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return message.payload[:payload_bytes_max], message.source
+
+    def _clear_congestion(self) -> None:
+        """Have our bit judged: the queue is below half of the buffer. No lock held."""
+        with self._lock:
+            self._plane.note_taken(self)
+        self._plane.settle()
 
     def _take_plain(self) -> tuple[bytes, SocketAddress] | None:
         """Take a message if that is all there is to do, else say so. Lock held."""
@@ -350,8 +362,8 @@ class Mailbox(Inbox):
             with self._lock:  # we were told of a message and left it: another waiter may want it
                 self.receive_waiters.tell(1, plane.desk)
             plane.deliver()
-        if self.special or self.descriptor is not None:
-            plane.settle()
+        plane.settle()
+        if self.descriptor is not None:
             self.sync()  # a notice or news that was taken is no reason any more to be readable
         return message
 
@@ -367,7 +379,7 @@ class Mailbox(Inbox):
         item = self.queue[0] if peek else self.queue.popleft()
         if not peek:
             self.receive_queued_bytes -= len(item[0])
-            if self.special or self.descriptor is not None:
+            if self.special or self.receive_queued_bytes < self.clear_below_bytes:
                 plane.note_taken(self)
         else:
             plane.counters.recv_delivered += 1  # Linux counts looks as well
@@ -487,12 +499,7 @@ class Mailbox(Inbox):
     def settle_special(self) -> None:
         """Find out whether the next take has more to do than to take. Lock held."""
         self.special = bool(
-            self.closed
-            or self.congested
-            or self.descriptor is not None
-            or self._notice_groups
-            or self.pausing
-            or self.over_since_ns is not None
+            self.closed or self.descriptor is not None or self._notice_groups or self.pausing
         )
 
     def paths(self) -> list[StreamPath]:

@@ -252,6 +252,7 @@ class Plane:
     def note_room(self, mailbox: Mailbox) -> None:
         """Tell senders that there may be room. Lock held."""
         mailbox.room_waiters.tell_all(self.desk)
+        mailbox.look_at_bytes = mailbox.quarter_bytes
         if not mailbox.send_queued_bytes:
             self.counters.send_queue_empty += 1
         if mailbox.descriptor is not None:
