@@ -15,6 +15,7 @@ SOL_RDS, CMSG_CONG_UPDATE = 276, 5  # source: linux v6.1 include/uapi/linux/rds.
 SMALL_BUFFER_BYTES = 16384
 
 
+@pytest.mark.rule("wire-tcp-encapsulation", "wire-len", "rds7-reliable-visible")
 @pytest.mark.parametrize("body_bytes", [0, 1, 64, 8192, (1 << 20) - 8])
 def test_a_message_of_each_size_arrives_whole_both_ways(ends: Ends, body_bytes: int) -> None:
     """The numbered messages carry eight octets of their own: 1 MiB in all is the largest."""
@@ -27,6 +28,7 @@ def test_a_message_of_each_size_arrives_whole_both_ways(ends: Ends, body_bytes: 
         assert receiver("number_of(s.recv(MESSAGE_BYTES_MAX))") == 7
 
 
+@pytest.mark.rule("rds7-empty-message", "rds7-receive-address", "rds7-receive-empty")
 @pytest.mark.parametrize("payload", [b"", b"x"])
 def test_zero_and_one_octet_keep_their_boundaries_and_source(ends: Ends, payload: bytes) -> None:
     """Neither is merged with the next message; the receiver learns who sent it."""
@@ -41,6 +43,7 @@ def test_zero_and_one_octet_keep_their_boundaries_and_source(ends: Ends, payload
         assert receiver("s.recvfrom(100)") == (b"next", source)
 
 
+@pytest.mark.rule("wire-ping", "wire-pong")
 def test_each_side_answers_a_ping(ends: Ends) -> None:
     """A message to port 0 comes back as an empty message from port 0."""
     ends.open_sockets()
@@ -49,6 +52,13 @@ def test_each_side_answers_a_ping(ends: Ends) -> None:
         assert sender("s.recvfrom(100)") == (b"", (address, 0))
 
 
+@pytest.mark.rule(
+    "wire-congestion-update",
+    "wire-congestion-sender",
+    "wire-congestion-bits",
+    "rds7-monitor-bitmap",
+    "rds7-uncongested-sender-resumes",
+)
 @pytest.mark.parametrize("receiving_side", ["kernel", "us"])
 def test_a_full_receiver_pushes_back_and_says_when_it_is_free(
     ends: Ends, receiving_side: str
@@ -71,6 +81,7 @@ def test_a_full_receiver_pushes_back_and_says_when_it_is_free(
     assert receiver("receive_numbers(s, 3)") == [0, 1, 2]
 
 
+@pytest.mark.rule("rds7-cancel-address", "rds7-cancel-destination")
 @pytest.mark.parametrize("sending_side", ["us", "kernel"])
 def test_what_is_cancelled_before_the_connection_is_never_sent(
     ends: Ends, lab: Lab, sending_side: str
@@ -94,6 +105,7 @@ def test_what_is_cancelled_before_the_connection_is_never_sent(
     assert receiver("drain(s)") == []
 
 
+@pytest.mark.rule("rds7-unbound-port-silent")
 def test_a_message_to_an_unbound_port_is_dropped_and_harms_nothing(ends: Ends) -> None:
     """The sender is not told; the next message, to a bound port, arrives."""
     ends.open_sockets()
