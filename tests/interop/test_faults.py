@@ -24,6 +24,7 @@ RESET_IN_GUEST = (
 )
 
 
+@pytest.mark.rule("rds7-once", "rds7-reliable-in-order", "wire-generation-transport")
 @pytest.mark.parametrize(
     "orders",
     [
@@ -44,6 +45,7 @@ def test_a_thousand_each_way_over_a_wire_that_cuts(ends: Ends, lab: Lab, orders:
     assert cuts >= 10, "the wire did not cut: this run shows nothing"
 
 
+@pytest.mark.rule("rds7-once", "wire-generation-transport", "wire-reconnect")
 def test_messages_each_way_while_the_kernel_loses_its_connections(ends: Ends, lab: Lab) -> None:
     """The guest's connections are killed at random moments; its peer gets a reset."""
     ends.open_sockets()
@@ -82,6 +84,7 @@ def test_our_process_dies_and_a_new_one_goes_on(
         _assert_nothing_left(second)
 
 
+@pytest.mark.rule("wire-generation-restart")
 def test_the_kernel_starts_anew_behind_a_silent_wire(ends: Ends, lab: Lab) -> None:
     """Its modules are reloaded while no segment passes: so a reboot looks from here.
 
