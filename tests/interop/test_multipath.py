@@ -62,6 +62,7 @@ def two_kernels(guest: Remote, lab: Lab) -> Iterator[Ends]:
         yield Ends(guest, other, kernel=(KERNEL_HERE, KERNEL_PORT), us=(KERNEL_THERE, OUR_PORT))
 
 
+@pytest.mark.rule("wire-mprds-paths", "wire-mprds-agree")
 def test_eight_paths_with_the_kernel(kernel_and_us: Ends) -> None:
     """1,000 messages each way over eight connections: exactly once, each socket's in order."""
     _make_paths(kernel_and_us)
