@@ -246,6 +246,7 @@ def test_treating_a_kernel_as_an_own_node_loses_messages(
 # -- all rules together
 
 
+@pytest.mark.rule("wire-generation-transport", "wire-reconnect")
 @pytest.mark.parametrize("release", KERNELS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_many_resets_in_traffic_both_ways(lab: Lab, order: str, release: Release) -> None:
