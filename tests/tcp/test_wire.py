@@ -71,6 +71,7 @@ def heard_until_silence(connection: socket.socket) -> bytes:
     return heard
 
 
+@pytest.mark.rule("wire-tcp-encapsulation")
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_first_words_are_those_of_linux(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
@@ -108,7 +109,12 @@ def test_fields_that_kernels_leave_zero_are_zero(lab: Lab, order: str, release: 
         assert (header.sequence == 0) == (header.flags == HeaderFlag.CONG_BITMAP)
 
 
-@pytest.mark.rule("wire-sequence-excludes", "wire-congestion-format")
+@pytest.mark.rule(
+    "wire-sequence-excludes",
+    "wire-congestion-format",
+    "rds7-congestion-update",
+    "rds7-uncongested-update",
+)
 def test_a_congestion_map_is_the_one_of_linux(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     meet(node, peer)
@@ -160,6 +166,7 @@ def test_probe_and_pong_carry_list_and_mark(lab: Lab, release: Release, npaths: 
     assert handshakes[-1].sport_index == (release is Release.V7 and npaths > 1)
 
 
+@pytest.mark.rule("wire-generation-probe")
 def test_only_a_marked_peer_hears_our_generation(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     marked = Handshake(npaths=1, generation=77, mark=Mark(Capability(0)))
@@ -184,7 +191,6 @@ def test_source_ports_carry_the_index_of_the_path(lab: Lab) -> None:
     assert not any(lane.connection for lane in peer.lanes[4:])
 
 
-@pytest.mark.rule("wire-mprds-incapable")
 def test_one_path_is_enough_for_a_kernel_that_offers_eight(lab: Lab) -> None:
     node, peer = lab.pair("lower", kernel={"release": Release.V6, "npaths": 8})
     meet(node, peer)
@@ -208,6 +214,7 @@ def test_connections_have_the_options_of_linux(lab: Lab, order: str) -> None:
     assert (stream.getpeername()[1] == 16385) == (order == "lower")
 
 
+@pytest.mark.rule("wire-connect-on-send")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_higher_node_knocks_and_a_lower_one_calls_back(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
@@ -224,6 +231,7 @@ def test_a_higher_node_knocks_and_a_lower_one_calls_back(lab: Lab, order: str) -
 # -- what frees a message
 
 
+@pytest.mark.rule("rds7-queued-until-acked")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_message_is_freed_when_tcp_acknowledged_it(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
