@@ -224,6 +224,18 @@ async def test_lingering_does_not_hold_the_loop_up(own: Node) -> None:
     assert time.monotonic() - started > 0.9
 
 
+async def test_a_cancelled_close_does_not_linger(own: Node) -> None:
+    started = time.monotonic()
+    with anyio.move_on_after(NOT_READY_S) as scope:
+        async with await own.bind() as sock:
+            sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 20))
+            await sock.send_to(b"nobody is there", (fresh_host(), 5))
+            await sock.recv()
+    assert scope.cancelled_caught
+    assert sock.closed
+    assert time.monotonic() - started < 5
+
+
 async def test_an_unbound_socket_says_so(own: Node) -> None:
     async with aio.open_socket() as sock:
         with pytest.raises(OSError) as refused:

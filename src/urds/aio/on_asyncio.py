@@ -10,7 +10,6 @@ import asyncio
 import os
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -116,6 +115,6 @@ class AsyncioPump(Pump):
         """Let the loop make a turn."""
         await asyncio.sleep(0)
 
-    async def in_thread(self, call: Callable[[], None]) -> None:
-        """Run a call that may block in the loop's executor."""
-        await self.loop.run_in_executor(None, call)
+    async def nap(self, nap_s: float) -> None:
+        """Sleep for a while."""
+        await asyncio.sleep(nap_s)

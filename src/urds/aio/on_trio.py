@@ -7,7 +7,6 @@ is rescheduled from the sender, which costs no system call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +148,6 @@ class TrioPump(Pump):
         """Let the run make a turn."""
         await trio.lowlevel.checkpoint()
 
-    async def in_thread(self, call: Callable[[], None]) -> None:
-        """Run a call that may block in a thread of trio's."""
-        await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+    async def nap(self, nap_s: float) -> None:
+        """Sleep for a while."""
+        await trio.sleep(nap_s)

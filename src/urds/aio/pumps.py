@@ -164,8 +164,8 @@ class Pump(ABC):
         """Let the loop make a turn; a cancellation is delivered here."""
 
     @abstractmethod
-    async def in_thread(self, call: Callable[[], None]) -> None:
-        """Run a call that may block."""
+    async def nap(self, nap_s: float) -> None:
+        """Sleep for a while."""
 
 
 # Each is kept alive by its loop while it runs; a loop of the same identity may follow.

@@ -9,6 +9,7 @@ is cancelled has taken nothing, a send that is cancelled has queued nothing.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _T = TypeVar("_T")
 _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 _WHOLE: Final = (1 << 32) - 1  # no message is longer
 _LINGER: Final = Struct("=ii")
+_NAP_S: Final = 0.001  # first and longest between two looks of a lingering close
+_NAP_S_MAX: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -283,14 +286,40 @@ class Socket:
             pump.leave(self)
 
     async def aclose(self) -> None:
-        """Close; SO_LINGER's wait is spent in a thread."""
+        """Close after the wait that SO_LINGER asks for. Cancelled, it closes without more of it."""
         if self.closed:
             return
-        lingers, _ = _LINGER.unpack(self.getsockopt(SOL_SOCKET, SO_LINGER, _LINGER.size))
-        if lingers:
-            pump = self._join()  # it goes on reading acknowledgements meanwhile
-            await pump.in_thread(self._socket.close)
-        self.close()
+        try:
+            lingers, linger_s = _LINGER.unpack(self.getsockopt(SOL_SOCKET, SO_LINGER, _LINGER.size))
+            if lingers and linger_s and await self._linger(time.monotonic() + linger_s):
+                self.setsockopt(SOL_SOCKET, SO_LINGER, _LINGER.pack(1, 0))  # it has been
+        except BaseException:
+            with suppress(OSError):  # closed meanwhile
+                self.setsockopt(SOL_SOCKET, SO_LINGER, _LINGER.pack(0, 0))
+            raise
+        finally:
+            self.close()
+
+    async def _linger(self, until_s: float) -> bool:
+        """Wait until all is acknowledged, or for the deadline; return False before bind."""
+        try:
+            pump = self._join()
+        except OSError:
+            return False
+        nap_s = _NAP_S
+        while time.monotonic() < until_s and self._queued_bytes():
+            await pump.nap(nap_s)
+            nap_s = min(2 * nap_s, _NAP_S_MAX)
+        return True
+
+    def _queued_bytes(self) -> int:
+        mailbox = self._socket.mailbox
+        assert self._plane is not None
+        return sum(
+            row.send_queued_bytes
+            for row in self._plane.snapshot().mailboxes
+            if (row.local, row.port) == (mailbox.local, mailbox.port)
+        )
 
     async def __aenter__(self) -> Self:
         """Return the socket; it is closed at the end of the block."""
