@@ -5,6 +5,7 @@ A scenario returns whether everybody woke in time. The function behind it breaks
 
 import pytest
 
+from tests.parity.planes import Remote
 from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
 from tests.unit.path_world import message
 from urds.constants import HeaderFlag
@@ -14,6 +15,12 @@ from urds.dataplane.reference.path import PathCore
 from urds.dataplane.reference.plane import Plane
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Waiters
+
+
+def payloads(remote: Remote) -> list[bytes]:
+    """Take what has come."""
+    return [frame.payload for frame in remote.messages()]
+
 
 # -- the helper
 
@@ -29,16 +36,9 @@ def a_tail_wakes_the_helper(scene: World) -> bool:
     pause = scene.pause(helper, "_sleep", when=lambda timeout_ns: timeout_ns is None)
     scene.help()
     pause.reached.wait(scene.bound_s)
-    for payload in (b"1", b"2", b"3"):  # two leave at once, the third waits for more
-        mailbox.sendto(payload, PEER_ADDRESS)
+    tail = scene.leave_a_tail(mailbox)
     pause.go.set()
-    seen: list[bytes] = []
-
-    def three() -> bool:
-        seen.extend(frame.payload for frame in remote.messages())
-        return seen == [b"1", b"2", b"3"]
-
-    return scene.wait_for(three)
+    return scene.wait_for(lambda: tail in payloads(remote))
 
 
 def asleep_is_published_late(patch: pytest.MonkeyPatch) -> None:
@@ -68,15 +68,8 @@ def a_far_deadline_leaves_the_helper_wakeable(scene: World) -> bool:
     lingering.close()
     scene.help()
     scene.wait_for(lambda: scene.plane.helper._armed and scene.plane.helper.resting)
-    for payload in (b"1", b"2", b"3"):
-        mailbox.sendto(payload, PEER_ADDRESS)
-    seen: list[bytes] = []
-
-    def three() -> bool:
-        seen.extend(frame.payload for frame in remote.messages())
-        return b"3" in seen
-
-    return scene.wait_for(three)
+    tail = scene.leave_a_tail(mailbox)
+    return scene.wait_for(lambda: tail in payloads(remote))
 
 
 def deaf_until_due(patch: pytest.MonkeyPatch) -> None:
@@ -170,19 +163,15 @@ def a_tail_leaves_with_the_next_wait_of_its_sender(scene: World) -> bool:
     scene.wait_for(lambda: bool(remote.messages()))
     scene.receive(other)
 
+    tails: list[bytes] = []
+
     def ask() -> object:
-        for payload in (b"1", b"2", b"3"):
-            mailbox.sendto(payload, PEER_ADDRESS)
+        tails.append(scene.leave_a_tail(mailbox))
         return mailbox.receive(wait_ns=None)
 
     answers = scene.start(ask)
-    seen: list[bytes] = []
-
-    def three() -> bool:
-        seen.extend(frame.payload for frame in remote.messages())
-        return b"3" in seen
-
-    if not scene.wait_for(three):
+    scene.wait_for(lambda: bool(tails))
+    if not scene.wait_for(lambda: tails[0] in payloads(remote)):
         return False
     remote.say(1, target_port=2)
     return scene.wait_for(lambda: bool(answers))

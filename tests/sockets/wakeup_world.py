@@ -18,6 +18,7 @@ from tests.parity.planes import Remote
 from urds.dataplane.base import Address, Agreement, Hold, Limits, MailboxSettings, Path, Release
 from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.plane import Plane
+from urds.dataplane.reference.stream_path import StreamPath
 
 LOCAL, PEER = ip_address("127.0.84.1"), ip_address("127.0.84.2")
 PEER_ADDRESS = (str(PEER), 4000)
@@ -45,7 +46,7 @@ class World:
         self.remotes: list[Remote] = []
         self.threads: list[threading.Thread] = []
         self._pauses: list[Pause] = []
-        self._paths: dict[Address, Path] = {}
+        self._paths: dict[Address, StreamPath] = {}
         self._restore: list[Callable[[], None]] = []
 
     def _resolve(self, mailbox: Mailbox, peer: Address) -> None:
@@ -54,7 +55,7 @@ class World:
         else:
             mailbox.route(peer, self.path(peer))
 
-    def path(self, peer: Address = PEER) -> Path:
+    def path(self, peer: Address = PEER) -> StreamPath:
         path = self._paths.get(peer)
         if path is None:
             path = self.plane.path(local=LOCAL, peer=peer, index=0, sequence_first=1)
@@ -110,6 +111,15 @@ class World:
         results = self.start(lambda: mailbox.receive(wait_ns=wait_ns))
         self.wait_for(lambda: self.waiting() > before)
         return results
+
+    def leave_a_tail(self, mailbox: Mailbox) -> bytes:
+        """Send until a message waits for more; return it. On a slow machine many leave at once."""
+        for number in range(10_000):
+            payload = b"tail %d" % number
+            mailbox.sendto(payload, PEER_ADDRESS)
+            if self.path()._tail_since_ns is not None:  # the reference's own
+                return payload
+        raise AssertionError("every message left at once")
 
     def waiting(self) -> int:
         """Count those who sat down."""
