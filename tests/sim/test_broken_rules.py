@@ -1,0 +1,219 @@
+"""Each rule broken on purpose turns the simulation red. The list is kept in docs/testing.md.
+
+A rule is broken by a patch, then seeds are tried until one fails. What fails must be safety or
+liveness, not the patch. Private names are patched because that is where the rules are.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.sim.own_node import OwnNode
+from tests.sim.simulation import HIGH, LOW, Simulation
+from urds.dataplane.base import Release
+from urds.dataplane.reference import outgoing
+from urds.dataplane.reference.incoming import Incoming
+from urds.dataplane.reference.outgoing import Outgoing
+from urds.dataplane.reference.path import PathCore
+from urds.proto.connection import Connection
+from urds.proto.events import Hold
+from urds.proto.seeking import Seeker
+from urds.proto.state import PathLife
+from urds.proto.streams import Streams
+
+pytestmark = pytest.mark.sim
+
+SEEDS_MAX = 150
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule, the patch that breaks it, and simulations that feel it."""
+
+    rule: str
+    patch: Patch
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def before(owner: type, name: str, extra: Callable[..., None]) -> Patch:
+    """Do something wrong in front of a method."""
+    original = getattr(owner, name)
+
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extra(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return lambda patch: patch.setattr(owner, name, broken)
+
+
+def instead(owner: Any, name: str, value: Any) -> Patch:
+    """Put something wrong in place of a method or a constant."""
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _acknowledge_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    original = Outgoing.handle_peer_acknowledged
+    patch.setattr(
+        Outgoing,
+        "handle_peer_acknowledged",
+        lambda self, sequence: original(self, min(sequence + 1, self.sequence_next - 1)),
+    )
+
+
+def _free_at_write(patch: pytest.MonkeyPatch) -> None:
+    original = Outgoing.handle_stream_acknowledged
+    patch.setattr(
+        Outgoing,
+        "handle_stream_acknowledged",
+        lambda self, octets: original(self, self.position),
+    )
+
+
+def _keep_half_a_message(patch: pytest.MonkeyPatch) -> None:
+    original = Incoming.end_stream
+
+    def end_stream(self: Incoming) -> None:
+        carry = self._carry
+        original(self)
+        self._carry = carry
+
+    patch.setattr(Incoming, "end_stream", end_stream)
+
+
+def _numbers_from_one(patch: pytest.MonkeyPatch) -> None:
+    original = Outgoing.__init__
+
+    def init(self: Outgoing, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "sequence_first": 1})
+
+    patch.setattr(Outgoing, "__init__", init)
+
+
+def _reset_at_restart(self: Incoming) -> None:
+    self.sequence_expected = 0
+
+
+def _forget_early_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    original = PathCore.agree
+
+    def agree(self: PathCore, *, release: Release, checksum: bool) -> None:
+        self.incoming.acknowledged = 0
+        original(self, release=release, checksum=checksum)
+
+    patch.setattr(PathCore, "agree", agree)
+
+
+def _any_stream_will_do(self: Connection, index: int, attachment: int) -> PathLife | None:
+    path = self._path(index)
+    return path if path is not None and path.stream is not None else None
+
+
+def _never_hold(self: Streams, path: PathLife) -> Hold:
+    return Hold.NOTHING
+
+
+def _send_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Two rules guard this: messages are held, and what TCP acknowledged is not freed."""
+    patch.setattr(Streams, "_hold_of", _never_hold)
+    patch.setattr(PathCore, "handle_stream_acknowledged", _free_whatever_tcp_has)
+
+
+def _free_whatever_tcp_has(self: PathCore, octets: int) -> None:
+    if self.outgoing.release is Release.STREAM_ACKNOWLEDGED:
+        self.outgoing.handle_stream_acknowledged(octets)
+
+
+def _reverse(self: Outgoing) -> None:
+    self.unacked.reverse()
+
+
+def _keep_position(patch: pytest.MonkeyPatch) -> None:
+    original = Outgoing.end_stream
+
+    def end_stream(self: Outgoing) -> None:
+        original(self)
+        for number, sent in enumerate(self.repeats):
+            self.repeats[number] = (sent[0] + 1, *sent[1:])
+
+    patch.setattr(Outgoing, "end_stream", end_stream)
+
+
+MANY = {"npaths": 8}
+RESTARTS = {"restarts": (LOW, HIGH)}
+MANY_RESTARTS = {**MANY, **RESTARTS}
+KERNEL_LOW, KERNEL_HIGH = {"kernels": {LOW: 6}}, {"kernels": {HIGH: 6}}
+
+BROKEN = [
+    Broken("only what is in the receiver's queue is acknowledged", _acknowledge_one_too_many),
+    Broken("a repeat carries the flag", instead(outgoing, "_RETRANSMITTED", 0)),
+    Broken("a repeat keeps its number", _keep_position),
+    Broken("repeats go in their old order", before(Outgoing, "end_stream", _reverse)),
+    Broken("half a message dies with its stream", _keep_half_a_message),
+    Broken(
+        "towards a kernel TCP's acknowledgement frees, not the write", _free_at_write, KERNEL_LOW
+    ),
+    Broken("numbers start from the clock", _numbers_from_one, RESTARTS),
+    Broken(
+        "a restart leaves the expected number",
+        before(Incoming, "restart_peer", _reset_at_restart),
+        RESTARTS,
+    ),
+    Broken(
+        "a kernel's new life is seen before the duplicate rule",
+        instead(Incoming, "_is_new_life", lambda *_: False),
+        {**KERNEL_LOW, "restarts": (LOW,), "rounds": 100},
+    ),
+    Broken("an acknowledgement before the agreement counts", _forget_early_acknowledgement),
+    Broken(
+        "what moves to another path waits for path 0",
+        instead(PathCore, "hold_behind", nothing),
+        MANY,
+    ),
+    Broken("towards a kernel nothing counts before its first frame", _send_at_once, KERNEL_HIGH),
+    Broken(
+        "strangers with several paths get nothing before the handshake",
+        instead(Streams, "_hold_of", _never_hold),
+        MANY_RESTARTS,
+    ),
+    Broken(
+        "a stream on the wrong path is dropped",
+        instead(Streams, "_drop_misplaced", lambda *_: False),
+        MANY_RESTARTS,
+    ),
+    Broken(
+        "a report about an earlier stream is ignored",
+        instead(Connection, "_current", _any_stream_will_do),
+        MANY_RESTARTS,
+    ),
+    Broken("a lost path is looked for again", instead(Seeker, "_seek_again", nothing)),
+    Broken(
+        "what the peer sent is read before the stream is closed",
+        instead(OwnNode, "_drain", lambda *_: None),
+    ),
+]
+
+
+def failing_seeds(settings: dict[str, Any], seeds: Iterable[int]) -> Iterable[tuple[int, str]]:
+    for seed in seeds:
+        try:
+            Simulation(seed, **settings).run()
+        except AssertionError as failure:
+            yield seed, str(failure)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
+def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.patch(monkeypatch)
+    seed, failure = next(iter(failing_seeds(broken.settings, range(SEEDS_MAX))), (None, ""))
+    print(f"{broken.rule}: seed {seed}: {failure}")
+    assert seed is not None, f"no seed below {SEEDS_MAX} feels it"
+    monkeypatch.undo()
+    Simulation(seed, **broken.settings).run()  # with the rule whole, the same seed is well

@@ -1,0 +1,70 @@
+"""Every message arrives once and in order, whatever happens to streams, nodes and receivers.
+
+Safety is judged with each message that an application takes, liveness when all is whole again.
+"""
+
+import pytest
+
+from tests.sim.simulation import HIGH, LOW, Simulation
+
+pytestmark = pytest.mark.sim
+
+SEEDS = range(200)
+
+
+@pytest.mark.parametrize("npaths", [1, 2, 8])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_between_own_nodes(seed: int, npaths: int) -> None:
+    Simulation(seed, npaths=npaths).run()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_between_own_nodes_that_restart(seed: int) -> None:
+    Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH)).run()
+
+
+@pytest.mark.parametrize("release", [6, 7])
+@pytest.mark.parametrize("kernel", [LOW, HIGH], ids=["lower", "higher"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_a_kernel(seed: int, kernel: object, release: int) -> None:
+    """Every third pair stays, in every third the kernel restarts, in every third we do."""
+    restarts = [(), (LOW,), (HIGH,)][seed % 3]
+    rounds = 100 if kernel in restarts else 40  # a kernel restarts when it has lived for a while
+    Simulation(seed, restarts=restarts, kernels={kernel: release}, rounds=rounds).run()
+
+
+def test_a_seed_gives_the_same_simulation_twice() -> None:
+    def result() -> tuple[int, int, int]:
+        simulation = Simulation(11, npaths=2, restarts=(LOW, HIGH))
+        simulation.run()
+        return simulation.world.now_ns, simulation.world.steps, simulation.flows.received
+
+    assert result() == result()
+
+
+def test_the_disturbances_happen() -> None:
+    """A simulation in which nothing goes wrong would prove nothing."""
+    stats = {"superseded": 0, "downs": 0, "refused_by_peer": 0, "knocks_received": 0, "pokes": 0}
+    restarts = congested = 0
+    for seed in range(30):
+        simulation = Simulation(seed, npaths=2, restarts=(LOW, HIGH))
+        simulation.run()
+        restarts += simulation.restarted
+        for node in simulation.nodes.values():
+            for name in stats:
+                stats[name] += getattr(node.endpoint.stats, name)
+            congested += node.congestions
+    assert min(stats.values()) > 0, stats
+    assert min(restarts, congested) > 0, (restarts, congested)
+
+
+def test_kernels_restart_and_repeat() -> None:
+    restarts = seen = repeats = 0
+    for seed in range(30):
+        simulation = Simulation(seed, restarts=(LOW,), kernels={LOW: 7}, rounds=100)
+        simulation.run()
+        restarts += simulation.restarted
+        own = simulation.nodes[HIGH]
+        seen += own.restarts_seen
+        repeats += own.counters.recv_drop_old_seq
+    assert min(restarts, seen, repeats) > 0, (restarts, seen, repeats)
