@@ -136,14 +136,13 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
         return sleep(timeout_ns)
 
     helper._sleep = sleep_noted  # type: ignore[method-assign]
-    scene.help()
     second.fileno()
     leads = scene.receive(first)
-    remote.say(1, target_port=9)  # spends the armed event, if there is one
-    scene.wait_for(lambda: helper._leader_ticks >= 16 and sleeps[-1] is None)
-    remote.say(2, target_port=1)
+    scene.help()  # with a leader there, it arms nothing
+    scene.wait_for(lambda: sleeps[-1:] == [None])
+    remote.say(1, target_port=1)
     scene.wait_for(lambda: bool(leads))
-    remote.say(3, target_port=2)
+    remote.say(2, target_port=2)
     return scene.wait_for(lambda: bool(second.queue))
 
 
