@@ -107,6 +107,23 @@ def test_half_a_header_and_an_end_leave_nothing(lab: Lab) -> None:
     assert node.descriptor_count <= descriptors + 2  # and a knock at the peer that left
 
 
+def test_a_peer_that_breaks_the_protocol_is_not_tried_again_at_once(lab: Lab) -> None:
+    """The node is the lower one here, and connects to a host that always answers wrongly."""
+    node = lab.node(1)
+    listener = socket.create_server((lab.address(66), RDS_TCP_PORT), backlog=64)
+    listener.settimeout(0.2)
+    node.send(b"waits", lab.address(66))
+    deadline_s = time.monotonic() + 1.0
+    with listener:
+        while time.monotonic() < deadline_s:
+            with suppress(TimeoutError):
+                connection = listener.accept()[0]
+                connection.sendall(emit_map() + BAD_LENGTHS["4 GiB"][0])
+                is_ended(connection, wait_s=2.0)
+                connection.close()
+    assert 0 < node.counters["recv_drop_too_long"] < 20
+
+
 def talk(honest: Node, node: NodeProcess, count: int) -> None:
     """Have an honest peer send, and the node receive."""
     for number in range(count):

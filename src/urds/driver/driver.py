@@ -36,6 +36,7 @@ _MS = 1_000_000
 _S = 1_000 * _MS
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_REST_NS = 100 * _MS
+_HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
 
 
@@ -251,7 +252,8 @@ class Driver:
         elif isinstance(event, base.FirstFrame):
             connection.handle_first_frame(index, event.attachment, now)
         elif isinstance(event, base.Down):
-            connection.handle_down(index, event.attachment, event.frames, now)
+            breach = event.reason not in _HARMLESS
+            connection.handle_down(index, event.attachment, event.frames, now, breach=breach)
         elif isinstance(event, base.PeerRestarted):
             connection.handle_peer_restarted(index, now)
         else:

@@ -160,11 +160,19 @@ class Connection(Streams):
             self._release(path, None)
             self._confirm(path, now_ns)
 
-    def handle_down(self, index: int, attachment: int, frames: int, now_ns: int) -> None:
-        """Look for another stream: the path's ended by itself, after `frames` frames."""
+    def handle_down(
+        self, index: int, attachment: int, frames: int, now_ns: int, *, breach: bool = False
+    ) -> None:
+        """Look for another stream: the path's ended by itself, after `frames` frames.
+
+        After a breach of the protocol not at once: the next stream will hardly be better.
+        """
         path = self._current(index, attachment)
         if path is not None:
             self.used_ns = now_ns
+            if breach:
+                rest_ns = self._random.randrange(self.settings.reconnect_delay_max_ns)
+                path.rest_until_ns = now_ns + rest_ns
             self.stats.downs += 1
             self.stats.refused_by_peer += not frames
             self._lose(path, now_ns)

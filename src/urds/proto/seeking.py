@@ -98,6 +98,7 @@ class Seeker:
 
     def _seek(self, path: PathLife, delay_ns: int, now_ns: int) -> None:
         """Look for a stream, now or after a delay."""
+        delay_ns = max(delay_ns, path.rest_until_ns - now_ns)
         path.move(Input.SEEK)
         path.sought = True
         if path.down_ns is None:

@@ -87,6 +87,7 @@ class PathLife:
     wanted: bool = False  # messages of ours wait for it
     attempted_ns: int | None = None  # the last attempt
     attempts: int = 0
+    rest_until_ns: int = 0  # no attempt before: the peer broke the protocol
     down_ns: int | None = None  # since when it is down, while it is sought
     attachment: int = 0  # streams so far
     # Of the current stream:
