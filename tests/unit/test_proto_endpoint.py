@@ -82,7 +82,7 @@ def test_port_0_starts_at_random_and_wraps_to_2() -> None:
         ("127.0.0.1", "127.9.9.9", True),
         ("::1", "::2", False),
         ("127.0.0.1", "10.0.0.1", True),  # by the network
-        ("10.0.0.200", "127.0.0.1", False),
+        ("10.0.0.200", "127.0.0.1", True),  # from the same machine
         ("10.0.0.200", "10.0.1.1", False),
     ],
 )

@@ -89,8 +89,8 @@ def listen(local: Address, settings: TcpSettings) -> socket.socket:
         listener.close()
         if failure.errno == errno.EADDRINUSE:
             detail = (
-                f"{local} is held by another process (TCP port {settings.port}):"
-                " end it, bind another address, or share one host through `urds node`"
+                f"{local} is held by another process (TCP port {settings.port}): end it, or bind"
+                " another address; on loopback each of 127.0.0.0/8 is a host of its own"
             )
             raise os_error(Refusal.ADDRESS_HELD_BY_PROCESS, detail) from failure
         if failure.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES):

@@ -12,21 +12,35 @@ from dataclasses import dataclass, fields
 class Counters:
     """Plain integers; the shell adds under its lock. Never negative, never reset."""
 
-    # Linux's names.
+    # Linux's names, in its order. What concerns its pages, workers and RDMA never counts here, and
+    # recv_drop_dead_sock neither: a closing socket leaves its port at once.
     conn_reset: int = 0
     recv_drop_bad_checksum: int = 0
     recv_drop_old_seq: int = 0
     recv_drop_no_sock: int = 0
     recv_drop_dead_sock: int = 0
+    recv_deliver_raced: int = 0
     recv_delivered: int = 0
     recv_queued: int = 0
+    recv_immediate_retry: int = 0
+    recv_delayed_retry: int = 0
     recv_ack_required: int = 0
+    recv_rdma_bytes: int = 0
     recv_ping: int = 0
     send_queue_empty: int = 0
     send_queue_full: int = 0
+    send_lock_contention: int = 0
+    send_lock_queue_raced: int = 0
+    send_immediate_retry: int = 0
+    send_delayed_retry: int = 0
+    send_drop_acked: int = 0
     send_ack_required: int = 0
     send_queued: int = 0
+    send_rdma: int = 0
+    send_rdma_bytes: int = 0
     send_pong: int = 0
+    page_remainder_hit: int = 0
+    page_remainder_miss: int = 0
     copy_to_user: int = 0
     copy_from_user: int = 0
     cong_update_queued: int = 0
@@ -35,10 +49,13 @@ class Counters:
     cong_send_blocked: int = 0
     recv_bytes_added_to_sock: int = 0
     recv_bytes_freed_fromsock: int = 0
+    send_stuck_rm: int = 0
     mprds_catchup_tx0_retries: int = 0
     tcp_data_ready_calls: int = 0
     tcp_write_space_calls: int = 0
     tcp_sndbuf_full: int = 0
+    tcp_connect_raced: int = 0
+    tcp_listen_closed_stale: int = 0
     # Ours.
     ack_sent: int = 0
     ack_received: int = 0

@@ -254,15 +254,19 @@ class Incoming:
                 run.append((payload, run.source))
             else:
                 run.append_detailed(payload, high, low, now_ns)
-        if expected != _NO_NUMBER:
-            self.sequence_expected = expected
         self.frames, self.acknowledged = frames, acknowledged
-        if required:
-            self.acknowledgement_due = True
-            self.counters.recv_ack_required += required
+        self._settle_parse(expected, required)
         run.settle()
         self._keep_rest(data, offset)
         return reason
+
+    def _settle_parse(self, expected: int, required: int) -> None:
+        """Keep what `_parse` had in local names: the expected number, ACK_REQUIRED seen."""
+        if expected != _NO_NUMBER:
+            self.sequence_expected = expected
+        if required:
+            self.acknowledgement_due = True
+            self.counters.recv_ack_required += required
 
     def _expected(self) -> int:
         """Return the number below which `_judge` decides: all of them before one was accepted."""

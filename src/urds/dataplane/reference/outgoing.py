@@ -142,8 +142,11 @@ class Outgoing:
         Linux.
         """
         made = self._frame_repeats(out, octets_max, acknowledgement) if self.repeats else 0
-        if self.unsent and made < octets_max and self._gate_is_open():
-            made += self._frame_new(out, octets_max - made, acknowledgement)
+        if self.unsent and made < octets_max:
+            if self._gate_is_open():
+                made += self._frame_new(out, octets_max - made, acknowledgement)
+            else:
+                self.counters.mprds_catchup_tx0_retries += 1
         return made
 
     def _frame_new(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
@@ -160,8 +163,7 @@ class Outgoing:
             if fenced and isinstance(message, Fence):
                 message.sequence = sequence - 1
                 continue
-            # Fences stand here only while `fenced`: the test per message would cost 3 %.
-            owner, source_port, target_port, payload, extension = message  # type: ignore[misc]
+            owner, source_port, target_port, payload, extension = message  # type: ignore[misc]  # a fence stands here only while `fenced`
             payload_bytes = len(payload)
             flags = high = low = sum_field = 0
             if acknowledging:
@@ -206,7 +208,9 @@ class Outgoing:
         if not self.unsent:
             self.acknowledgement_wanted = False
         made = position - self.position
-        self.counters.send_queued += sequence - self.sequence_next
+        messages = sequence - self.sequence_next
+        self.counters.send_queued += messages
+        self.counters.copy_from_user += made - HEADER_BYTES * messages
         self.pending_bytes -= made
         self.sequence_next, self.position = sequence, position
         if self.fences:

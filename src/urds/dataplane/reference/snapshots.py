@@ -31,6 +31,7 @@ def take_snapshot(plane: Plane) -> Snapshot:
     )
     freed = sum(box.receive_queued_bytes for box in mailboxes)
     counters["recv_bytes_freed_fromsock"] = counters["recv_bytes_added_to_sock"] - freed
+    counters["copy_to_user"] = counters["recv_bytes_freed_fromsock"]
     counters["send_queued"] += sum(len(path.core.outgoing.unsent) for path in paths)
     return Snapshot(
         counters=counters,
