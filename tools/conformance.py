@@ -2,28 +2,32 @@
 
     make docs
 
-A rule is "passed" if every test that shows it passed when last run, "failed" if one failed,
-"skipped" if one was skipped and none failed, and "not done" if no test shows it.
+A rule is "failed" if a test that shows it failed when last run, else "passed" if one passed, else
+"skipped" or "not run": not every machine runs every test. It is "not done" if no test shows it.
 """
 
 import sys
 
-from tools.rules import OUTCOMES, ROOT, Document, Rule, documents, load
+from tools.rules import NOT_RUN, OUTCOMES, ROOT, Document, Rule, documents, shown
 
 PAGE = ROOT / "docs" / "conformance.md"
+_NOT_DONE = "not done"
+_STRONGEST_FIRST = ("failed", "passed", "skipped", NOT_RUN)
 HEAD = """\
 # Conformance
 
 Every rule of the source documents, in our words, with the tests that show it and what they
 said when last run. This page is written by `make docs` from `tools/conformance/` and the
 results of the last test runs; nobody edits it. "Not done" means that no test shows the rule:
-the behaviour may be there, unproven, or may not be there at all.
+the behaviour may be there, unproven, or may not be there at all. A note behind a rule says where
+Linux or `urds` does otherwise on purpose, or for whom the rule is; its tests show it with that
+note.
 """
 
 
 def main() -> int:
     """Write the page and print one line per document."""
-    results = load()
+    results = shown()
     parts = [HEAD, _overview(results)]
     for document in documents():
         parts.append(_section(document, results))
@@ -35,12 +39,12 @@ def main() -> int:
 def state(rule: Rule, results: dict[str, dict[str, str]]) -> str:
     """Return what stands in the last column for one rule."""
     outcomes = results.get(rule.id, {}).values()
-    return max(outcomes, key=OUTCOMES.index) if outcomes else "not done"
+    return next((one for one in _STRONGEST_FIRST if one in outcomes), _NOT_DONE)
 
 
 def _counts(document: Document, results: dict[str, dict[str, str]]) -> str:
     states = [state(rule, results) for rule in document.rules]
-    kinds = [kind for kind in (*OUTCOMES, "not done") if kind in states]
+    kinds = [kind for kind in (*OUTCOMES, NOT_RUN, _NOT_DONE) if kind in states]
     return ", ".join(f"{states.count(kind)} {kind}" for kind in kinds)
 
 
@@ -63,9 +67,14 @@ def _section(document: Document, results: dict[str, dict[str, str]]) -> str:
             lines += ["", f"### {section}", "", "| rule | says | tests | last result |"]
             lines += ["|---|---|---|---|"]
         says = f"{rule.text} *{rule.note}*" if rule.note else rule.text
-        tests = "<br>".join(f"`{test}`" for test in sorted(results.get(rule.id, {})))
+        tests = "<br>".join(_test(*one) for one in sorted(results.get(rule.id, {}).items()))
         lines.append(f"| `{rule.id}` | {says} | {tests} | {state(rule, results)} |")
     return "\n".join([*lines, ""])
+
+
+def _test(test: str, outcome: str) -> str:
+    """Return a test of the third column; what differs from "passed" is said."""
+    return f"`{test}`" if outcome == "passed" else f"`{test}` ({outcome})"
 
 
 if __name__ == "__main__":

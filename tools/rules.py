@@ -4,8 +4,10 @@ Rules are data: `tools/conformance/*.toml`, one file per document. Results are a
 working tree, `.reports/rules.json`, which every test run adds to.
 """
 
+import ast
 import json
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ RULES = ROOT / "tools" / "conformance"
 RESULTS = ROOT / ".reports" / "rules.json"
 # From good to bad: a test with many cases is as good as its worst.
 OUTCOMES = ("passed", "skipped", "failed")
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,33 @@ def load() -> dict[str, dict[str, str]]:
         rule: {test: what for test, what in tests.items() if (ROOT / test.split("::")[0]).exists()}
         for rule, tests in stored.items()
     }
+
+
+def shown() -> dict[str, dict[str, str]]:
+    """Return by rule the tests that carry its marker and what each last said, or NOT_RUN."""
+    results = load()
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        for name, rules in _marked(ast.parse(path.read_text(encoding="utf-8"))):
+            for rule in rules:
+                test = f"{file}::{name}"
+                found.setdefault(rule, {})[test] = results.get(rule, {}).get(test, NOT_RUN)
+    return found
+
+
+def _marked(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield each test function with the rules of its own markers."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _marked(node, f"{prefix}{node.name}::")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            marks = [
+                mark
+                for mark in node.decorator_list
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.rule"
+            ]
+            yield prefix + node.name, [ast.literal_eval(one) for mark in marks for one in mark.args]
 
 
 def _read(path: Path) -> Document:

@@ -1,14 +1,16 @@
 """The tools behind the make targets: what they count, and what they say where something lacks."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tools import environment, summary
-from tools.rules import Results
+from tools import environment, rules, summary
+from tools.conformance import state
+from tools.rules import Results, Rule
 from tools.summary import Counts
 
 JUNIT = """<testsuites><testsuite>
@@ -83,6 +85,47 @@ def test_a_rule_is_as_good_as_its_worst_case() -> None:
     ]:
         results.add(test, ["rule"], outcome)
     assert results.tests == {"rule": {"t.py::a": "failed", "t.py::b": "passed"}}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wanted"),
+    [
+        ([], "not done"),
+        (["not run"], "not run"),
+        (["not run", "skipped"], "skipped"),
+        (["not run", "skipped", "passed"], "passed"),
+        (["passed", "failed", "skipped"], "failed"),
+    ],
+)
+def test_a_rule_has_passed_if_a_test_passed_and_none_failed(
+    outcomes: list[str], wanted: str
+) -> None:
+    tests = {f"t.py::{number}": outcome for number, outcome in enumerate(outcomes)}
+    assert state(Rule("rule", "Section", "Says something."), {"rule": tests}) == wanted
+
+
+def test_only_tests_that_carry_the_marker_show_a_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result from before a marker went is not told any more; a marked test always is."""
+    file = tmp_path / "tests" / "test_it.py"
+    file.parent.mkdir()
+    file.write_text(
+        '@pytest.mark.rule("one", "two")\ndef test_a(): ...\n'
+        'class TestB:\n    @pytest.mark.rule("two")\n    def test_b(self): ...\n'
+    )
+    kept = {"tests/test_it.py::test_a": "passed", "tests/test_it.py::test_unmarked": "passed"}
+    results = tmp_path / "rules.json"
+    results.write_text(json.dumps({"one": kept, "gone": kept}))
+    monkeypatch.setattr(rules, "ROOT", tmp_path)
+    monkeypatch.setattr(rules, "RESULTS", results)
+    assert rules.shown() == {
+        "one": {"tests/test_it.py::test_a": "passed"},
+        "two": {
+            "tests/test_it.py::test_a": "not run",
+            "tests/test_it.py::TestB::test_b": "not run",
+        },
+    }
 
 
 def test_a_target_keeps_the_exit_code_of_its_command() -> None:
