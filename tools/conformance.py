@@ -8,11 +8,9 @@ A rule is "failed" if a test that shows it failed when last run, else "passed" i
 
 import sys
 
-from tools.rules import NOT_RUN, OUTCOMES, ROOT, Document, Rule, documents, shown
+from tools.rules import NOT_DONE, NOT_RUN, OUTCOMES, ROOT, Document, documents, shown, state
 
 PAGE = ROOT / "docs" / "conformance.md"
-_NOT_DONE = "not done"
-_STRONGEST_FIRST = ("failed", "passed", "skipped", NOT_RUN)
 HEAD = """\
 # Conformance
 
@@ -36,15 +34,9 @@ def main() -> int:
     return 0
 
 
-def state(rule: Rule, results: dict[str, dict[str, str]]) -> str:
-    """Return what stands in the last column for one rule."""
-    outcomes = results.get(rule.id, {}).values()
-    return next((one for one in _STRONGEST_FIRST if one in outcomes), _NOT_DONE)
-
-
 def _counts(document: Document, results: dict[str, dict[str, str]]) -> str:
     states = [state(rule, results) for rule in document.rules]
-    kinds = [kind for kind in (*OUTCOMES, NOT_RUN, _NOT_DONE) if kind in states]
+    kinds = [kind for kind in (*OUTCOMES, NOT_RUN, NOT_DONE) if kind in states]
     return ", ".join(f"{states.count(kind)} {kind}" for kind in kinds)
 
 

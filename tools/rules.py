@@ -17,7 +17,8 @@ RULES = ROOT / "tools" / "conformance"
 RESULTS = ROOT / ".reports" / "rules.json"
 # From good to bad: a test with many cases is as good as its worst.
 OUTCOMES = ("passed", "skipped", "failed")
-NOT_RUN = "not run"
+NOT_RUN, NOT_DONE = "not run", "not done"
+_STRONGEST_FIRST = ("failed", "passed", "skipped", NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,12 @@ def shown() -> dict[str, dict[str, str]]:
                 test = f"{file}::{name}"
                 found.setdefault(rule, {})[test] = results.get(rule, {}).get(test, NOT_RUN)
     return found
+
+
+def state(rule: Rule, results: dict[str, dict[str, str]]) -> str:
+    """Return what stands in the last column for one rule."""
+    outcomes = results.get(rule.id, {}).values()
+    return next((one for one in _STRONGEST_FIRST if one in outcomes), NOT_DONE)
 
 
 def _marked(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, list[str]]]:

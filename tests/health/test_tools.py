@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import environment, rules, summary
-from tools.conformance import state
-from tools.rules import Results, Rule
+from tools.rules import Results, Rule, state
 from tools.summary import Counts
 
 JUNIT = """<testsuites><testsuite>
