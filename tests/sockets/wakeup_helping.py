@@ -265,11 +265,11 @@ def a_sender_tells_nobody(patch: pytest.MonkeyPatch) -> None:
 
 def _silent(flush: object) -> object:
     def flush_silently(self: StreamPath) -> None:
-        deliver, self._plane.deliver = self._plane.deliver, lambda: None  # type: ignore[method-assign]
+        deliver, self.plane.deliver = self.plane.deliver, lambda: None  # type: ignore[method-assign]
         try:
             flush(self)  # type: ignore[operator]
         finally:
-            self._plane.deliver = deliver  # type: ignore[method-assign]
+            self.plane.deliver = deliver  # type: ignore[method-assign]
 
     return flush_silently
 

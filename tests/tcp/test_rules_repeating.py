@@ -109,9 +109,9 @@ def test_giving_up_at_a_send_error_loses_messages(
 
 def end_unread(path: StreamPath) -> None:
     """Do what is wrong: give the connection up with octets in it."""
-    with path._plane.lock:
+    with path.plane.lock:
         if path.stream is not None:
-            path._end(DownReason.ERROR, 0)
+            path.end(DownReason.ERROR, 0)
 
 
 def connect_into_a_reset(

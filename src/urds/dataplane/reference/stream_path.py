@@ -2,16 +2,15 @@
 
 Writing. Whoever finds `writing` set leaves; the writer looks again before it clears it, so nothing
 stays. A send on an idle path writes in the caller's thread (credits); in a burst messages coalesce
-to `flush_bytes`. Reading. One thread at a time; a write error does not end the stream, for what
-the peer sent before is acknowledged to it already and must be read first.
+to `flush_bytes`. A write error does not end the stream, for what the peer sent before is
+acknowledged to it already and must be read first. How it is read: `stream_reading`.
 
-`_settle`, `_end` and whatever says so are called with the plane's lock held; no system call that
-may block is made under it.
+Whatever says so is called with the plane's lock held; no system call that may block is made under
+it.
 """
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
 from contextlib import suppress
@@ -22,21 +21,18 @@ from urds.dataplane.base import (
     Address,
     Agreement,
     Buffer,
-    Control,
     Down,
     DownReason,
-    FirstFrame,
     Hold,
     Limit,
     LimitHit,
     Path,
-    PeerRestarted,
     Release,
     Stream,
     Wanted,
 )
+from urds.dataplane.reference import stream_reading
 from urds.dataplane.reference.host import Host, socket_address
-from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.path import PathCore
 
 if TYPE_CHECKING:
@@ -48,9 +44,6 @@ _CREDITS = 2
 _TAIL_NS = 500_000  # age at which the helper sends a tail
 _ACK_POLL_NS = 1_000_000
 _ACK_POLL_MAX_NS = 16_000_000
-_READS_PER_PASS = 8
-_EXPECT_BYTES = 131072
-_DRAIN_READS = 1024
 _LEAVING_POLL_S = 0.0002
 _BUFFERS_MAX = 1024  # of one sendmsg. Source: linux v6.12 include/uapi/linux/uio.h (UIO_MAXIOV)
 
@@ -64,7 +57,7 @@ class StreamPath:
         self.local = host.address
         self.peer = peer
         self.index = index
-        self._plane = plane
+        self.plane = plane
         self.host = host
         self.core = PathCore(
             plane.limits,
@@ -95,17 +88,17 @@ class StreamPath:
         self._tail_since_ns: int | None = None
         self._ack_poll_ns = 0
         self._ack_poll_delay_ns = _ACK_POLL_NS
-        self._first_frame_told = False
+        self.first_frame_told = False
         self.controls_unfetched = 0
-        self._controls_dropped = 0
-        self._expected = 1
+        self.controls_dropped = 0
+        self.expected_octets = 1
         self._doomed: list[Stream] = []  # closed once nobody writes to them
 
     # -- sending
 
     def push(self) -> None:
         """Decide, after a message was queued, whether it leaves now."""
-        plane = self._plane
+        plane = self.plane
         with plane.lock:
             now = self._leaves_now()
         if now:
@@ -116,7 +109,7 @@ class StreamPath:
 
     def _leaves_now(self) -> bool:
         """Spend a credit of an idle path, or note a tail. Lock held."""
-        plane = self._plane
+        plane = self.plane
         if not self.core.attached:
             self._judge_full()
             self._want()
@@ -140,16 +133,16 @@ class StreamPath:
 
     def _judge_full(self) -> None:
         """Compare the queue with its bound of messages. Lock held."""
-        full = self.core.outgoing.message_count() >= self._plane.limits.path_messages_max
+        full = self.core.outgoing.message_count() >= self.plane.limits.path_messages_max
         if full is not self.full:
             self.full = full
-            self._plane.note_full(self)
+            self.plane.note_full(self)
 
     def flush_soon(self) -> None:
         """Have whoever serves what is due flush this path next. Lock held."""
         if self.core.wants_to_write():
-            self._tail_since_ns = self._plane.clock_ns() - _TAIL_NS
-            self._plane.mark_dirty(self)
+            self._tail_since_ns = self.plane.clock_ns() - _TAIL_NS
+            self.plane.mark_dirty(self)
 
     def want_agreement(self) -> bool:
         """Tell whether the handshake may still allow a longer message; ask for it. Lock held."""
@@ -163,11 +156,11 @@ class StreamPath:
         """Ask the control plane for a stream, once per outage. Lock held."""
         if not self.wanted:
             self.wanted = True
-            self._plane.emit(Wanted(self))
+            self.plane.emit(Wanted(self))
 
     def flush(self) -> None:
         """Write until nothing is left or the stream takes no more; never blocks."""
-        plane = self._plane
+        plane = self.plane
         stream: Stream | None = None
         try:
             with plane.lock:
@@ -212,14 +205,14 @@ class StreamPath:
             if failure is not None:
                 self.blocked = isinstance(failure, BlockingIOError)
                 self.broken = not self.blocked
-                self._plane.counters.tcp_sndbuf_full += self.blocked
+                self.plane.counters.tcp_sndbuf_full += self.blocked
                 self._written()
                 return []
         return self._poll_transmit()
 
     def _abort_write(self, stream: Stream) -> None:
         """End our direction after an interrupt: how much the stream took is not known."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.broken = self.stream is stream
             self._written()
         _end_direction(stream)
@@ -228,26 +221,26 @@ class StreamPath:
         """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
         self.writing = False
         outgoing = self.core.outgoing
-        self._idle_since_ns = self._plane.clock_ns()
+        self._idle_since_ns = self.plane.clock_ns()
         self._tail_since_ns = None
         self.settled = False  # also without a stream: the next send must ask for one
         self._judge_full()
         if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
             self._ack_poll_delay_ns = _ACK_POLL_NS
             self._ack_poll_ns = self._idle_since_ns + _ACK_POLL_NS
-            self._plane.mark_dirty(self)
+            self.plane.mark_dirty(self)
         while self._doomed:
             self._doomed.pop().close()
 
     def look_for_acknowledgements(self) -> None:
         """Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has."""
-        self._plane.driven = True  # a sender that reads them itself needs no helper
+        self.plane.driven = True  # a sender that reads them itself needs no helper
         if self.core.outgoing.release is Release.PEER_ACKNOWLEDGED:
             self.read()
         else:
             self._ask_stream()
-        self._plane.settle()
-        self._idle_since_ns = self._plane.clock_ns()  # looking is no pause of the sender
+        self.plane.settle()
+        self._idle_since_ns = self.plane.clock_ns()  # looking is no pause of the sender
 
     def _ask_stream(self) -> None:
         """Free what our TCP says the peer's TCP has.
@@ -256,138 +249,37 @@ class StreamPath:
         just writing is not counted yet, and counts as not acknowledged.
         """
         core = self.core
-        with self._plane.lock, suppress(OSError):
+        with self.plane.lock, suppress(OSError):
             if self.stream is not None:
                 core.handle_stream_acknowledged(core.octets_written - self.stream.unacknowledged())
-                self._settle_freed()
+                self.settle_freed()
 
     # -- receiving
 
     def read(self) -> bool:
         """Read what is there, a bounded number of times; return whether anything came."""
-        plane = self._plane
-        with plane.lock:
-            stream = self.stream
-            if stream is None or self.reading or self.paused:
-                plane.driven = plane.driven or self.reading
-                return False
-            self.reading = True
-        read = 0
-        try:
-            while read < _READS_PER_PASS and self._read_once(stream):
-                read += 1
-            self._expect(stream)
-        except BaseException:
-            self._abort_read(stream)
-            raise
-        finally:
-            self.reading = False
-        if self.paused:
-            plane.poll_set.update(self)
-        if self.core.wants_to_write():
-            self.flush()
-        return read > 0
-
-    def _abort_read(self, stream: Stream) -> None:
-        """End the stream after an interrupt: octets may be lost on their way from it to us."""
-        with self._plane.lock:
-            if self.stream is stream:
-                self._end(DownReason.ERROR, errno.EINTR)
-
-    def _expect(self, stream: Stream) -> None:
-        """Sleep through the pieces of a long payload: one wake-up, and one read, for most of it."""
-        expected = self.core.incoming.octets_expected()
-        if expected < _EXPECT_BYTES:
-            expected = 1
-        if expected != self._expected and self.stream is stream:
-            self._expected = expected
-            stream.expect(expected)
-
-    def _read_once(self, stream: Stream) -> bool:
-        """Read once and take the octets in; return whether there may be more."""
-        plane, core = self._plane, self.core
-        octets_max = core.incoming.octets_wanted()
-        error = 0
-        try:
-            data = stream.recv(octets_max)
-        except BlockingIOError:
-            return False
-        except OSError as failure:
-            data, error = b"", failure.errno or 0
-        with plane.lock:
-            if self.stream is not stream:
-                return False
-            if not data:
-                self._end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
-                return False
-            reason = core.receive_data(data, plane.clock_ns())
-            self._settle()
-            if reason is not None:
-                plane.count_breach(reason)
-                self._end(reason, 0)
-                return False
-        return len(data) == octets_max
-
-    def _settle(self) -> None:
-        """Report what a read brought: arrivals, room, control messages, maps. Lock held."""
-        plane, incoming = self._plane, self.core.incoming
-        for inbox, messages in incoming.touched:
-            plane.note_arrival(inbox, messages)
-            if inbox.may_be_too_full() and plane.is_over_hard_bound(inbox):
-                self._pause(inbox)
-        incoming.touched.clear()
-        self._settle_freed()
-        if incoming.frames and not self._first_frame_told:
-            self._first_frame_told = True
-            plane.emit(FirstFrame(self, self.attachment))
-        if incoming.controls or incoming.controls_dropped:
-            self._settle_controls()
-        if incoming.restarted:
-            incoming.restarted = False
-            plane.counters.peer_restarted += 1
-            plane.emit(PeerRestarted(self))
-        if incoming.peer_map is not None:
-            octets, incoming.peer_map = incoming.peer_map, None
-            plane.note_peer_map(self.host, self.peer, octets)
-        if self.core.poll_timeout() is not None:
-            plane.mark_dirty(self)
-
-    def _settle_controls(self) -> None:
-        """Report pings, pongs and probes, up to the bound of what lies unfetched. Lock held."""
-        plane, incoming = self._plane, self.core.incoming
-        dropped, incoming.controls_dropped = incoming.controls_dropped, 0
-        while incoming.controls:
-            message = incoming.controls.popleft()
-            if not message.target_port:
-                plane.counters.recv_ping += 1
-            if self.controls_unfetched >= plane.limits.control_events_max:
-                dropped += 1
-                continue
-            self.controls_unfetched += 1
-            plane.emit(Control(self, *message, self.attachment))
-        self._controls_dropped += dropped
-        plane.counters.recv_drop_control_full += dropped
+        return stream_reading.read(self)
 
     def controls_fetched(self) -> LimitHit | None:
         """Begin to count anew; return what was dropped since the last fetch. Lock held."""
         self.controls_unfetched = 0
-        dropped, self._controls_dropped = self._controls_dropped, 0
+        dropped, self.controls_dropped = self.controls_dropped, 0
         return LimitHit(Limit.CONTROL_EVENTS, self, 0, dropped) if dropped else None
 
-    def _settle_freed(self) -> None:
+    def settle_freed(self) -> None:
         """Tell whom freed messages concern: owners, senders at our bound, paths behind a fence.
 
         Lock held.
         """
         outgoing = self.core.outgoing
         for owner in outgoing.freed:
-            self._plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
+            self.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
         outgoing.freed.clear()
         if self.full or self.room_wanted:
             self._judge_full()
             if not self.full:
                 for mailbox in self.room_wanted:
-                    self._plane.note_room(mailbox)
+                    self.plane.note_room(mailbox)
                 self.room_wanted.clear()
         if self.dependents:
             for path in self.dependents:
@@ -397,34 +289,24 @@ class StreamPath:
     def cancel(self, mailbox: Mailbox, port: int | None) -> int:
         """Remove a mailbox's messages, to one port or all; return how many. Lock held."""
         count = self.core.outgoing.cancel(mailbox, port)
-        self._plane.counters.send_cancelled += count
-        self._settle_freed()
+        self.plane.counters.send_cancelled += count
+        self.settle_freed()
         return count
-
-    def _pause(self, inbox: Inbox) -> None:
-        """Stop reading until the mailbox is at half of its hard bound. Lock held."""
-        if self.paused and self in inbox.pausing:
-            return
-        self.paused = True
-        inbox.pausing.add(self)
-        inbox.special = True
-        self._plane.counters.recv_paused += 1
-        self._plane.emit(LimitHit(Limit.RECEIVE_HARD, self, inbox.port, 0))
 
     # -- the stream comes and goes
 
     def attach(self, stream: Stream, *, hold: Hold) -> None:
         """Take a stream; one attached before is read until it would block and closed."""
         old = self.detach()
-        plane = self._plane
+        plane = self.plane
         with plane.lock:
             if old is not None:
                 self._dispose(old)
             self.stream = stream
-            self._expected = 1
+            self.expected_octets = 1
             self.attachment += 1
             self.blocked = self.broken = self.paused = self.wanted = False
-            self._first_frame_told = False
+            self.first_frame_told = False
             self.core.attach(hold)
             self.settled = False
             plane.poll_set.add(self)
@@ -433,7 +315,7 @@ class StreamPath:
 
     def detach(self) -> Stream | None:
         """Give the stream back, read until it would block; no Down follows."""
-        plane = self._plane
+        plane = self.plane
         while True:
             with plane.lock:
                 stream = self.stream
@@ -444,7 +326,7 @@ class StreamPath:
                     break
             time.sleep(_LEAVING_POLL_S)  # another thread is reading it: a matter of microseconds
         try:
-            self._drain(stream)
+            stream_reading.drain(self, stream)
         finally:
             with plane.lock:
                 # In one section: nobody may begin to read a stream that is given away, and whose
@@ -456,33 +338,18 @@ class StreamPath:
         plane.deliver()
         return stream
 
-    def _drain(self, stream: Stream) -> None:
-        """Take in everything that can be read without waiting, whatever ends it."""
-        plane = self._plane
-        with suppress(OSError):
-            for _ in range(_DRAIN_READS):
-                data = stream.recv(self.core.incoming.octets_wanted())
-                with plane.lock:
-                    if not data or self.stream is not stream:
-                        return
-                    reason = self.core.receive_data(data, plane.clock_ns())
-                    self._settle()
-                    if reason is not None:
-                        plane.count_breach(reason)
-                        return
-
-    def _end(self, reason: DownReason, error: int) -> None:
+    def end(self, reason: DownReason, error: int) -> None:
         """End the stream: report it, close it, keep the queue. Lock held."""
         stream = self.stream
         assert stream is not None
-        plane, core = self._plane, self.core
+        plane, core = self.plane, self.core
         with suppress(OSError):
             # Still true after a reset: what the peer's TCP had is delivered, for a kernel.
             core.handle_stream_acknowledged(core.octets_written - stream.unacknowledged())
         frames = core.incoming.frames
         self._release_stream(stream)
         self._dispose(stream)
-        self._settle_freed()
+        self.settle_freed()
         plane.emit(Down(self, reason, error, frames, self.attachment))
         if core.outgoing.message_count():
             self._want()
@@ -495,7 +362,7 @@ class StreamPath:
             stream.close()
 
     def _release_stream(self, stream: Stream) -> None:
-        self._plane.forget_stream(self)
+        self.plane.forget_stream(self)
         self.stream = None
         self.core.detach()
         self.settled = False
@@ -506,45 +373,45 @@ class StreamPath:
 
     def release(self, *, received_by_peer: int | None) -> None:
         """End `Hold.RELEASE`."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.core.release(received_by_peer)
-            self._settle_freed()
+            self.settle_freed()
         self.flush()
-        self._plane.deliver()
+        self.plane.deliver()
 
     def agree(self, agreement: Agreement) -> None:
         """Set what a handshake found out about the peer."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.core.agree(release=agreement.release, checksum=agreement.checksum)
-            self._settle_freed()
+            self.settle_freed()
             self.message_bytes_max = agreement.message_bytes_max
             for mailbox in self.room_wanted:  # perhaps with a message that is too long
-                self._plane.note_room(mailbox)
+                self.plane.note_room(mailbox)
             self.room_wanted.clear()
-            self._plane.mark_dirty(self)
+            self.plane.mark_dirty(self)
         self.flush()
-        self._plane.deliver()
+        self.plane.deliver()
 
     def restart_peer(self) -> int:
         """Begin a new life of the peer; return how many messages its old life took with it."""
-        with self._plane.lock:
+        with self.plane.lock:
             count = self.core.restart_peer()
-            self._plane.counters.peer_restarted += 1
-            self._plane.counters.send_given_up += count
-            self._settle_freed()
-        self._plane.deliver()
+            self.plane.counters.peer_restarted += 1
+            self.plane.counters.send_given_up += count
+            self.settle_freed()
+        self.plane.deliver()
         return count
 
     def remember_handshake(self, generation: int | None) -> None:
         """Note a kernel's generation."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.core.incoming.remember_generation(generation)
 
     def control(
         self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
     ) -> None:
         """Queue a ping, pong or probe; dropped without a stream, for it answers a stream."""
-        with self._plane.lock:
+        with self.plane.lock:
             if not self.core.attached:
                 return
             self.core.control(
@@ -554,25 +421,25 @@ class StreamPath:
 
     def poke(self) -> None:
         """Send our map, so that a dead connection answers with a reset."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.core.map_due = self.core.attached
         self.flush()
 
     def peer_is_congested(self, port: int) -> bool:
         """Tell whether the peer's map marks a port."""
-        with self._plane.lock:
+        with self.plane.lock:
             return port in self.host.ports_congested_at(self.peer)
 
     def hold_behind(self, other: Path) -> None:
         """Hold new messages until `other` has delivered what it has queued now."""
         assert isinstance(other, StreamPath)
-        with self._plane.lock:
+        with self.plane.lock:
             self.core.hold_behind(other.core.outgoing.fence())
             other.dependents.append(self)
 
     def drop_queue(self) -> int:
         """Drop every message; its senders learn it once, by EHOSTUNREACH."""
-        plane = self._plane
+        plane = self.plane
         with plane.lock:
             outgoing = self.core.outgoing
             count = outgoing.drop_all()
@@ -581,19 +448,19 @@ class StreamPath:
                 owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
             self.wanted = False
             self.settled = False
-            self._settle_freed()
+            self.settle_freed()
         plane.deliver()
         return count
 
     def close(self) -> None:
         """Forget the path; its stream is closed."""
         stream = self.detach()
-        with self._plane.lock:
+        with self.plane.lock:
             if stream is not None:
                 self._dispose(stream)
-            self._plane.remove_path(self)
-            self._settle_freed()
-        self._plane.deliver()
+            self.plane.remove_path(self)
+            self.settle_freed()
+        self.plane.deliver()
 
     def undelivered(self) -> int:
         """Return how many messages the peer does not have yet and could get."""
@@ -627,7 +494,7 @@ class StreamPath:
 
     def serve(self, now_ns: int) -> None:
         """Do what is due: the tail, an acknowledgement, a question to TCP. No lock held."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.core.handle_timeout(now_ns)
             outgoing = self.core.outgoing
             ask = outgoing.release is Release.STREAM_ACKNOWLEDGED and bool(outgoing.unacked)
@@ -643,17 +510,17 @@ class StreamPath:
 
     def unblock(self) -> None:
         """Write again: the stream takes octets."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.blocked = False
-            self._plane.counters.tcp_write_space_calls += 1
-        self._plane.poll_set.update(self)
+            self.plane.counters.tcp_write_space_calls += 1
+        self.plane.poll_set.update(self)
         self.flush()
 
     def resume(self) -> None:
         """Read again: the mailbox that paused us is at half."""
-        with self._plane.lock:
+        with self.plane.lock:
             self.paused = False
-        self._plane.poll_set.update(self)
+        self.plane.poll_set.update(self)
 
 
 def _write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:
