@@ -6,6 +6,7 @@ line. Payloads travel as text.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.tcp.nodes import Node
+from tests.tcp.nodes import PORT, Node
+from urds.constants import MSG_DONTWAIT
 
 _POLL_S = 0.0005
+_NUMBER_BYTES = 12
 
 
 class Agent:
@@ -57,6 +60,41 @@ class Agent:
         taken += [payload.decode().rstrip() for payload in self._node.take()]
         return taken, broken
 
+    def exchange(
+        self, target: str, count: int, payload_bytes_max: int, break_every: int, wait_s: float
+    ) -> tuple[list[int], int]:
+        """Send messages of many lengths and take as many; break connections in between.
+
+        Return the numbers of the messages that came whole, in order, and how many were broken.
+        """
+        sent = broken = turn = 0
+        taken: list[int] = []
+        deadline_s = time.monotonic() + wait_s
+        while (sent < count or len(taken) < count) and time.monotonic() < deadline_s:
+            turn += 1
+            if sent < count and self._sent(_payload(sent, payload_bytes_max), target):
+                sent += 1
+            for payload in self._node.take():
+                number = int(payload[:_NUMBER_BYTES])
+                assert payload == _payload(number, payload_bytes_max)
+                taken.append(number)
+            if turn % break_every == 0 and len(taken) < count:
+                broken += self._node.backend.break_connections()
+        while self.queued(target) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        return taken, broken
+
+    def _sent(self, payload: bytes, target: str) -> bool:
+        """Send without waiting; tell whether there was room."""
+        try:
+            self._node.mailbox.sendto(payload, MSG_DONTWAIT, (target, PORT))
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                raise
+            time.sleep(_POLL_S)
+            return False
+        return True
+
     def refusal(self, target: str) -> tuple[int, str]:
         """Try to send; return the errno, 0 if it was taken, and its text."""
         try:
@@ -76,6 +114,13 @@ class Agent:
     def queued(self, peer: str) -> int:
         """Return how many messages to the peer the node still keeps."""
         return self._node.path(peer).core.outgoing.message_count()
+
+
+def _payload(number: int, payload_bytes_max: int) -> bytes:
+    """Return the message of a number: short ones mostly, some as long as may be."""
+    span = payload_bytes_max if number % 10 == 0 else 100
+    filling = number * number * 7919 % span
+    return b"%*d" % (_NUMBER_BYTES, number) + bytes([number % 256]) * filling
 
 
 class _Lines(logging.Handler):

@@ -108,6 +108,25 @@ def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
     assert broken + broken_there >= 200
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_long_and_short_messages_cross_through_resets(lab: Lab, order: str) -> None:
+    """Both send and both reset; messages of up to 200,000 octets are cut in their middle."""
+    buffers = {"buffer_bytes": 1 << 20}
+    one, other = lab.process(1 if order == "lower" else 3, **buffers), lab.process(2, **buffers)
+    for node, peer in ((one, other), (other, one)):
+        node.start(
+            "exchange",
+            target=peer.address,
+            count=8000,
+            payload_bytes_max=200_000,
+            break_every=60,
+            wait_s=60.0,
+        )
+    answers = [one.finish(), other.finish()]
+    assert [numbers for numbers, _ in answers] == [list(range(8000))] * 2
+    assert sum(broken for _, broken in answers) >= 100
+
+
 # -- acknowledgements
 
 
