@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TICK_NS = 1_000_000
 _TICK_MAX_NS = 4_000_000  # while somebody drives; each tick costs him the interpreter lock
 _LEADER_TICKS = 16
+_SILENCE_NS = 50_000_000  # of an event loop, before the helper reads in its place
 
 
 class Helper:
@@ -39,6 +40,7 @@ class Helper:
         self._armed = False
         self._leader_ticks = 0
         self._tick_ns = TICK_NS
+        self._loop_was_silent = False
         self.asleep = False  # in a sleep of more than a tick; plane's lock
         self.resting = False  # in any sleep; plane's lock
         self.interrupted = False  # `Plane.wake`: end `run` though there is no event
@@ -95,15 +97,20 @@ class Helper:
         led = plane.desk.leader is not None
         self._tick_ns = min(2 * self._tick_ns, _TICK_MAX_NS) if driven or led else TICK_NS
         self._leader_ticks = self._leader_ticks + 1 if led else 0
-        if not led and not driven and not plane.loops and not self._armed:
+        # An event loop that has not pumped for a while may be blocked by its own code.
+        looping = bool(plane.loops)
+        absent = not looping or self._loop_was_silent
+        self._loop_was_silent = looping and not driven
+        if not led and not driven and absent and not self._armed:
             self._set.modify(plane.poll_set.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
             self._armed = True
         due_ns = plane.next_due_ns(now_ns)
         # Never sooner than a tick: in a burst the next tail is always nearly due, and gone by then.
         left_ns = None if due_ns is None else max(TICK_NS, due_ns - now_ns)
+        if self._loop_was_silent and not self._armed:
+            left_ns = _SILENCE_NS if left_ns is None else min(_SILENCE_NS, left_ns)
         # A loop that drives does so again soon: a tick costs it less than a wake-up per message.
-        idle_loop = bool(plane.loops) and not driven
-        if not (self._armed or idle_loop or self._leader_ticks >= _LEADER_TICKS):
+        elif not self._armed and self._leader_ticks < _LEADER_TICKS:
             return self._tick_ns if left_ns is None else min(self._tick_ns, left_ns)
         # What is due later than a tick from now must not make us deaf for what comes before it.
         self.asleep = left_ns is None or left_ns > TICK_NS
