@@ -10,6 +10,7 @@ from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
 from tests.unit.path_world import message
 from urds.constants import HeaderFlag
 from urds.dataplane.base import Release
+from urds.dataplane.reference import congestion
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.path import PathCore
 from urds.dataplane.reference.plane import Plane
@@ -237,7 +238,7 @@ def a_full_mailbox_pauses_the_path(patch: pytest.MonkeyPatch) -> None:
         "is_over_hard_bound",
         lambda self, inbox: inbox.receive_queued_bytes > inbox.buffer_bytes,
     )
-    patch.setattr(Plane, "_resumed", lambda self, mailbox: [])
+    patch.setattr(congestion, "resumed", lambda plane, mailbox: [])
 
 
 def what_a_sender_reads_is_told(scene: World) -> bool:

@@ -71,12 +71,8 @@ class DownReason(Enum):
 class Limit(Enum):
     """Bounds whose crossing is reported once per crossing."""
 
-    RECEIVE_HARD = (
-        auto()
-    )  # a mailbox is far over its buffer: its peer's path is not read until half
-    CONTROL_EVENTS = (
-        auto()
-    )  # pings come faster than they are fetched: the rest is dropped and counted
+    RECEIVE_HARD = auto()  # a mailbox is far over its buffer: its peer is not read until half
+    CONTROL_EVENTS = auto()  # pings come faster than they are fetched: the rest is dropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from urds.dataplane.base import (
     Path,
     SocketAddress,
 )
+from urds.dataplane.reference import congestion
 from urds.dataplane.reference.descriptor import ReadinessDescriptor
 from urds.dataplane.reference.host import Host
 from urds.dataplane.reference.inbox import Inbox
@@ -521,7 +522,7 @@ class Mailbox(Inbox):
         self.special = True  # a take finds `closed`
         if self.congested:
             self.congested = False
-            plane.show_congestion(self, on=False)
+            congestion.show(plane, self, on=False)
         self.receive_waiters.tell_all(plane.desk)
         self.room_waiters.tell_all(plane.desk)
 

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from urds.dataplane.base import (
     Address,
-    Congested,
     Control,
     DownReason,
     Event,
@@ -27,7 +26,7 @@ from urds.dataplane.base import (
     PeerMap,
     Snapshot,
 )
-from urds.dataplane.reference import closing
+from urds.dataplane.reference import closing, congestion
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
@@ -76,7 +75,7 @@ class Plane:
         self._dirty: dict[StreamPath, None] = {}
         self.full_paths: set[object] = set()  # at their bound of messages
         self.touched: set[Mailbox] = set()  # judged and shown at the end of the pass
-        self._looks: set[Mailbox] = set()
+        self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
 
     # -- making things
@@ -182,7 +181,7 @@ class Plane:
             unled = self.desk.stand_up(self.desk.waiter(), waiters, used=used)
             self.driven = True
             if unled:
-                if self._dirty or self._looks:
+                if self._dirty or self.looks:
                     self.helper.want()
                 else:
                     self.helper.leader_left()
@@ -311,9 +310,13 @@ class Plane:
             with self.lock:
                 touched, self.touched = self.touched, set()
                 now_ns = self.clock_ns()
-                changed = [mailbox for mailbox in touched if self._judge(mailbox, now_ns)]
+                changed = [
+                    mailbox for mailbox in touched if congestion.judge(self, mailbox, now_ns)
+                ]
                 paths = [path for mailbox in changed for path in mailbox.paths()]
-                resumed = [path for mailbox in touched for path in self._resumed(mailbox)]
+                resumed = [
+                    path for mailbox in touched for path in congestion.resumed(self, mailbox)
+                ]
                 # A changed map of ours concerned senders of this process: show theirs as well.
                 touched, self.touched = touched | self.touched, set()
             for path in paths:
@@ -324,57 +327,18 @@ class Plane:
                 mailbox.sync()
         self.deliver()
 
-    def _judge(self, mailbox: Mailbox, now_ns: int) -> bool:
-        """Judge a mailbox's congestion; return whether our map changed. Lock held."""
-        state = None if mailbox.closed else mailbox.judge_congestion(now_ns)
-        mailbox.settle_special()
-        if mailbox.look_again_ns() is not None:
-            self._looks.add(mailbox)
-            self.helper.want()
-        if state is None:
-            return False
-        self.show_congestion(mailbox, on=state)
-        return True
-
-    def show_congestion(self, mailbox: Mailbox, *, on: bool) -> None:
-        """Set or clear a port's bit in our map; maps go out with the next flush. Lock held."""
-        host = self.hosts[mailbox.local]
-        (host.congested_ports.add if on else host.congested_ports.discard)(mailbox.port)
-        for path in host.paths:
-            path.core.map_due = path.core.attached
-            path.flush_soon()
-        groups = 0 if on else 1 << mailbox.port % _GROUPS
-        for other in self.hosts.values():
-            for sender in other.inboxes.values():
-                if sender.sends_by_loop_to(mailbox.local):
-                    sender.note_map(groups)
-                    self.touched.add(sender)
-        self.emit(Congested(mailbox.local, mailbox.port, on))
-
-    def _resumed(self, mailbox: Mailbox) -> list[StreamPath]:
-        """Return the paths that a mailbox at half of its hard bound lets go. Lock held."""
-        if not mailbox.pausing:
-            return []
-        limits = self.limits
-        bound = limits.receive_hard_factor * mailbox.buffer_bytes + limits.receive_hard_bytes
-        if mailbox.hard_bytes() > bound // 2 and not mailbox.closed:
-            return []
-        paths = [path for path in mailbox.pausing if isinstance(path, StreamPath)]
-        mailbox.pausing.clear()
-        return paths
-
     # -- what is due
 
     def mark_dirty(self, path: StreamPath) -> None:
         """Note that time makes something of a path due. Lock held."""
         self._dirty[path] = None
         leader = self.desk.leader
-        if leader is None or leader.doing is not Doing.RUNNING:
+        if leader is None or leader.doing is Doing.IN_POLL:
             self.helper.want()
 
     def has_dues(self) -> bool:
         """Tell whether time may make something due. Lock held."""
-        return bool(self._dirty or self._looks or self.lingering)
+        return bool(self._dirty or self.looks or self.lingering)
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
@@ -385,7 +349,7 @@ class Plane:
                 del self._dirty[path]
             elif earliest is None or due_ns < earliest:
                 earliest = due_ns
-        looks = (mailbox.look_again_ns() for mailbox in self._looks)
+        looks = (mailbox.look_again_ns() for mailbox in self.looks)
         for at_ns in (*looks, *self.lingering.values()):
             if at_ns is not None and (earliest is None or at_ns < earliest):
                 earliest = at_ns
@@ -393,7 +357,7 @@ class Plane:
 
     def serve_due(self) -> None:
         """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
-        if not self._dirty and not self._looks and not self.lingering:
+        if not self._dirty and not self.looks and not self.lingering:
             return
         with self.lock:
             now_ns = self.clock_ns()
@@ -402,7 +366,7 @@ class Plane:
                 for path in self._dirty
                 if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
             ]
-            looks, self._looks = self._looks, set()
+            looks, self.looks = self.looks, set()
             self.touched |= looks
             for mailbox in [m for m, at_ns in self.lingering.items() if at_ns <= now_ns]:
                 del self.lingering[mailbox]

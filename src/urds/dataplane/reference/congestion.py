@@ -1,0 +1,61 @@
+"""When a port of ours counts as congested in our map, and when a path is not read at all.
+
+The bit is judged at the end of a pass or a tick, not per message: with Linux's rule, at once, eight
+fast senders to a small buffer cost more octets of maps than of messages. Far over its buffer a
+mailbox pauses the paths that fill it, because its peer ignores the map.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Congested
+from urds.dataplane.reference.stream_path import StreamPath
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.plane import Plane
+
+_GROUPS = 64
+
+
+def judge(plane: Plane, mailbox: Mailbox, now_ns: int) -> bool:
+    """Judge a mailbox's congestion; return whether our map changed. Lock held."""
+    state = None if mailbox.closed else mailbox.judge_congestion(now_ns)
+    mailbox.settle_special()
+    if mailbox.look_again_ns() is not None:
+        plane.looks.add(mailbox)
+        plane.helper.want()
+    if state is None:
+        return False
+    show(plane, mailbox, on=state)
+    return True
+
+
+def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
+    """Set or clear a port's bit in our map; maps go out with the next flush. Lock held."""
+    host = plane.hosts[mailbox.local]
+    (host.congested_ports.add if on else host.congested_ports.discard)(mailbox.port)
+    for path in host.paths:
+        path.core.map_due = path.core.attached
+        path.flush_soon()
+    groups = 0 if on else 1 << mailbox.port % _GROUPS
+    for other in plane.hosts.values():
+        for sender in other.inboxes.values():
+            if sender.sends_by_loop_to(mailbox.local):
+                sender.note_map(groups)
+                plane.touched.add(sender)
+    plane.emit(Congested(mailbox.local, mailbox.port, on))
+
+
+def resumed(plane: Plane, mailbox: Mailbox) -> list[StreamPath]:
+    """Return the paths that a mailbox at half of its hard bound lets go. Lock held."""
+    if not mailbox.pausing:
+        return []
+    limits = plane.limits
+    bound = limits.receive_hard_factor * mailbox.buffer_bytes + limits.receive_hard_bytes
+    if mailbox.hard_bytes() > bound // 2 and not mailbox.closed:
+        return []
+    paths = [path for path in mailbox.pausing if isinstance(path, StreamPath)]
+    mailbox.pausing.clear()
+    return paths
