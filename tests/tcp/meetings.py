@@ -34,7 +34,7 @@ def meet(node: Node, peer: KernelPeer) -> None:
     send_to_kernel(node, peer, [b"node"])
     send_to_node(peer, [b"kernel"])
     settle(node, peer)
-    assert peer.payloads == [b"node"]
+    assert peer.payloads == [b"node"], peer.payloads
     assert node.take() == [b"kernel"]
     peer.received.clear()
 
@@ -42,6 +42,7 @@ def meet(node: Node, peer: KernelPeer) -> None:
 def settle(node: Node, peer: KernelPeer) -> None:
     """Step until both ends have all they were sent and the node knows who the kernel is."""
     peer.run_until(lambda: peer.up and is_quiet(node, peer))
+    peer.step()  # to the node it is done when TCP has it; the kernel reads it now
 
 
 def is_quiet(node: Node, peer: KernelPeer) -> bool:

@@ -39,7 +39,7 @@ def fan_out(one: Node, other: Node, npaths: int) -> None:
     one.send(b"first", other.address)
     for node, peer in ((one, other), (other, one)):
         wait_until(lambda node=node, peer=peer: is_spread(node, peer, npaths))  # type: ignore[misc]
-    assert other.take() == [b"first"]
+    assert other.mailbox.recvfrom(100)[0] == b"first"
 
 
 def is_spread(node: Node, peer: Node, npaths: int) -> bool:

@@ -21,7 +21,7 @@ from tests.tcp.meetings import (
 )
 from tests.tcp.nodes import Node, wait_until
 from urds.dataplane.base import Release as ReleaseRule
-from urds.dataplane.reference import stream_path
+from urds.dataplane.reference import stream_reading
 from urds.dataplane.reference.path import PathCore
 from urds.proto.events import Hold
 from urds.proto.seeking import Seeker
@@ -182,6 +182,6 @@ def test_the_old_connection_is_read_before_the_new_one(
 def test_without_reading_the_old_one_its_messages_are_lost(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_path, "_DRAIN_READS", 0)
+    monkeypatch.setattr(stream_reading, "_DRAIN_READS", 0)
     node, peer = lab.pair("higher")
     assert supersede_with_unread_messages(node, peer) == numbered("new", 5)

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 import pytest
 
 from tests.tcp.conftest import Lab
-from tests.tcp.frames import NO_EXTENSION, Frame
+from tests.tcp.frames import NO_EXTENSION
 from tests.tcp.kernel_peer import KernelPeer
 from tests.tcp.meetings import (
     KERNEL_PORT,
@@ -23,10 +23,11 @@ from tests.tcp.meetings import (
     settle,
 )
 from tests.tcp.nodes import PORT, Node, wait_until
-from tests.tcp.relay import Way
+from tests.tcp.relay import Relay, Way
 from tests.tcp.test_multipath import PORTS, fan_out, paths_of
 from urds.constants import MSG_DONTWAIT, RDS_TCP_PORT
 from urds.dataplane.base import MailboxSettings
+from urds.proto.events import PeerKind
 from urds.proto.paths import path_of_port
 from urds.wire.congestion_map import CongestionMap
 from urds.wire.exthdr import parse_handshake
@@ -279,19 +280,26 @@ def test_a_socket_does_not_wait_for_another_ones_path(lab: Lab) -> None:
 @pytest.mark.rule("wire-generation-probe")
 def test_probe_and_pong_tell_the_generation_to_a_known_own_node(lab: Lab) -> None:
     lower, higher, relay = lab.relayed()
-    for node, peer in ((lower, higher), (higher, lower)):
-        node.send(b"hello", peer.address)
-        assert take(peer, peer.mailbox, 1) == [(b"hello", (node.address, PORT))]
+    probe, pong = (1, 0), (0, 1)
+    lower.send(b"hello", higher.address)
+    wait_until(lambda: tells_both(relay, pong, lower, higher))
+    assert not tells(relay, Way.UP, probe, lower), "the first probe goes to a stranger"
+    wait_until(lambda: lower.connection(higher.address).facts.kind is PeerKind.URDS)
+    wait_until(lambda: higher.connection(lower.address).facts.kind is PeerKind.URDS)
     relay.cut_all()
-    wait_until(lambda: lower.counters["downs"] + higher.counters["downs"] >= 2)
-    lower.send(b"again", higher.address)
-    assert take(higher, higher.mailbox, 1) == [(b"again", (lower.address, PORT))]
-    for way, node in ((Way.UP, lower), (Way.DOWN, higher)):
-        told = [(frame.ports, generation_of(frame)) for frame in relay.sent(way)]
-        assert ((1, 0), node.driver.generation) in told
-        assert ((0, 1), node.driver.generation) in told
+    wait_until(lambda: tells_both(relay, probe, lower, higher))
 
 
-def generation_of(frame: Frame) -> int | None:
-    """Return the generation that a probe or pong tells."""
-    return parse_handshake(frame.header.extension).generation
+def tells_both(relay: Relay, ports: tuple[int, int], lower: Node, higher: Node) -> bool:
+    """Tell whether both nodes sent such a frame with their generation."""
+    return tells(relay, Way.UP, ports, lower) and tells(relay, Way.DOWN, ports, higher)
+
+
+def tells(relay: Relay, way: Way, ports: tuple[int, int], node: Node) -> bool:
+    """Tell whether a probe or pong with the node's generation went that way."""
+    told = [
+        parse_handshake(frame.header.extension).generation
+        for frame in relay.sent(way)
+        if frame.ports == ports
+    ]
+    return node.driver.generation in told
