@@ -302,3 +302,29 @@ def test_an_idle_plane_costs_nothing() -> None:
     finally:
         for node in nodes:
             node.close()
+
+
+def test_a_stream_that_takes_nothing_costs_nothing() -> None:
+    """An acknowledgement is owed and cannot leave: nobody may ask again and again."""
+    node = Node(HERE, THERE)
+    remote = Remote()
+    try:
+        node.path.attach(remote.stream, hold=Hold.NOTHING)
+        node.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        waiting, sending = node.mailbox(1), node.mailbox(2, send_bytes_max=1 << 22)
+        for _ in range(8):
+            sending.sendto(bytes(200_000), (str(THERE), 1))
+        thread = threading.Thread(target=lambda: waiting.receive(wait_ns=None), daemon=True)
+        thread.start()
+        time.sleep(0.05)
+        remote.say(1, b"owed", target_port=2)
+        time.sleep(0.05)
+        before = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - before < 0.05
+        remote.say(2, b"end", target_port=1)
+        thread.join(5)
+        assert not thread.is_alive()
+    finally:
+        remote.close()
+        node.close()

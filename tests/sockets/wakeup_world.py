@@ -117,7 +117,7 @@ class World:
         for number in range(10_000):
             payload = b"tail %d" % number
             mailbox.sendto(payload, PEER_ADDRESS)
-            if self.path()._tail_since_ns is not None:  # the reference's own
+            if self.path().tail_since_ns is not None:
                 return payload
         raise AssertionError("every message left at once")
 

@@ -31,7 +31,7 @@ from urds.dataplane.base import (
     Stream,
     Wanted,
 )
-from urds.dataplane.reference import stream_reading
+from urds.dataplane.reference import stream_dues, stream_reading
 from urds.dataplane.reference.host import Host, socket_address
 from urds.dataplane.reference.path import PathCore
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 _GAP_NS = 20_000  # a pause that makes the next two sends leave at once
 _CREDITS = 2
-_TAIL_NS = 500_000  # age at which the helper sends a tail
-_ACK_POLL_NS = 1_000_000
-_ACK_POLL_MAX_NS = 16_000_000
 _LEAVING_POLL_S = 0.0002
 _BUFFERS_MAX = 1024  # of one sendmsg. Source: linux v6.12 include/uapi/linux/uio.h (UIO_MAXIOV)
 
@@ -84,10 +81,10 @@ class StreamPath:
         self.room_wanted: set[Mailbox] = set()
         self.dependents: list[StreamPath] = []  # held behind a fence of ours
         self._credits = 0
-        self._idle_since_ns = 0
-        self._tail_since_ns: int | None = None
-        self._ack_poll_ns = 0
-        self._ack_poll_delay_ns = _ACK_POLL_NS
+        self.idle_since_ns = 0
+        self.tail_since_ns: int | None = None
+        self.ack_poll_ns = 0
+        self.ack_poll_delay_ns = stream_dues.ACK_POLL_NS
         self.first_frame_told = False
         self.controls_unfetched = 0
         self.controls_dropped = 0
@@ -118,15 +115,15 @@ class StreamPath:
         if self.core.outgoing.pending_bytes >= plane.flush_bytes:
             return True
         now_ns = plane.clock_ns()
-        if now_ns - self._idle_since_ns > _GAP_NS:
+        if now_ns - self.idle_since_ns > _GAP_NS:
             self._credits = _CREDITS
-        self._idle_since_ns = now_ns
+        self.idle_since_ns = now_ns
         if self._credits:
             self._credits -= 1
             return True
         self._judge_full()
         self.settled = True
-        self._tail_since_ns = now_ns
+        self.tail_since_ns = now_ns
         plane.tails = True
         plane.mark_dirty(self)
         return False
@@ -141,7 +138,7 @@ class StreamPath:
     def flush_soon(self) -> None:
         """Have whoever serves what is due flush this path next. Lock held."""
         if self.core.wants_to_write():
-            self._tail_since_ns = self.plane.clock_ns() - _TAIL_NS
+            self.tail_since_ns = self.plane.clock_ns() - stream_dues.TAIL_NS
             self.plane.mark_dirty(self)
 
     def want_agreement(self) -> bool:
@@ -221,38 +218,20 @@ class StreamPath:
         """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
         self.writing = False
         outgoing = self.core.outgoing
-        self._idle_since_ns = self.plane.clock_ns()
-        self._tail_since_ns = None
+        self.idle_since_ns = self.plane.clock_ns()
+        self.tail_since_ns = None
         self.settled = False  # also without a stream: the next send must ask for one
         self._judge_full()
         if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
-            self._ack_poll_delay_ns = _ACK_POLL_NS
-            self._ack_poll_ns = self._idle_since_ns + _ACK_POLL_NS
+            self.ack_poll_delay_ns = stream_dues.ACK_POLL_NS
+            self.ack_poll_ns = self.idle_since_ns + stream_dues.ACK_POLL_NS
             self.plane.mark_dirty(self)
         while self._doomed:
             self._doomed.pop().close()
 
     def look_for_acknowledgements(self) -> None:
         """Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has."""
-        self.plane.driven = True  # a sender that reads them itself needs no helper
-        if self.core.outgoing.release is Release.PEER_ACKNOWLEDGED:
-            self.read()
-        else:
-            self._ask_stream()
-        self.plane.settle()
-        self._idle_since_ns = self.plane.clock_ns()  # looking is no pause of the sender
-
-    def _ask_stream(self) -> None:
-        """Free what our TCP says the peer's TCP has.
-
-        Under the lock, so that nobody closes the descriptor in between; what another thread is
-        just writing is not counted yet, and counts as not acknowledged.
-        """
-        core = self.core
-        with self.plane.lock, suppress(OSError):
-            if self.stream is not None:
-                core.handle_stream_acknowledged(core.octets_written - self.stream.unacknowledged())
-                self.settle_freed()
+        stream_dues.look_for_acknowledgements(self)
 
     # -- receiving
 
@@ -367,7 +346,7 @@ class StreamPath:
         self.core.detach()
         self.settled = False
         self.wanted = False
-        self._tail_since_ns = None
+        self.tail_since_ns = None
 
     # -- what the control plane asks for
 
@@ -479,40 +458,18 @@ class StreamPath:
 
     def due_ns(self) -> int | None:
         """Return when `serve` has something to do. Lock held."""
-        core = self.core
-        if self.stream is None:
-            return None
-        due: int | None = core.poll_timeout()
-        if self._tail_since_ns is not None:
-            tail_ns = self._tail_since_ns + _TAIL_NS
-            due = tail_ns if due is None else min(due, tail_ns)
-        if core.incoming.acknowledgement_due and not self.blocked and not self.broken:
-            return 0
-        if core.outgoing.unacked and core.outgoing.release is Release.STREAM_ACKNOWLEDGED:
-            due = self._ack_poll_ns if due is None else min(due, self._ack_poll_ns)
-        return due
+        return stream_dues.due_ns(self)
 
     def serve(self, now_ns: int) -> None:
         """Do what is due: the tail, an acknowledgement, a question to TCP. No lock held."""
-        with self.plane.lock:
-            self.core.handle_timeout(now_ns)
-            outgoing = self.core.outgoing
-            ask = outgoing.release is Release.STREAM_ACKNOWLEDGED and bool(outgoing.unacked)
-            ask = ask and now_ns >= self._ack_poll_ns
-            self._tail_since_ns = None
-        if ask:
-            before = len(outgoing.unacked)
-            self._ask_stream()
-            if len(outgoing.unacked) == before:
-                self._ack_poll_delay_ns = min(2 * self._ack_poll_delay_ns, _ACK_POLL_MAX_NS)
-            self._ack_poll_ns = now_ns + self._ack_poll_delay_ns
-        self.flush()
+        stream_dues.serve(self, now_ns)
 
     def unblock(self) -> None:
         """Write again: the stream takes octets."""
         with self.plane.lock:
             self.blocked = False
             self.plane.counters.tcp_write_space_calls += 1
+            self.plane.mark_dirty(self)  # an acknowledgement may be owed since
         self.plane.poll_set.update(self)
         self.flush()
 
