@@ -1,0 +1,113 @@
+"""Interrupts in the middle of system calls, descriptors of any number, memory of what is idle."""
+
+import errno
+import os
+import resource
+import tracemalloc
+from ipaddress import ip_address
+
+import pytest
+
+from tests.parity.planes import EMPTY_MAP, PEER, PEER_PORT, PairStream, Remote, World, take
+from urds.constants import HeaderFlag
+from urds.dataplane.base import Down, DownReason, Hold, Release
+
+ADDRESS = (str(PEER), PEER_PORT)
+IDLE_PATH_BYTES_MAX = 16_384
+
+
+class TestInterrupts:
+    """A signal handler may raise at any call; nothing stays locked, and no octet goes twice."""
+
+    def test_behind_a_write(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """How much was taken is not known: the stream ends, and the next one repeats."""
+        mailbox = world.mailbox()
+        remote = world.attach()
+        write = PairStream.sendmsg
+
+        def interrupted(stream: PairStream, buffers: list[bytes]) -> int:
+            write(stream, buffers)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PairStream, "sendmsg", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                mailbox.sendto(b"1", ADDRESS)
+        mailbox.sendto(b"2", ADDRESS)
+        assert [frame.payload for frame in remote.messages()] == [b"1"]
+        assert remote.ended()
+        remote.close()
+        assert any(isinstance(event, Down) for event in world.turn())
+        sent = world.attach().messages()
+        assert [frame.payload for frame in sent] == [b"1", b"2"]
+        assert sent[0].header.flags == HeaderFlag.RETRANSMITTED
+
+    def test_behind_a_read(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Octets are lost between the stream and us: it has no framing any more, and ends."""
+        mailbox = world.mailbox()
+        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        read = PairStream.recv
+
+        def interrupted(stream: PairStream, octets_max: int) -> bytes:
+            read(stream, octets_max)
+            raise KeyboardInterrupt
+
+        remote.say(1, b"lost on the way")
+        with monkeypatch.context() as patch:
+            patch.setattr(PairStream, "recv", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                world.plane.pump()
+        (down,) = [event for event in world.turn() if isinstance(event, Down)]
+        assert (down.reason, down.errno) == (DownReason.ERROR, errno.EINTR)
+        assert remote.ended()
+        again = world.attach()
+        again.say(1, b"repeated", flags=HeaderFlag.RETRANSMITTED)
+        world.turn()
+        assert take(mailbox) == [b"repeated"]
+
+
+def test_descriptors_beyond_1023(world: World) -> None:
+    """`select` ends there; a plane of a thousand peers does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this system gives a process fewer than 2,048 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        mailbox = world.mailbox()
+        remote = Remote()
+        world.remotes.append(remote)
+        high = PairStream(fileno=os.dup2(remote.stream.fileno(), 1500, inheritable=False))
+        high.setblocking(False)
+        remote.stream.close()
+        path = world.path()
+        path.attach(high, hold=Hold.NOTHING)
+        remote.say(1, b"x")
+        world.turn()
+        assert take(mailbox) == [b"x"]
+        assert path.detach() is high
+        high.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_idle_path_takes_little_memory(world: World) -> None:
+    """Attached, its map exchanged and one message carried; descriptors and kernel buffers aside."""
+    mailbox = world.mailbox()
+    count = 100
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(count):
+            peer = ip_address("127.0.90.0") + number
+            remote = world.attach(path=world.path(peer), release=Release.PEER_ACKNOWLEDGED)
+            mailbox.sendto(bytes(1000), (str(peer), PEER_PORT))
+            remote.say_map()
+            remote.say(1, bytes(1000), ack=1)
+            world.turn()
+            world.turn(2)
+            assert [frame.payload for frame in remote.frames()][:1] == [EMPTY_MAP]
+            take(mailbox)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (used - before) / count < IDLE_PATH_BYTES_MAX
