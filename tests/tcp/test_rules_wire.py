@@ -211,8 +211,8 @@ def test_every_connected_node_hears_of_a_full_port(lab: Lab) -> None:
     assert full.receive_queued_bytes > 1000
     waiting = take(receiver, full, 11)
     assert {len(payload) for payload, _ in waiting} == {100}
-    for node in (busy, idle):
-        wait_until(lambda node=node: not is_refused(node, receiver.address))  # type: ignore[misc]
+    wait_until(lambda: not is_refused(busy, receiver.address))
+    wait_until(lambda: not is_refused(idle, receiver.address))
 
 
 # -- multipath
