@@ -2,7 +2,7 @@
 
 `sendto` and `recvfrom` have the signature of `socket.socket` and are placed into a bound `Socket`
 as they are; they do the common case in one critical section and leave everything else to
-`_queueing` and `_taking`. `special` marks a mailbox whose next take has more to do than to take:
+`queueing` and `receive`. `special` marks a mailbox whose next take has more to do than to take:
 it shows its state on a descriptor, has a notice, is closed, or pauses a path.
 """
 
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from urds.addresses import parse_target
 from urds.constants import (
     MAX_MESSAGE_BYTES,
     MSG_DONTWAIT,
@@ -33,7 +32,7 @@ from urds.dataplane.base import (
     Path,
     SocketAddress,
 )
-from urds.dataplane.reference import congestion
+from urds.dataplane.reference import congestion, queueing
 from urds.dataplane.reference.descriptor import ReadinessDescriptor
 from urds.dataplane.reference.host import Host
 from urds.dataplane.reference.inbox import Inbox
@@ -53,7 +52,6 @@ _SENT = _DONTWAIT | int(MSG_NOSIGNAL)  # docs/differences.md
 _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
-_FLOWS_MAX = 4096
 _LOOK_AGAIN: tuple[bytes, SocketAddress] = (
     b"",
     ("", 0),
@@ -136,7 +134,7 @@ class Mailbox(Inbox):
                     pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
                     outgoing.pending_bytes = pending
         if not pending or flow is None:
-            return self._queueing(payload, address, b"", wait_ns)
+            return queueing.queue(self, payload, address, b"", wait_ns)
         path = flow[0]
         if not path.settled or pending >= self._plane.flush_bytes:
             path.push()
@@ -156,7 +154,7 @@ class Mailbox(Inbox):
     ) -> int:
         """Queue one message gathered from `buffers`, which are copied unless there is only one."""
         payload = _frozen(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
-        return self._queueing(payload, address, extension, wait_ns)
+        return queueing.queue(self, payload, address, extension, wait_ns)
 
     def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:
         """Return the wait that MSG_DONTWAIT asks for; MSG_NOSIGNAL changes nothing here.
@@ -170,111 +168,6 @@ class Mailbox(Inbox):
         if flags & _ZEROCOPY:
             raise os_error(Refusal.BAD_CMSG, "MSG_ZEROCOPY needs one ZCOPY_COOKIE")
         return 0 if flags & _DONTWAIT else wait_ns
-
-    def _queueing(
-        self, payload: Buffer, address: SocketAddress | None, extension: bytes, wait_ns: int | None
-    ) -> int:
-        """Queue a message the long way: resolve, refuse, wait for room or for the peer."""
-        if address is None:
-            raise os_error(Refusal.NO_DESTINATION_GIVEN)
-        peer, port = parse_target(address, self.local)
-        payload_bytes = len(payload)
-        if payload_bytes > self._payload_bytes_max:
-            self._refuse_length(payload_bytes)
-        counters = self._plane.counters
-        blocked = False
-
-        def attempt() -> bool | None:
-            nonlocal blocked
-            refusal = self._try_queue(payload, peer, port, address, extension)
-            if refusal is None:
-                return True
-            if wait_ns == 0 or self._plane.virtual:
-                if refusal is Refusal.PEER_CONGESTED:
-                    counters.cong_send_error += 1
-                raise os_error(refusal, self._account_detail(refusal, peer, port))
-            if refusal is Refusal.PEER_CONGESTED and not blocked:
-                blocked = True
-                counters.cong_send_blocked += 1
-            return None
-
-        self._resolve(peer)
-        if self._plane.wait(attempt, self.room_waiters, wait_ns, flush=self) is None:
-            raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
-        path = self._routes.get(peer)
-        if isinstance(path, StreamPath):
-            path.push()
-            if self.send_queued_bytes >= self.look_at_bytes:
-                self._look_for_room(path)
-        else:
-            self._plane.settle()
-        self.sync()
-        return payload_bytes
-
-    def _refuse_length(self, payload_bytes: int) -> None:
-        message_bytes_max = self._plane.limits.message_bytes_max
-        if payload_bytes > message_bytes_max:
-            limit, setting = message_bytes_max, "max_message_bytes"
-        else:
-            limit, setting = self._send_bytes_max, "SO_SNDBUF"
-        raise os_error(
-            Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit} ({setting})"
-        )
-
-    def _account_detail(self, refusal: Refusal, peer: Address, port: int) -> str:
-        if refusal is Refusal.PEER_CONGESTED:
-            return f"{peer} port {port} is full"
-        return f"{self.send_queued_bytes} of {self._send_bytes_max} octets are queued"
-
-    def _resolve(self, peer: Address) -> None:
-        """Have a route to the peer; the control plane makes it on the first send."""
-        if peer in self._routes or self.closed:
-            return
-        self._plane.resolve(self, peer)
-
-    def _try_queue(
-        self, payload: Buffer, peer: Address, port: int, address: SocketAddress, extension: bytes
-    ) -> Refusal | None:
-        """Queue, or say why not. Lock held. Raises what no waiting mends."""
-        if self.closed:
-            raise os_error(self._plane.closed_refusal())
-        if peer in self._failed:
-            self._failed.remove(peer)
-            raise os_error(Refusal.PEER_UNREACHABLE, f"{peer}: messages queued for it were dropped")
-        path = self._routes.get(peer)
-        if path is None:
-            raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
-        self._map_news = False
-        loop = isinstance(path, LoopPath)
-        congested = (
-            self._plane.own_congested_ports(peer) if loop else self._host.ports_congested_at(peer)
-        )
-        if port in congested:
-            self._saw_congestion = True
-            if self.settings.monitor:
-                self._wait_groups |= 1 << port % _GROUPS
-            return Refusal.PEER_CONGESTED
-        if self.send_queued_bytes >= self._send_bytes_max:
-            self._plane.counters.send_queue_full += 1
-            return Refusal.QUEUE_FULL
-        if isinstance(path, LoopPath):
-            path.deliver(self, port, payload, extension)
-            return None
-        if len(payload) > path.message_bytes_max:
-            if not path.want_agreement():
-                detail = f"payload of {len(payload)} octets, {peer} takes {path.message_bytes_max}"
-                raise os_error(Refusal.TOO_LONG, detail)
-            path.room_wanted.add(self)
-            return Refusal.PATH_FULL
-        if path.full:
-            path.room_wanted.add(self)
-            return Refusal.PATH_FULL
-        outgoing = path.core.outgoing
-        outgoing.queue(self, self.port, port, payload, extension)
-        if len(self._flows) >= _FLOWS_MAX:
-            self._flows.clear()
-        self._flows[address] = (path, outgoing, port, congested)
-        return None
 
     def _look_for_room(self, path: StreamPath) -> None:
         """Look for acknowledgements: the account is a quarter full, and an eighth came since."""

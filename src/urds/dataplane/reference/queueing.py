@@ -1,0 +1,141 @@
+"""How a message is queued when the short way of `sendto` does not do: resolve, refuse, wait.
+
+Refusals come in the order in which Linux gives them: the peer's congestion before our own account.
+A wait ends when the message is queued, when it never can be, or when its time is over.
+Source: linux v6.12 net/rds/send.c (rds_sendmsg).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urds.addresses import parse_target
+from urds.dataplane.base import Address, Buffer, SocketAddress
+from urds.dataplane.reference.loop_path import LoopPath
+from urds.dataplane.reference.stream_path import StreamPath
+from urds.errors import Refusal, os_error
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+
+_FLOWS_MAX = 4096
+_GROUPS = 64
+
+
+def queue(
+    mailbox: Mailbox,
+    payload: Buffer,
+    address: SocketAddress | None,
+    extension: bytes,
+    wait_ns: int | None,
+) -> int:
+    """Queue a message the long way: resolve, refuse, wait for room or for the peer."""
+    if address is None:
+        raise os_error(Refusal.NO_DESTINATION_GIVEN)
+    peer, port = parse_target(address, mailbox.local)
+    payload_bytes = len(payload)
+    if payload_bytes > mailbox._payload_bytes_max:
+        _refuse_length(mailbox, payload_bytes)
+    counters = mailbox._plane.counters
+    blocked = False
+
+    def attempt() -> bool | None:
+        nonlocal blocked
+        refusal = _try(mailbox, payload, peer, port, address, extension)
+        if refusal is None:
+            return True
+        if wait_ns == 0 or mailbox._plane.virtual:
+            if refusal is Refusal.PEER_CONGESTED:
+                counters.cong_send_error += 1
+            raise os_error(refusal, _account_detail(mailbox, refusal, peer, port))
+        if refusal is Refusal.PEER_CONGESTED and not blocked:
+            blocked = True
+            counters.cong_send_blocked += 1
+        return None
+
+    _resolve(mailbox, peer)
+    if mailbox._plane.wait(attempt, mailbox.room_waiters, wait_ns, flush=mailbox) is None:
+        raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
+    path = mailbox._routes.get(peer)
+    if isinstance(path, StreamPath):
+        path.push()
+        if mailbox.send_queued_bytes >= mailbox.look_at_bytes:
+            mailbox._look_for_room(path)
+    else:
+        mailbox._plane.settle()
+    mailbox.sync()
+    return payload_bytes
+
+
+def _refuse_length(mailbox: Mailbox, payload_bytes: int) -> None:
+    message_bytes_max = mailbox._plane.limits.message_bytes_max
+    if payload_bytes > message_bytes_max:
+        limit, setting = message_bytes_max, "max_message_bytes"
+    else:
+        limit, setting = mailbox._send_bytes_max, "SO_SNDBUF"
+    raise os_error(
+        Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit} ({setting})"
+    )
+
+
+def _account_detail(mailbox: Mailbox, refusal: Refusal, peer: Address, port: int) -> str:
+    if refusal is Refusal.PEER_CONGESTED:
+        return f"{peer} port {port} is full"
+    return f"{mailbox.send_queued_bytes} of {mailbox._send_bytes_max} octets are queued"
+
+
+def _resolve(mailbox: Mailbox, peer: Address) -> None:
+    """Have a route to the peer; the control plane makes it on the first send."""
+    if peer in mailbox._routes or mailbox.closed:
+        return
+    mailbox._plane.resolve(mailbox, peer)
+
+
+def _try(
+    mailbox: Mailbox,
+    payload: Buffer,
+    peer: Address,
+    port: int,
+    address: SocketAddress,
+    extension: bytes,
+) -> Refusal | None:
+    """Queue, or say why not. Lock held. Raises what no waiting mends."""
+    if mailbox.closed:
+        raise os_error(mailbox._plane.closed_refusal())
+    if peer in mailbox._failed:
+        mailbox._failed.remove(peer)
+        raise os_error(Refusal.PEER_UNREACHABLE, f"{peer}: messages queued for it were dropped")
+    path = mailbox._routes.get(peer)
+    if path is None:
+        raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
+    mailbox._map_news = False
+    loop = isinstance(path, LoopPath)
+    congested = (
+        mailbox._plane.own_congested_ports(peer) if loop else mailbox._host.ports_congested_at(peer)
+    )
+    if port in congested:
+        mailbox._saw_congestion = True
+        if mailbox.settings.monitor:
+            mailbox._wait_groups |= 1 << port % _GROUPS
+        return Refusal.PEER_CONGESTED
+    if mailbox.send_queued_bytes >= mailbox._send_bytes_max:
+        mailbox._plane.counters.send_queue_full += 1
+        return Refusal.QUEUE_FULL
+    if isinstance(path, LoopPath):
+        path.deliver(mailbox, port, payload, extension)
+        return None
+    if len(payload) > path.message_bytes_max:
+        if not path.want_agreement():
+            detail = f"payload of {len(payload)} octets, {peer} takes {path.message_bytes_max}"
+            raise os_error(Refusal.TOO_LONG, detail)
+        path.room_wanted.add(mailbox)
+        return Refusal.PATH_FULL
+    if path.full:
+        path.room_wanted.add(mailbox)
+        return Refusal.PATH_FULL
+    outgoing = path.core.outgoing
+    outgoing.queue(mailbox, mailbox.port, port, payload, extension)
+    if len(mailbox._flows) >= _FLOWS_MAX:
+        mailbox._flows.clear()
+    mailbox._flows[address] = (path, outgoing, port, congested)
+    return None
