@@ -10,6 +10,7 @@ One thread, one `select`: nothing happens outside `step`. What is modelled, for 
 - probe and pong carry NPATHS, from 7.0 on GEN_NUM and SPORT_IDX too, and 7.0 probes on every
   connection, behind the repeats; a new GEN_NUM of the peer resets all numbers and drops what is
   in flight;
+- from 7.0 on a connection's source port carries the index of its lane;
 - a connection that finds no free lane is reset by 6.x and parked by 7.x, after its TCP has
   acknowledged what was sent;
 - what was received and not read dies with a connection.
@@ -37,6 +38,7 @@ from urds.wire.exthdr import Handshake, emit_handshake, parse_handshake
 
 REPEATED = 0x04
 _LANES_MAX = 8
+_PORT_GROUPS_FROM, _PORT_GROUPS_TO = 32768 // _LANES_MAX, 61000 // _LANES_MAX
 _READ_BYTES = 1 << 18
 _STEP_S = 0.002
 _RECONNECT_S = 0.02  # Linux: a random time up to 1 s; short here, for tests
@@ -310,11 +312,17 @@ class KernelPeer:
     def _connect(self, lane: Lane) -> None:
         self.connects += 1
         try:
-            connection = self._connect_socket()
+            connection = self._connect_socket(self._source_port(lane))
         except OSError:
             lane.connect_at_s = time.monotonic() + _RECONNECT_S
         else:
             self._begin(lane, connection)
+
+    def _source_port(self, lane: Lane) -> int:
+        """Return any port, or from 7.0 on one that carries the lane's index."""
+        if self.release is Release.V6:
+            return 0
+        return random.randrange(_PORT_GROUPS_FROM, _PORT_GROUPS_TO) * _LANES_MAX + lane.index
 
     def _accept(self) -> None:
         while True:

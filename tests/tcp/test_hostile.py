@@ -1,6 +1,7 @@
 """Peers that mean harm: wrong lengths, odd headers, connections that say nothing.
 
-The short form of the acceptance tests S4, S5 and S6 of SECURITY.md.
+The connection at fault ends, its reason is counted, memory and descriptors stay bounded, and honest
+peers notice nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def is_ended(connection: socket.socket, wait_s: float = 0.0) -> bool:
             return True
 
 
-# -- S4: lengths
+# -- lengths
 
 BAD_LENGTHS = {
     "4 GiB": (emit_frame(payload_bytes=(1 << 32) - 1, target_port=PORT), "recv_drop_too_long"),
@@ -132,7 +133,7 @@ def talk(honest: Node, node: NodeProcess, count: int) -> None:
     assert got == [f"honest {number}" for number in range(count)]
 
 
-# -- S5: odd headers
+# -- odd headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ def assert_sound(node: Node, lab: Lab) -> None:
     take_up_to(node, b"honest")
 
 
-# -- S6: connections that say nothing
+# -- connections that say nothing
 
 
 @contextmanager
