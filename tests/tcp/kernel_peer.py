@@ -148,6 +148,7 @@ class KernelPeer:
             (address, RDS_TCP_PORT), family=self.family, backlog=64
         )
         self.listener.setblocking(False)
+        self.handshake: bytes | None = None  # to say in place of a kernel's
         self.reading = True  # false: octets stay in TCP's buffer, and die with the connection
         self.connects = self.accepts = self.refusals = 0
         self._boot()
@@ -428,6 +429,8 @@ class KernelPeer:
     # -- handshake
 
     def _handshake(self) -> bytes:
+        if self.handshake is not None:
+            return self.handshake
         if self.release is Release.V6:
             return emit_handshake(Handshake(npaths=self.npaths_max))
         return emit_handshake(

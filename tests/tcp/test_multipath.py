@@ -18,6 +18,7 @@ from urds.dataplane.reference.stream_path import StreamPath
 from urds.proto.connection import Connection
 from urds.proto.paths import path_of_port
 from urds.transport.fault import reset_in_place
+from urds.transport.tcp import TcpStream
 
 ORDERS = ["lower", "higher"]
 PATHS = [2, 4, 8]
@@ -38,8 +39,21 @@ def fan_out(one: Node, other: Node, npaths: int) -> None:
     """Send a first message and wait until all paths are up at both ends."""
     one.send(b"first", other.address)
     for node, peer in ((one, other), (other, one)):
-        wait_until(lambda node=node, peer=peer: is_spread(node, peer, npaths))  # type: ignore[misc]
+        wait_for_paths(node, peer, npaths)
     assert other.mailbox.recvfrom(100)[0] == b"first"
+
+
+def wait_for_paths(node: Node, peer: Node, npaths: int) -> None:
+    """Wait until so many paths may send."""
+    wait_until(lambda: is_spread(node, peer, npaths))
+
+
+def reset_when_up(node: Node, path: StreamPath) -> None:
+    """Reset the path's stream once it has one."""
+    wait_until(lambda: path.stream is not None)
+    with node.plane.lock:
+        if isinstance(path.stream, TcpStream):
+            reset_in_place(path.stream)
 
 
 def is_spread(node: Node, peer: Node, npaths: int) -> bool:
@@ -185,10 +199,7 @@ def test_resets_of_single_paths_cost_nothing(lab: Lab, order: str, npaths: int) 
         collector.look()
         node, peer = chance.choice(((one, other), (other, one)))
         path = chance.choice(paths_of(node, peer))
-        wait_until(lambda path=path: path.stream is not None)  # type: ignore[misc]
-        with node.plane.lock:
-            if path.stream is not None:
-                reset_in_place(path.stream)  # type: ignore[arg-type]  # TCP here
+        reset_when_up(node, path)
     wait_until(lambda: collector.look() == 300 * len(PORTS), wait_s=20.0)
     assert all(numbers == list(range(300)) for numbers in collector.by_port.values())
     wait_until(lambda: is_spread(one, other, npaths) and is_spread(other, one, npaths))

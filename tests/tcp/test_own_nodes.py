@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -212,7 +213,7 @@ def test_a_flipped_bit_ends_the_connection_and_costs_no_message(lab: Lab, bit: i
     assert higher.counters["recv_drop_bad_checksum"] == 1
 
 
-def spoil_once(relay: Relay, way: Way, change: object, *, field: str) -> list[Frame]:
+def spoil_once(relay: Relay, way: Way, change: Callable[[int], int], *, field: str) -> list[Frame]:
     """Have the relay change one field of the next message with a payload; the checksum fits."""
     spoiled: list[Frame] = []
 
@@ -222,7 +223,7 @@ def spoil_once(relay: Relay, way: Way, change: object, *, field: str) -> list[Fr
         spoiled.append(frame)
         header = frame.header
         fields = {name: getattr(header, name) for name in Header.__dataclass_fields__}
-        fields[field] = change(fields[field])  # type: ignore[operator]
+        fields[field] = change(fields[field])
         return Header(**fields).emit(checksum=True) + frame.payload
 
     relay.tamper = tamper

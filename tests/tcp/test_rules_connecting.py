@@ -25,6 +25,7 @@ from urds.dataplane.reference import stream_reading
 from urds.dataplane.reference.path import PathCore
 from urds.proto.events import Hold
 from urds.proto.seeking import Seeker
+from urds.proto.state import PathLife
 from urds.proto.streams import Streams
 
 KERNELS = [pytest.param({"release": release}, id=release.name) for release in Release]
@@ -110,9 +111,9 @@ def test_a_back_off_that_ends_with_tcps_handshake_floods(
 ) -> None:
     attach = Streams._attach
 
-    def attach_and_reset(self: Streams, path, stream: int, port: int, now_ns: int) -> None:  # type: ignore[no-untyped-def]
+    def attach_and_reset(self: Streams, path: PathLife, *arguments: int) -> None:
         path.backoff.reset()
-        attach(self, path, stream, port, now_ns)
+        attach(self, path, *arguments)
 
     monkeypatch.setattr(Streams, "_attach", attach_and_reset)
     node, peer = lab.pair("lower")

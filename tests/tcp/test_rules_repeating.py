@@ -8,7 +8,8 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -122,8 +123,8 @@ def connect_into_a_reset(
     meet(node, peer)
     connect, done = tcp.connect, threading.Event()
 
-    def connect_and_meet(*arguments: object) -> tcp.TcpStream:
-        stream = connect(*arguments)  # type: ignore[arg-type]
+    def connect_and_meet(*arguments: Any) -> tcp.TcpStream:
+        stream = connect(*arguments)
         if not done.is_set():
             serve_and_reset(peer)
             done.set()
@@ -260,16 +261,16 @@ _frame = Outgoing.frame
 
 
 def frame_new_first(
-    self: Outgoing, out: MutableSequence[Buffer], octets_max: int, acknowledgement: int
+    self: Outgoing, out: list[Buffer], octets_max: int, acknowledgement: int
 ) -> int:
     """Do what is wrong: repeats wait until something new has left before them."""
     if not self.repeats:
-        return _frame(self, out, octets_max, acknowledgement)  # type: ignore[arg-type]
+        return _frame(self, out, octets_max, acknowledgement)
     repeats, self.repeats = self.repeats, deque()
-    made = _frame(self, out, octets_max, acknowledgement)  # type: ignore[arg-type]
+    made = _frame(self, out, octets_max, acknowledgement)
     self.repeats = repeats
     if made:
-        made += _frame(self, out, octets_max, acknowledgement)  # type: ignore[arg-type]
+        made += _frame(self, out, octets_max, acknowledgement)
     return made
 
 

@@ -170,7 +170,7 @@ def test_probe_and_pong_carry_list_and_mark(lab: Lab, release: Release, npaths: 
 def test_only_a_marked_peer_hears_our_generation(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     marked = Handshake(npaths=1, generation=77, mark=Mark(Capability(0)))
-    peer._handshake = lambda: emit_handshake(marked)  # type: ignore[method-assign]
+    peer.handshake = emit_handshake(marked)
     send_to_kernel(node, peer, [b"hello"])
     peer.run_until(lambda: bool(frames_between(peer, 0, 1)))
     (probe,), (pong,) = frames_between(peer, 1, 0), frames_between(peer, 0, 1)
