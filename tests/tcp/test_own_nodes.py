@@ -287,6 +287,22 @@ def test_a_closed_node_leaves_no_connection_behind(lab: Lab, order: str) -> None
         wait_until(lambda: one.path(lab.address(2)).stream is None, wait_s=1.0)
 
 
+def test_nobody_greets_a_peer_while_the_streams_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that comes back at once would hand its messages to a node about to die."""
+    node = lab.node(1)
+    close, alive = node.plane.close, []
+
+    def note_and_close(drain_ns: int) -> int:
+        alive.append(node.driver._thread.is_alive())
+        return close(drain_ns)
+
+    monkeypatch.setattr(node.plane, "close", note_and_close)
+    node.close()
+    assert alive == [False]
+
+
 # -- another host takes the address
 
 
