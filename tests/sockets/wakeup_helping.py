@@ -136,7 +136,7 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
         sleeps.append(timeout_ns)
         return sleep(timeout_ns)
 
-    helper._sleep = sleep_noted  # type: ignore[method-assign]
+    helper._sleep = sleep_noted  # type: ignore[method-assign]  # watched on purpose
     second.fileno()
     leads = scene.receive(first)
     scene.help()  # with a leader there, it arms nothing
@@ -266,11 +266,11 @@ def a_sender_tells_nobody(patch: pytest.MonkeyPatch) -> None:
 
 def _silent(flush: object) -> object:
     def flush_silently(self: StreamPath) -> None:
-        deliver, self.plane.deliver = self.plane.deliver, lambda: None  # type: ignore[method-assign]
+        deliver, self.plane.deliver = self.plane.deliver, lambda: None  # type: ignore[method-assign]  # watched on purpose
         try:
-            flush(self)  # type: ignore[operator]
+            flush(self)  # type: ignore[operator]  # a method by its name
         finally:
-            self.plane.deliver = deliver  # type: ignore[method-assign]
+            self.plane.deliver = deliver  # type: ignore[method-assign]  # watched on purpose
 
     return flush_silently
 
@@ -281,7 +281,7 @@ def a_fence_that_tcp_opens_lets_the_next_path_go(scene: World) -> bool:
     remote = scene.attach(release=Release.STREAM_ACKNOWLEDGED)
     remote.say_map()
     scene.help()
-    scene.wait_for(lambda: scene.path().core.incoming.frames == 1)  # type: ignore[attr-defined]
+    scene.wait_for(lambda: scene.path().core.incoming.frames == 1)  # type: ignore[attr-defined]  # of this plane alone
     remote.stream.unacknowledged_octets = 1 << 30
     mailbox.sendto(b"first", PEER_ADDRESS)
     behind = scene.plane.path(local=LOCAL, peer=scene.path().peer, index=1, sequence_first=1)

@@ -180,7 +180,7 @@ def an_interrupted_follower_passes_it_on(scene: World) -> bool:
             interrupted.append(waiter)
             raise KeyboardInterrupt
 
-    scene.plane.desk.sleep = sleep_interrupted  # type: ignore[method-assign]
+    scene.plane.desk.sleep = sleep_interrupted  # type: ignore[method-assign]  # watched on purpose
     both = [scene.receive(mailbox), scene.receive(mailbox)]
     remote.say(1, target_port=2)
     return scene.wait_for(lambda: bool(interrupted)) and scene.wait_for(lambda: any(both))
@@ -209,7 +209,7 @@ def an_interrupted_leader_passes_it_on(scene: World) -> bool:
             raise KeyboardInterrupt
         return served
 
-    scene.plane.serve_ready = serve_interrupted  # type: ignore[method-assign]
+    scene.plane.serve_ready = serve_interrupted  # type: ignore[method-assign]  # watched on purpose
     leads = scene.receive(mailbox)
     scene.receive(scene.mailbox(2))  # this one is named successor
     both = [leads, scene.receive(mailbox)]

@@ -489,10 +489,10 @@ class Plane(Protocol):
         """Return counters and tables."""
 
     def drain(self, drain_ns: int) -> int:
-        """Send what is queued, for at most `drain_ns`; return the messages left.
-
-        The control plane goes on meanwhile: what is queued may still need a connection.
-        """
+        """Send what is queued, with the control plane at work; return the messages left."""
 
     def close(self, drain_ns: int) -> int:
-        """Drain for at most `drain_ns`, end the streams, wake everybody; return messages left."""
+        """Drain for at most `drain_ns`, end the streams, wake all; return messages left."""
+
+    def release(self) -> None:
+        """Close the plane's own descriptors; after `close`, with nobody in `help`."""

@@ -148,6 +148,8 @@ class Driver:
         The thread ends before the streams do: else a peer that comes back at once would be
         greeted, and hand its messages to a node that is about to die.
         """
+        if self._stopping:
+            return 0
         left = self.plane.drain(drain_ns)
         self._stopping = True
         self.plane.wake()
@@ -160,6 +162,9 @@ class Driver:
             if self._information is not None:
                 self._information.close()
         self.plane.close(0)
+        if not self._thread.is_alive():
+            self.plane.release()
+            os.close(self._bell)
         return left
 
     def abandon_in_child(self) -> None:

@@ -27,7 +27,7 @@ def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None
     """Unbind; linger in the foreground if asked, else in the background."""
     if linger_ns and not plane.virtual:
         plane.wait(
-            lambda: True if not mailbox.send_queued_bytes or mailbox.closed else None,
+            lambda: None if _has_queued(mailbox) and not mailbox.closed else True,
             mailbox.room_waiters,
             linger_ns,
             flush=mailbox,
@@ -45,13 +45,18 @@ def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     """Leave the port; keep what is queued for its time, or cancel it. Lock held."""
     mailbox.closed = True
     mailbox.shut(plane)
-    if linger_ns is None and mailbox.send_queued_bytes:
+    if linger_ns is None and _has_queued(mailbox):
         plane.lingering[mailbox] = plane.clock_ns() + plane.limits.linger_ns
         plane.helper.want()
     else:
         for path in mailbox.paths():
             path.cancel(mailbox, None)
     plane.touched.add(mailbox)
+
+
+def _has_queued(mailbox: Mailbox) -> bool:
+    """Tell whether a message, be it empty, may not be with its peer yet. Lock held."""
+    return any(path.core.outgoing.holds(mailbox) for path in mailbox.paths())
 
 
 def drain(plane: Plane, drain_ns: int) -> int:

@@ -343,6 +343,14 @@ class Outgoing:
         self._open_fences()
         return removed + repeats_removed + unacked_removed
 
+    def holds(self, owner: Owner) -> bool:
+        """Tell whether a message of the owner is queued or unacknowledged."""
+        if owner.send_queued_bytes:
+            return True
+        if any(message[2] is owner for queue in (self.repeats, self.unacked) for message in queue):
+            return True
+        return any(not isinstance(one, Fence) and one[0] is owner for one in self.unsent)
+
     def drop_handed_over(self) -> int:
         """Drop what an earlier life of the peer was handed and did not acknowledge."""
         dropped = self._give_up(list(self.repeats) + list(self.unacked))

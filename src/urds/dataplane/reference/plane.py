@@ -462,10 +462,11 @@ class Plane:
         return closing.close(self, drain_ns)
 
     def release(self) -> None:
-        """Close the plane's own descriptors; the helper has left `help` for good."""
-        self.helper.close()
-        self.poll_set.close()
-        self.desk.close()
+        """Close the plane's own descriptors; kept if somebody did not leave his call."""
+        if self.desk.is_empty():
+            self.helper.close()
+            self.poll_set.close()
+            self.desk.close()
 
     def abandon_in_child(self) -> None:
         """After a fork, in the child: refuse everything, close copies, touch nothing shared.
