@@ -141,6 +141,6 @@ def message(
     return header.emit(checksum=checksum) + payload
 
 
-def messages(numbers: Iterable[int], *, flags: HeaderFlag = HeaderFlag(0)) -> bytes:  # noqa: B008
+def messages(numbers: Iterable[int], *, flags: HeaderFlag = HeaderFlag(0)) -> bytes:  # noqa: B008 - a flag is immutable
     """Return frames whose payload is their number in decimal."""
     return b"".join(message(number, b"%d" % number, flags=flags) for number in numbers)
