@@ -20,8 +20,11 @@ from tests.sockets.hosts import host
 from tests.sockets.recording import DONTWAIT, poll_bits, readable, sockaddr6
 from tests.sockets.remote import RemotePeer
 from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SOL_SOCKET, MessageFlag, SockOpt
+from urds.constants import SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
 from urds.dataplane.reference.inbox import LOOK_AGAIN_NS, Inbox
+from urds.proto.peer import emit_ours
+from urds.proto.settings import ConnectionSettings
+from urds.wire.exthdr import parse_handshake
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "differences.md"
@@ -382,6 +385,43 @@ def test_difference_long_messages() -> None:
         refused = refusal(sender.sendto, payload, (host(2), 4000))
         assert refused.errno == errno.EMSGSIZE
         assert "max_message_bytes" in str(refused)
+
+
+# -- on the wire
+
+
+def test_difference_numbers_from_clock() -> None:
+    """The bound leaves a minute for a clock that is set back between the two looks."""
+    earliest = (time.time_ns() // 1_000_000 - 60_000) << 20
+    with backend_with() as backend, urds.Socket() as sender:
+        sender.bind((host(1), 0))
+        sender.sendto(b"", (host(2), 4000))
+        (path,) = backend.snapshot().paths
+        assert earliest < path.sequence_next < 1 << 63
+
+
+def test_difference_mark() -> None:
+    settings = ConnectionSettings(generation=7)
+    octets = emit_ours(settings, generation=False, sport_index=False)
+    assert octets[:10] == bytes.fromhex("05000100000000000000"), "what a kernel reads"
+    mark = parse_handshake(octets).mark
+    assert mark is not None
+    assert mark.capabilities & Capability.ACKNOWLEDGEMENTS
+
+
+def test_difference_acknowledgements() -> None:
+    with RemotePeer() as peer, backend_with() as backend, urds.Socket() as sender:
+        receiver = peer.socket()
+        receiver.bind((host(2), 4000))
+        sender.bind((host(1), 0))
+        sender.sendto(b"x", (host(2), 4000))
+        receiver.settimeout(ARRIVAL_S)
+        assert receiver.recv(10) == b"x"
+        deadline = time.monotonic() + ARRIVAL_S
+        while backend.snapshot().retransmit_queue and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not backend.snapshot().retransmit_queue, "the peer said that it has it"
+        assert backend.counters()["ack_received"]
 
 
 # -- page and tests
