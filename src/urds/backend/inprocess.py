@@ -82,7 +82,9 @@ class InProcess:
         """Drain for `drain_s`, then end; return the messages that were left."""
         if os.getpid() != self._owner:
             return 0
-        return self._driver.close(round(self.settings.drain_s * _S))
+        left = self._driver.close(round(self.settings.drain_s * _S))
+        _alive.discard(self)  # its descriptors are gone: a later fork must not close them again
+        return left
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""
