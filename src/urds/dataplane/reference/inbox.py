@@ -39,10 +39,6 @@ class Inbox:
         self.pausing: set[object] = set()  # paths that wait for this queue to shrink
         self.special = False  # the next take has more to do than to take
 
-    def add(self, messages: int, payload_bytes: int) -> None:
-        """Count messages that were appended to the queue."""
-        self.receive_queued_bytes += payload_bytes
-
     def judge_congestion(self, now_ns: int) -> bool | None:
         """Look at the queue; return the new state of our bit if it changed, else None."""
         queued = self.receive_queued_bytes

@@ -27,6 +27,7 @@ from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.dataplane.base import DownReason, Limits, SocketAddress
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox, Item
+from urds.wire.checksum import header_intact
 from urds.wire.exthdr import parse_handshake
 from urds.wire.header import HEADER, HEADER_BYTES
 
@@ -187,7 +188,43 @@ class Incoming:
         elif self._carry:
             data = self._carry + data
             self._carry = b""
+        elif self._take_single(data):
+            return None
         return self._parse(data, offset, now_ns) if offset < len(data) else None
+
+    def _take_single(self, data: bytes) -> bool:
+        """Take a read that is one plain message and nothing else, as requests and replies are.
+
+        What is not plainly next is left to `_parse`, untouched; the result is the same.
+        """
+        octets = len(data) - HEADER_BYTES
+        if octets < 0:
+            return False
+        fields = HEADER.unpack_from(data)
+        sequence, acknowledgement, payload_bytes, source_port, target_port, flags = fields[:6]
+        inbox = self.inboxes.get(target_port)
+        if (
+            octets != payload_bytes
+            or octets > self.limits.frame_bytes_max
+            or flags
+            or source_port < _FIRST_PORT
+            or self._lowest is None
+            or sequence < self.sequence_expected
+            or inbox is None
+            or inbox.detailed
+            or fields[9]
+            or fields[10]
+            or (self.checksum and fields[8] and not header_intact(fields))
+        ):
+            return False
+        self._long_before = False
+        self.sequence_expected = sequence + 1
+        self.frames += 1
+        if acknowledgement > self.acknowledged:
+            self.acknowledged = acknowledgement
+        inbox.queue.append((data[HEADER_BYTES:], self.source(source_port)))
+        self.count(inbox, 1, octets)
+        return True
 
     def _forget_body(self) -> None:
         self._long = None
@@ -306,6 +343,19 @@ class Incoming:
             or self.bytes_owed >= limits.acknowledge_bytes
         ):
             self.acknowledgement_due = True
+
+    def count(self, inbox: Inbox | None, messages: int, octets: int) -> None:
+        """Settle the accounts of messages that are in their queue, or have no socket."""
+        if self.acknowledging:
+            self.owe(messages, octets)
+        counters = self.counters
+        if inbox is None:
+            counters.recv_drop_no_sock += messages
+            return
+        inbox.receive_queued_bytes += octets
+        counters.recv_queued += messages
+        counters.recv_bytes_added_to_sock += octets
+        self.touched.append((inbox, messages))
 
     def source(self, port: int) -> SocketAddress:
         """Return the address of a socket of the peer."""
@@ -432,17 +482,7 @@ class _Run:
         if not messages:
             return
         self.messages = self.octets = 0
-        incoming = self._incoming
-        if incoming.acknowledging:
-            incoming.owe(messages, octets)
-        counters = incoming.counters
-        if self._inbox is None:
-            counters.recv_drop_no_sock += messages
-            return
-        self._inbox.add(messages, octets)
-        counters.recv_queued += messages
-        counters.recv_bytes_added_to_sock += octets
-        incoming.touched.append((self._inbox, messages))
+        self._incoming.count(self._inbox, messages, octets)
 
 
 def _discard(_: Item) -> None:

@@ -56,7 +56,7 @@ class LoopPath:
         if target.detailed or extension:
             item = (payload, source, extension, plane.wall_ns(), plane.clock_ns())
         target.queue.append(item)
-        target.add(1, len(payload))
+        target.receive_queued_bytes += len(payload)
         plane.counters.recv_queued += 1
         plane.counters.recv_bytes_added_to_sock += len(payload)
         plane.note_arrival(target, 1)

@@ -143,7 +143,7 @@ class Outgoing:
         """
         made = self._frame_repeats(out, octets_max, acknowledgement) if self.repeats else 0
         if self.unsent and made < octets_max:
-            if self._gate_is_open():
+            if self.gate is None or self._gate_is_open():
                 made += self._frame_new(out, octets_max - made, acknowledgement)
             else:
                 self.counters.mprds_catchup_tx0_retries += 1

@@ -36,7 +36,7 @@ from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.poll_set import PollSet
 from urds.dataplane.reference.snapshots import take_snapshot
 from urds.dataplane.reference.stream_path import StreamPath
-from urds.dataplane.reference.waiting import Doing, Waiters, WaitingDesk
+from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
 from urds.errors import Refusal
 
 _T = TypeVar("_T")
@@ -174,13 +174,13 @@ class Plane:
                 if mailbox.descriptor is not None:
                     mailbox.sync()
         finally:
-            self._leave(waiters, used=used)
+            self._leave(waiter, waiters, used=used)
 
-    def _leave(self, waiters: Waiters, *, used: bool) -> None:
+    def _leave(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> None:
         with self.lock:
-            unled = self.desk.stand_up(self.desk.waiter(), waiters, used=used)
+            unled = self.desk.stand_up(waiter, waiters, used=used)
             self.driven = True
-            if unled:
+            if unled and self.helper.asleep:
                 if self._dirty or self.looks:
                     self.helper.want()
                 else:
@@ -238,7 +238,10 @@ class Plane:
                 path.read()
             if mask & select.EPOLLOUT:
                 path.unblock()
-        self.settle()
+        if self.touched:
+            self.settle()
+        else:
+            self.deliver()
         return len(ready)
 
     def note_arrival(self, inbox: Inbox, messages: int) -> None:

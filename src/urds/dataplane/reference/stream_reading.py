@@ -44,7 +44,8 @@ def read(path: StreamPath) -> bool:
     try:
         while read < _READS_PER_PASS and _read_once(path, stream):
             read += 1
-        _expect(path, stream)
+        if path.core.incoming.octets_expected() or path.expected_octets != 1:
+            _expect(path, stream)
     except BaseException:
         _abort(path, stream)
         raise
@@ -124,7 +125,8 @@ def _settle(path: StreamPath) -> None:
         if inbox.may_be_too_full() and plane.is_over_hard_bound(inbox):
             _pause(path, inbox)
     incoming.touched.clear()
-    path.settle_freed()
+    if path.core.outgoing.freed or path.full or path.room_wanted or path.dependents:
+        path.settle_freed()
     if incoming.frames and not path.first_frame_told:
         path.first_frame_told = True
         plane.emit(FirstFrame(path, path.attachment))
