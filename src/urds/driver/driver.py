@@ -95,7 +95,8 @@ class Driver:
     def abandon(self, mailbox: Mailbox) -> None:
         """Have the control thread close a mailbox soon; for finalisers, takes no lock."""
         self._abandoned.append(mailbox)
-        os.eventfd_write(self._bell, 1)
+        if not self._stopping:  # else the plane closes it with everything
+            os.eventfd_write(self._bell, 1)
 
     def _close_abandoned(self) -> None:
         with suppress(BlockingIOError):
