@@ -129,6 +129,8 @@ def os_error(refusal: Refusal, detail: str = "") -> OSError:
     or what to do. Python chooses the subclass: TimeoutError, PermissionError and so on.
     """
     code = ERRNO_OF[refusal]
+    text = os.strerror(code)
     words = refusal.name.lower().replace("_", " ")
-    text = f"{os.strerror(code)} ({words})"
+    if words not in text.lower():
+        text = f"{text} ({words})"
     return OSError(code, f"{text}: {detail}" if detail else text)

@@ -35,6 +35,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "rds_tcp_rcvbuf": "tcp_rcvbuf",
 }
 
+_SPELLING_LIKENESS: Final = 0.9  # of a variable and a tunable's; one letter of ten
 _YEAR_S: Final = 366 * 24 * 3600
 _BUFFER_BYTES_MAX: Final = (1 << 30) - 1  # a C int holds the double
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -82,9 +83,8 @@ def _switch() -> Rule:
 def _one_of(*choices: int) -> Rule:
     def read(value: object) -> int:
         number = int(value, 0) if isinstance(value, str) else value
-        if isinstance(number, bool) or number not in choices:
+        if isinstance(number, bool) or not isinstance(number, int) or number not in choices:
             raise ValueError
-        assert isinstance(number, int)
         return number
 
     return Rule(read, "one of " + ", ".join(map(str, choices)))
@@ -183,9 +183,9 @@ class Settings:
     ) -> Self:
         """Read file and environment (`os.environ` unless given); `values` outrank them.
 
-        Aliases are understood in every source. Variables that name no tunable are other
-        programs' business. Raises SettingError for a bad value, an unknown key, or a file that
-        cannot be read.
+        Aliases are understood in every source. A variable that names no tunable is another
+        program's business, unless it looks like a slip of the pen. Raises SettingError for a bad
+        value, an unknown key, such a variable, or a file that cannot be read.
         """
         environ = os.environ if environ is None else environ
         chosen: dict[str, object] = {}
@@ -195,6 +195,7 @@ class Settings:
             variable = ENVIRONMENT_PREFIX + name.upper()
             if variable in environ:
                 chosen |= _checked({name: environ[variable]}, f"variable {variable}")
+        _check_spelling(environ)
         chosen |= _checked(values or {}, "Python")
         return cls(**chosen)  # type: ignore[arg-type]  # each value was read by its own rule
 
@@ -228,6 +229,20 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
     if unknown:
         raise SettingError(f"{unknown[0]}: no such setting, in {source}{_nearest(unknown[0])}")
     return {own: _read(own, values[name], source) for name, own in own_names.items()}
+
+
+def _check_spelling(environ: Mapping[str, str]) -> None:
+    """Refuse a variable that is nearly a tunable's: it was meant to set something."""
+    variables = {ENVIRONMENT_PREFIX + name.upper() for name in (*names(), *ALIASES)}
+    for variable in environ:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables:
+            from difflib import get_close_matches
+
+            close = get_close_matches(variable, variables, n=1, cutoff=_SPELLING_LIKENESS)
+            if close:
+                raise SettingError(
+                    f"variable {variable}: no such setting; did you mean {close[0]}?"
+                )
 
 
 def _read(name: str, value: object, source: str) -> object:

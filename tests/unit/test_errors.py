@@ -19,7 +19,7 @@ def test_each_refusal_makes_an_os_error_with_its_errno(refusal: Refusal) -> None
     problem = os_error(refusal)
     assert isinstance(problem, OSError)
     assert problem.errno == ERRNO_OF[refusal]
-    assert refusal.name.lower().replace("_", " ") in str(problem)
+    assert refusal.name.lower().replace("_", " ") in str(problem).lower()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_errno_and_subclass_are_those_of_linux(
 
 def test_the_message_has_the_reason_and_the_detail() -> None:
     problem = os_error(Refusal.TOO_LONG, "9 octets, limit 8")
-    assert problem.strerror == "Message too long (too long): 9 octets, limit 8"
+    assert problem.strerror == "Message too long: 9 octets, limit 8"
 
 
 def test_without_detail_no_colon_is_left() -> None:

@@ -6,7 +6,9 @@ Made lazily by `backend.current()`; one plane and one control thread serve all i
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,6 +23,7 @@ from urds.errors import Refusal, os_error
 from urds.settings import Settings
 
 _S = 1_000_000_000
+_log = logging.getLogger("urds")
 
 
 class InProcess:
@@ -34,6 +37,10 @@ class InProcess:
         if settings.info_socket:
             self._driver.inform(self._report)
         _alive.add(self)
+        # The child of a multiprocessing fork ends by os._exit, past atexit, but runs these.
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, self.close, exitpriority=0)
 
     def bind(
         self,
@@ -83,8 +90,20 @@ class InProcess:
         if os.getpid() != self._owner:
             return 0
         left = self._driver.close(round(self.settings.drain_s * _S))
+        self._warn_of_losses(left)
         _alive.discard(self)  # its descriptors are gone: a later fork must not close them again
         return left
+
+    def _warn_of_losses(self, left: int) -> None:
+        """Say what was sent in vain: nobody else can, the sends have long returned."""
+        if left:
+            drain_s = self.settings.drain_s
+            _log.warning("%d messages were not delivered in %g s (drain_s): lost", left, drain_s)
+        over = self._driver.plane.snapshot().counters["send_linger_over"]
+        if over:
+            linger_s = self.settings.linger_s
+            text = "%d messages of closed sockets were not delivered in %g s (linger_s): lost"
+            _log.warning(text, over, linger_s)
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""

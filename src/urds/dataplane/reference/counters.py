@@ -61,6 +61,7 @@ class Counters:
     ack_received: int = 0
     send_repeated: int = 0
     send_cancelled: int = 0
+    send_linger_over: int = 0  # of them, of sockets whose time after close was over
     send_given_up: int = 0
     recv_drop_control_full: int = 0
     recv_drop_too_long: int = 0

@@ -374,7 +374,7 @@ class Plane:
             for mailbox in [m for m, at_ns in self.lingering.items() if at_ns <= now_ns]:
                 del self.lingering[mailbox]
                 for path in mailbox.paths():
-                    path.cancel(mailbox, None)
+                    self.counters.send_linger_over += path.cancel(mailbox, None)
         for path in due:
             path.serve(now_ns)
         self.settle()

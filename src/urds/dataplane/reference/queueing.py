@@ -72,7 +72,7 @@ def _refuse_length(mailbox: Mailbox, payload_bytes: int) -> None:
     if payload_bytes > message_bytes_max:
         limit, setting = message_bytes_max, "max_message_bytes"
     else:
-        limit, setting = mailbox._send_bytes_max, "SO_SNDBUF"
+        limit, setting = mailbox._send_bytes_max, "SO_SNDBUF, itself bounded by wmem_max"
     raise os_error(
         Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit} ({setting})"
     )
