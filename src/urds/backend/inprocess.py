@@ -100,8 +100,8 @@ class InProcess:
             drain_s = self.settings.drain_s
             _log.warning("%d messages were not delivered in %g s (drain_s): lost", left, drain_s)
         over = self._driver.plane.snapshot().counters["send_linger_over"]
-        if over:
-            linger_s = self.settings.linger_s
+        linger_s = self.settings.linger_s
+        if over and linger_s:  # who sets 0 asks for the cancelling
             text = "%d messages of closed sockets were not delivered in %g s (linger_s): lost"
             _log.warning(text, over, linger_s)
 
