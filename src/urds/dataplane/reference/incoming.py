@@ -26,7 +26,8 @@ from typing import NamedTuple
 from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.dataplane.base import DownReason, Limits, SocketAddress
 from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox, Item
+from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.runs import Run
 from urds.wire.checksum import header_intact
 from urds.wire.exthdr import parse_handshake
 from urds.wire.header import HEADER, HEADER_BYTES
@@ -218,11 +219,16 @@ class Incoming:
         ):
             return False
         self._long_before = False
-        self.sequence_expected = sequence + 1
         self.frames += 1
         if acknowledgement > self.acknowledged:
             self.acknowledged = acknowledgement
-        inbox.queue.append((data[HEADER_BYTES:], self.source(source_port)))
+        item, queue = (data[HEADER_BYTES:], self.source(source_port)), inbox.queue
+        try:
+            queue.append(item)
+        finally:  # an interrupt must not part the message from its number
+            if queue and queue[-1] is item:
+                self.sequence_expected = sequence + 1
+                inbox.receive_queued_bytes += octets
         self.count(inbox, 1, octets)
         return True
 
@@ -240,57 +246,57 @@ class Incoming:
         unpack, end, checked = HEADER.unpack_from, len(data) - HEADER_BYTES, self.checksum
         payload_bytes_max = self.limits.frame_bytes_max
         expected, acknowledged = self._expected(), self.acknowledged
-        run = _Run(self)
-        run_target = run_source = -1
-        self._long_before = False
+        run = Run(self)
+        run_target = run_source = sequence = -1
         frames, required, reason = self.frames, 0, None
-        while offset <= end:
-            (
-                sequence, acknowledgement, payload_bytes, source_port, target_port,
-                flags, credit, padding, checksum, high, low,
-            ) = fields = unpack(data, offset)  # fmt: skip
-            if payload_bytes > payload_bytes_max:
-                reason = DownReason.TOO_LONG
-                break
-            if checked and checksum and (
-                sequence + acknowledgement + payload_bytes + source_port + target_port
-                + (flags << 8) + credit + padding + checksum + high + low
-            ) % 65535:  # fmt: skip
-                reason = DownReason.BAD_CHECKSUM
-                break
-            body = offset + HEADER_BYTES
-            following = body + payload_bytes
-            if following > end + HEADER_BYTES:
-                break
-            offset = following
-            frames += 1
-            payload = data[body:following]
-            if acknowledgement > acknowledged:
-                acknowledged = acknowledgement
-            if flags == _ACK_REQUIRED:
-                required += 1
-                flags = 0
-            if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
-                if expected != _NO_NUMBER:
-                    self.sequence_expected = expected
-                verdict = self._judge(fields, payload)
-                expected = self._expected()
-                if verdict is not True:
-                    if verdict:
-                        reason = verdict
-                        break
-                    continue
-            else:
+        try:
+            while offset <= end:
+                (
+                    sequence, acknowledgement, payload_bytes, source_port, target_port,
+                    flags, credit, padding, checksum, high, low,
+                ) = fields = unpack(data, offset)  # fmt: skip
+                if payload_bytes > payload_bytes_max:
+                    reason = DownReason.TOO_LONG
+                    break
+                if checked and checksum and (
+                    sequence + acknowledgement + payload_bytes + source_port + target_port
+                    + (flags << 8) + credit + padding + checksum + high + low
+                ) % 65535:  # fmt: skip
+                    reason = DownReason.BAD_CHECKSUM
+                    break
+                following = offset + HEADER_BYTES + payload_bytes
+                if following > end + HEADER_BYTES:
+                    break
+                payload = data[offset + HEADER_BYTES : following]
+                offset, frames = following, frames + 1
+                if acknowledgement > acknowledged:
+                    acknowledged = acknowledgement
+                if flags == _ACK_REQUIRED:
+                    required += 1
+                    flags = 0
+                if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
+                    if expected != _NO_NUMBER:
+                        self.sequence_expected = expected
+                    verdict = self._judge(fields, payload)
+                    expected = self._expected()
+                    if verdict is not True:
+                        if verdict:
+                            reason = verdict
+                            break
+                        continue
+                if target_port != run_target or source_port != run_source:
+                    run_target, run_source = target_port, source_port
+                    run.begin(target_port, source_port)
+                if run.plain and not high and not low:
+                    run.append((payload, run.source))
+                else:
+                    run.append_detailed(payload, high, low, now_ns)
                 expected = sequence + 1
-            if target_port != run_target or source_port != run_source:
-                run_target, run_source = target_port, source_port
-                run.begin(target_port, source_port)
-            run.messages += 1
-            run.octets += payload_bytes
-            if run.plain and not high and not low:
-                run.append((payload, run.source))
-            else:
-                run.append_detailed(payload, high, low, now_ns)
+                run.octets += payload_bytes
+                run.messages += 1
+        except BaseException:
+            self._settle_interrupted(run, sequence, expected)
+            raise
         self.frames, self.acknowledged = frames, acknowledged
         self._settle_parse(expected, required)
         run.settle()
@@ -305,12 +311,24 @@ class Incoming:
             self.acknowledgement_due = True
             self.counters.recv_ack_required += required
 
+    def _settle_interrupted(self, run: Run, sequence: int, expected: int) -> None:
+        """Keep numbers and accounts true when an interrupt ended a run: the last may be uncounted.
+
+        The stream ends with it and its peer repeats what it was not told of: what lies in an inbox
+        must be below the expected number, and what does not must not.
+        """
+        if run.count_last():
+            expected = sequence + 1
+        self._settle_parse(expected, 0)
+        run.settle()
+
     def _expected(self) -> int:
         """Return the number below which `_judge` decides: all of them before one was accepted."""
         return self.sequence_expected if self._accepted else _NO_NUMBER
 
     def _keep_rest(self, data: bytes, offset: int) -> None:
         """Keep an incomplete message; a long one is collected apart, without more copies."""
+        self._long_before = False
         rest = len(data) - offset
         if rest >= HEADER_BYTES:
             fields = HEADER.unpack_from(data, offset)
@@ -324,13 +342,18 @@ class Incoming:
 
     def _deliver(self, fields: _Fields, payload: bytes, now_ns: int) -> None:
         """Put one long message into its inbox."""
-        run = _Run(self)
+        run = Run(self)
         run.begin(fields[4], fields[3])
+        try:
+            if run.plain and not any(fields[9:]):
+                run.append((payload, run.source))
+            else:
+                run.append_detailed(payload, fields[9], fields[10], now_ns)
+        except BaseException:
+            self._settle_interrupted(run, fields[0], self.sequence_expected)
+            raise
+        self.sequence_expected = fields[0] + 1
         run.messages, run.octets = 1, len(payload)
-        if run.plain and not any(fields[9:]):
-            run.append((payload, run.source))
-        else:
-            run.append_detailed(payload, fields[9], fields[10], now_ns)
         run.settle()
 
     def owe(self, messages: int, octets: int) -> None:
@@ -345,14 +368,13 @@ class Incoming:
             self.acknowledgement_due = True
 
     def count(self, inbox: Inbox | None, messages: int, octets: int) -> None:
-        """Settle the accounts of messages that are in their queue, or have no socket."""
+        """Count messages that are in their queue and its account, or have no socket."""
         if self.acknowledging:
             self.owe(messages, octets)
         counters = self.counters
         if inbox is None:
             counters.recv_drop_no_sock += messages
             return
-        inbox.receive_queued_bytes += octets
         counters.recv_queued += messages
         counters.recv_bytes_added_to_sock += octets
         self.touched.append((inbox, messages))
@@ -371,7 +393,10 @@ class Incoming:
     # -- what is rare
 
     def _judge(self, fields: _Fields, payload: bytes) -> DownReason | bool:
-        """Decide on a message that is not plainly next: true if it is for an inbox."""
+        """Decide on a message that is not plainly next: true if it is for an inbox.
+
+        Its number then counts as received once it lies there, which the caller sees to.
+        """
         sequence, acknowledgement, _, source_port, target_port, flags = fields[:6]
         if acknowledgement > self.acknowledged:
             self.acknowledged = acknowledgement
@@ -404,12 +429,12 @@ class Incoming:
             self.counters.recv_drop_old_seq += 1
             return False
         self._accepted = True
+        if not is_control:
+            return True
         self.sequence_expected = sequence + 1
-        if is_control:
-            if source_port or target_port:
-                self._keep_control(fields, payload)
-            return False
-        return True
+        if source_port or target_port:
+            self._keep_control(fields, payload)
+        return False
 
     def _is_new_life(self, fields: _Fields) -> bool:
         """Tell whether a kernel began anew (rules b and c); looked at before the duplicates."""
@@ -448,42 +473,3 @@ class Incoming:
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
-
-
-class _Run:
-    """Neighbouring messages from one socket to one socket; their accounts are settled at once."""
-
-    __slots__ = ("_inbox", "_incoming", "append", "messages", "octets", "plain", "source")
-
-    def __init__(self, incoming: Incoming) -> None:
-        self._incoming = incoming
-        self._inbox: Inbox | None = None
-        self.append: Callable[[Item], None] = _discard
-        self.plain = False
-        self.source: SocketAddress = ("", 0)
-        self.messages = self.octets = 0
-
-    def begin(self, target_port: int, source_port: int) -> None:
-        """Settle the run before and look up both ends of the next."""
-        self.settle()
-        self.source = self._incoming.source(source_port)
-        inbox = self._inbox = self._incoming.inboxes.get(target_port)
-        self.append = _discard if inbox is None else inbox.queue.append
-        self.plain = inbox is None or not inbox.detailed
-
-    def append_detailed(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
-        """Append a message with its extension and times."""
-        extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
-        self.append((payload, self.source, extension, self._incoming.wall_ns(), now_ns))
-
-    def settle(self) -> None:
-        """Count the run for its mailbox, for the acknowledgement and for the counters."""
-        messages, octets = self.messages, self.octets
-        if not messages:
-            return
-        self.messages = self.octets = 0
-        self._incoming.count(self._inbox, messages, octets)
-
-
-def _discard(_: Item) -> None:
-    """Take a message for a port without a socket; the run counts it."""

@@ -158,50 +158,67 @@ class Outgoing:
         packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
         fenced = bool(self.fences)
         end = position + octets_max
-        while unsent and position < end:
-            message = unsent.popleft()
-            if fenced and isinstance(message, Fence):
-                message.sequence = sequence - 1
-                continue
-            owner, source_port, target_port, payload, extension = message  # type: ignore[misc]  # a fence stands here only while `fenced`
-            payload_bytes = len(payload)
-            flags = high = low = sum_field = 0
-            if acknowledging:
-                packets_left -= 1
-                bytes_left -= payload_bytes
-                last = self.acknowledgement_wanted and not unsent
-                if packets_left <= 0 or bytes_left <= 0 or last:
-                    flags = _ACK_REQUIRED
-                    self.counters.send_ack_required += 1
-                    packets_left = self.limits.unacked_packets_max
-                    bytes_left = self.limits.unacked_bytes_max
-            if extension:
-                high = int.from_bytes(extension[:8], "big")
-                low = int.from_bytes(extension[8:], "big")
-            if checksum:
-                # 2**16 is 1 modulo 65535, so the ones-complement sum of the 24 words of a header
-                # is the sum of its fields at any width; the field is its complement.
-                sum_field = 65535 - (
-                    sequence + acknowledgement + payload_bytes + source_port + target_port
-                    + (flags << 8) + high + low
-                ) % 65535  # fmt: skip
-            pieces.append(pack(
-                sequence, acknowledgement, payload_bytes, source_port, target_port,
-                flags, 0, 0, sum_field, high, low,
-            ))  # fmt: skip
-            if payload_bytes < REFERENCE_BYTES:
-                pieces.append(payload)
-            else:
-                out.append(b"".join(pieces))
-                out.append(payload)
-                pieces = []
-            position += HEADER_BYTES + payload_bytes
-            keep((sequence, position, owner, source_port, target_port, payload, extension))
-            sequence += 1
+        try:
+            while unsent and position < end:
+                message = unsent[0]
+                if fenced and isinstance(message, Fence):
+                    message.sequence = sequence - 1
+                    unsent.popleft()
+                    continue
+                owner, source_port, target_port, payload, extension = message  # type: ignore[misc]  # a fence stands here only while `fenced`
+                payload_bytes = len(payload)
+                flags = high = low = sum_field = 0
+                if acknowledging:
+                    packets_left -= 1
+                    bytes_left -= payload_bytes
+                    last = self.acknowledgement_wanted and len(unsent) == 1
+                    if packets_left <= 0 or bytes_left <= 0 or last:
+                        flags = _ACK_REQUIRED
+                        self.counters.send_ack_required += 1
+                        packets_left = self.limits.unacked_packets_max
+                        bytes_left = self.limits.unacked_bytes_max
+                if extension:
+                    high = int.from_bytes(extension[:8], "big")
+                    low = int.from_bytes(extension[8:], "big")
+                if checksum:
+                    # 2**16 is 1 modulo 65535, so the ones-complement sum of the 24 words of a
+                    # header is the sum of its fields at any width; the field is its complement.
+                    sum_field = 65535 - (
+                        sequence + acknowledgement + payload_bytes + source_port + target_port
+                        + (flags << 8) + high + low
+                    ) % 65535  # fmt: skip
+                pieces.append(pack(
+                    sequence, acknowledgement, payload_bytes, source_port, target_port,
+                    flags, 0, 0, sum_field, high, low,
+                ))  # fmt: skip
+                if payload_bytes < REFERENCE_BYTES:
+                    pieces.append(payload)
+                else:
+                    out.append(b"".join(pieces))
+                    out.append(payload)
+                    pieces = []
+                position += HEADER_BYTES + payload_bytes
+                keep((sequence, position, owner, source_port, target_port, payload, extension))
+                sequence += 1
+                unsent.popleft()
+        except BaseException:
+            self._settle_interrupted(sequence)
+            raise
         if pieces:
             out.append(b"".join(pieces))
         self.unacked_packets_left, self.unacked_bytes_left = packets_left, bytes_left
         return self._framed(sequence, position)
+
+    def _settle_interrupted(self, sequence: int) -> None:
+        """Give numbers to what was kept when an interrupt ended `_frame_new`, and the stream.
+
+        A message is kept before it leaves `unsent`, so that an interrupt in between loses none.
+        """
+        if self.unacked and self.unacked[-1][0] == sequence:
+            self.unsent.popleft()
+            sequence += 1
+        if sequence > self.sequence_next:
+            self._framed(sequence, self.unacked[-1][1])
 
     def _framed(self, sequence: int, position: int) -> int:
         """Settle what a run of `_frame_new` numbered and made; return its octets."""
@@ -225,9 +242,7 @@ class Outgoing:
             flags |= _ACK_REQUIRED
         pieces: list[Buffer] = []
         while self.repeats and self.position < start + octets_max:
-            sequence, _, owner, source_port, target_port, payload, extension = (
-                self.repeats.popleft()
-            )
+            sequence, _, owner, source_port, target_port, payload, extension = self.repeats[0]
             pieces.append(
                 emit_header(
                     sequence=sequence,
@@ -249,6 +264,7 @@ class Outgoing:
             self.unacked.append(
                 (sequence, self.position, owner, source_port, target_port, payload, extension)
             )
+            self.repeats.popleft()
             self.counters.send_repeated += 1
         if pieces:
             out.append(b"".join(pieces))
@@ -261,6 +277,8 @@ class Outgoing:
 
     def end_stream(self) -> None:
         """Turn everything unacknowledged into repeats, in its old order."""
+        if self.repeats and self.unacked and self.unacked[-1][0] == self.repeats[0][0]:
+            self.repeats.popleft()  # an interrupt came between keeping a repeat and this
         self.unacked.extend(self.repeats)
         self.repeats, self.unacked = self.unacked, self.repeats
         self.unacked.clear()

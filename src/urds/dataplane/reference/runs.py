@@ -1,0 +1,79 @@
+"""Neighbouring messages of one read, and what an interrupt between two of them leaves behind.
+
+An exception of a signal handler may come between any two steps. A message is therefore put into its
+inbox first and counted after, so that the queue's length tells whether the last one was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import SocketAddress
+from urds.dataplane.reference.inbox import Inbox, Item
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.incoming import Incoming
+
+
+class Run:
+    """Neighbouring messages from one socket to one socket; their accounts are settled at once."""
+
+    __slots__ = (
+        "_counted",
+        "_inbox",
+        "_incoming",
+        "append",
+        "messages",
+        "octets",
+        "plain",
+        "source",
+    )
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+        self._inbox: Inbox | None = None
+        self._counted = 0  # length of its queue when the run began
+        self.append: Callable[[Item], None] = _discard
+        self.plain = False
+        self.source: SocketAddress = ("", 0)
+        self.messages = self.octets = 0
+
+    def begin(self, target_port: int, source_port: int) -> None:
+        """Settle the run before and look up both ends of the next."""
+        self.settle()
+        self.source = self._incoming.source(source_port)
+        inbox = self._incoming.inboxes.get(target_port)
+        counted = 0 if inbox is None else len(inbox.queue)
+        self._inbox, self._counted = inbox, counted
+        self.append = _discard if inbox is None else inbox.queue.append
+        self.plain = inbox is None or not inbox.detailed
+
+    def append_detailed(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
+        """Append a message with its extension and times."""
+        extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
+        self.append((payload, self.source, extension, self._incoming.wall_ns(), now_ns))
+
+    def settle(self) -> None:
+        """Count the run for its mailbox, for the acknowledgement and for the counters."""
+        messages, octets, inbox = self.messages, self.octets, self._inbox
+        if not messages:
+            return
+        if inbox is not None:
+            inbox.receive_queued_bytes += octets
+        self._counted += messages
+        self.messages = self.octets = 0
+        self._incoming.count(inbox, messages, octets)
+
+    def count_last(self) -> bool:
+        """Count the last message if it was appended and not counted; return whether it was so."""
+        inbox = self._inbox
+        if inbox is None or len(inbox.queue) == self._counted + self.messages:
+            return False
+        self.messages += 1
+        self.octets += len(inbox.queue[-1][0])
+        return True
+
+
+def _discard(_: Item) -> None:
+    """Take a message for a port without a socket; the run counts it."""
