@@ -78,6 +78,7 @@ def _abort(path: StreamPath, stream: Stream) -> None:
     """End the stream after an interrupt: octets may be lost on their way from it to us."""
     with path.plane.lock:
         if path.stream is stream:
+            _settle(path)  # what did arrive has its waiters, too
             path.end(DownReason.ERROR, errno.EINTR)
 
 
