@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from urds.constants import PATHS_MAX, PING_PORT, PORT_FIRST, PROBE_PORT
+from urds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
 from urds.proto.events import (
     Action,
     Agree,
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from random import Random
 
 _NO_EXTENSION: Final = bytes(16)
-_PARKED_MAX: Final = PATHS_MAX - 1
 
 
 class Connection(Streams):
