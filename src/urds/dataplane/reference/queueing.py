@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from urds.dataplane.reference.mailbox import Mailbox
 
 _FLOWS_MAX = 4096
+_RESOLVES_MAX = 3  # a peer may be evicted between its route and our message
 _GROUPS = 64
 
 
@@ -38,12 +39,16 @@ def queue(
         _refuse_length(mailbox, payload_bytes)
     counters = mailbox._plane.counters
     blocked = False
+    path: StreamPath | LoopPath | None = None
 
     def attempt() -> bool | None:
-        nonlocal blocked
+        nonlocal blocked, path
         refusal = _try(mailbox, payload, peer, port, address, extension)
         if refusal is None:
+            path = mailbox._routes[peer]  # later it may be another, which has nothing to push
             return True
+        if refusal is Refusal.PEER_UNREACHABLE:
+            return False
         if wait_ns == 0 or mailbox._plane.virtual:
             if refusal is Refusal.PEER_CONGESTED:
                 counters.cong_send_error += 1
@@ -53,10 +58,16 @@ def queue(
             counters.cong_send_blocked += 1
         return None
 
-    _resolve(mailbox, peer)
-    if mailbox._plane.wait(attempt, mailbox.room_waiters, wait_ns, flush=mailbox) is None:
+    queued: bool | None = False
+    for _ in range(_RESOLVES_MAX):
+        _resolve(mailbox, peer)
+        queued = mailbox._plane.wait(attempt, mailbox.room_waiters, wait_ns, flush=mailbox)
+        if queued is not False:
+            break
+    else:
+        raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
+    if queued is None:
         raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
-    path = mailbox._routes.get(peer)
     if isinstance(path, StreamPath):
         path.push()
         if mailbox.send_queued_bytes >= mailbox.look_at_bytes:
@@ -99,7 +110,10 @@ def _try(
     address: SocketAddress,
     extension: bytes,
 ) -> Refusal | None:
-    """Queue, or say why not. Lock held. Raises what no waiting mends."""
+    """Queue, or say why not: PEER_UNREACHABLE for want of a route. Lock held.
+
+    Raises what no waiting mends.
+    """
     if mailbox.closed:
         raise os_error(mailbox._plane.closed_refusal())
     if peer in mailbox._failed:
@@ -107,7 +121,7 @@ def _try(
         raise os_error(Refusal.PEER_UNREACHABLE, f"{peer}: messages queued for it were dropped")
     path = mailbox._routes.get(peer)
     if path is None:
-        raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
+        return Refusal.PEER_UNREACHABLE
     mailbox._map_news = False
     loop = isinstance(path, LoopPath)
     congested = (
