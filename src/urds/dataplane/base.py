@@ -89,9 +89,7 @@ class Limits:
     acknowledge_messages: int = 256
     acknowledge_bytes: int = 256 << 10
     acknowledge_delay_ns: int = 1_000_000
-    unacked_packets_max: int = (
-        8  # then ACK_REQUIRED; name and default as net.rds.max_unacked_packets
-    )
+    unacked_packets_max: int = 8  # then ACK_REQUIRED; as net.rds.max_unacked_packets
     unacked_bytes_max: int = 16 << 20
     linger_ns: int = 1_000_000_000  # a closed mailbox's queued messages get this long
 
@@ -363,6 +361,9 @@ class Path(Protocol):
 
     def hold_behind(self, other: Path) -> None:
         """Hold new messages until `other` has nothing unacknowledged of what it has queued now."""
+
+    def holds_messages(self) -> bool:
+        """Tell whether messages of sockets are queued or unacknowledged."""
 
     def drop_queue(self) -> int:
         """Drop every queued and unacknowledged message (they count as given up); return how many.

@@ -37,6 +37,7 @@ _S = 1_000 * _MS
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_REST_NS = 100 * _MS
 _HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
+_STARTED_NS = time.time_ns() - time.monotonic_ns()
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
 
 
@@ -134,6 +135,8 @@ class Driver:
                 mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
                 return
             host.endpoint.connection(peer, now_ns())
+            # An eviction for it is over before its peer can be resolved anew.
+            self._carry_out(host)
             paths = self.paths_to(host, peer)
             paths.mailboxes.add(mailbox)
             mailbox.route(peer, paths.path_for(mailbox.port))
@@ -231,13 +234,16 @@ class Driver:
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:
                 host.endpoint.handle_timeout(now)
-            while (action := host.endpoint.poll_event()) is not None:
-                self.actions.carry_out(host, action)
+            self._carry_out(host)
             if host.listen_at_ns is not None and host.listen_at_ns <= now:
                 host.listen_at_ns = None
                 self._listen(host)
             deadlines += [host.endpoint.poll_timeout(), host.listen_at_ns]
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+
+    def _carry_out(self, host: LocalHost) -> None:
+        while (action := host.endpoint.poll_event()) is not None:
+            self.actions.carry_out(host, action)
 
     def _report(self, event: base.Event) -> None:
         """Hand one report of the plane to the connection that it concerns."""
@@ -290,12 +296,25 @@ class Driver:
                 connection_settings=connection_settings_of(self.settings, self.generation),
                 random=self.random,
                 stats=self.stats,
+                may_evict=lambda peer: self._take_routes(self.hosts[address], peer),
             ),
             listener=listener,
         )
         self.hosts[address] = host
         self._listen(host)
         return host
+
+    def _take_routes(self, host: LocalHost, peer: Address) -> bool:
+        """Take the routes to an idle peer away; false if a message came in for it before that."""
+        paths = host.peers.get(peer)
+        if paths is None:
+            return True
+        if any(path.holds_messages() for path in paths.paths):
+            return False
+        for mailbox in paths.mailboxes:
+            mailbox.route(peer, None)
+        # One that was queued meanwhile stays, and the next send finds the way back by `resolve`.
+        return not any(path.holds_messages() for path in paths.paths)
 
     def _listen(self, host: LocalHost) -> None:
         self.serve(host.listener.fileno(), lambda: self._accept(host), Interest.READ)
@@ -317,8 +336,12 @@ class Driver:
 
 
 def first_sequence() -> int:
-    """Return where a path's numbers start: from the clock, so that no earlier life had them."""
-    return time.time_ns() // _MS << _SEQUENCE_SHIFT
+    """Return where a path's numbers start: from the clock, so that no earlier life had them.
+
+    The clock as it was at our start: put back since, it would give a peer that was evicted and
+    comes again numbers that it takes for repeats.
+    """
+    return (_STARTED_NS + time.monotonic_ns()) // _MS << _SEQUENCE_SHIFT
 
 
 def limits_of(settings: Settings) -> base.Limits:

@@ -8,15 +8,18 @@ to the connection that `find` returns, if any:
         connection.handle_down(index, attachment, frames, now_ns)
 
 Connections outlive their streams, for they remember what tells a repeat from a new message; only
-when there are too many of them, the one that is idle for longest goes. Source: rds.md 3.1 (linux
-v6.12 net/rds/bind.c) for ports.
+when there are too many of them, the one that is idle for longest goes. The endpoint does not see
+messages; so it asks the driver first, for one may be on its way to such a peer.
+Source: rds.md 3.1 (linux v6.12 net/rds/bind.c) for ports.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from heapq import nsmallest
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from urds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
 from urds.errors import Refusal, os_error
@@ -31,6 +34,8 @@ from urds.proto.timers import Timers
 if TYPE_CHECKING:
     from random import Random
 
+_EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
+
 
 class Endpoint:
     """The control state of one local address."""
@@ -43,12 +48,14 @@ class Endpoint:
         connection_settings: ConnectionSettings,
         random: Random,
         stats: Stats | None = None,
+        may_evict: Callable[[Address], bool] = lambda peer: True,
     ) -> None:
         self.local = local
         self.stats = Stats() if stats is None else stats
         self._settings = settings
         self._connection_settings = connection_settings
         self._random = random
+        self._may_evict = may_evict
         self._actions: deque[Action] = deque()
         self._timers = Timers()
         self._strangers = Strangers(settings, self._timers)
@@ -136,15 +143,16 @@ class Endpoint:
 
     def _evict(self) -> bool:
         """Forget the connection that is idle for longest; false if none is."""
-        idle = [connection for connection in self._connections.values() if connection.is_idle]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda connection: connection.used_ns)
-        oldest.close()
-        del self._connections[oldest.peer]
-        self.stats.evicted += 1
-        self._actions.append(Forget(oldest.peer))
-        return True
+        idle = (connection for connection in self._connections.values() if connection.is_idle)
+        oldest = nsmallest(_EVICTION_TRIES, idle, key=lambda connection: connection.used_ns)
+        for connection in oldest:
+            if self._may_evict(connection.peer):
+                connection.close()
+                del self._connections[connection.peer]
+                self.stats.evicted += 1
+                self._actions.append(Forget(connection.peer))
+                return True
+        return False
 
     # -- what comes in
 

@@ -29,7 +29,7 @@ class Host:
         return CongestionMap(self.congested_ports).emit()
 
     def ports_congested_at(self, peer: Address) -> set[int]:
-        """Return the peer's congested ports; the same set for ever, changed in place."""
+        """Return the peer's congested ports; the same set while it has a path, changed in place."""
         ports = self._peer_ports.get(peer)
         if ports is None:
             ports = self._peer_ports[peer] = set()
@@ -43,6 +43,11 @@ class Host:
         ports.clear()
         ports.update(now)
         return cleared
+
+    def forget_peer_map(self, peer: Address) -> None:
+        """Drop the map of a peer to which no path is left; no socket is routed to it any more."""
+        if all(path.peer != peer for path in self.paths):
+            self._peer_ports.pop(peer, None)
 
 
 def socket_address(address: Address, port: int) -> SocketAddress:

@@ -98,6 +98,10 @@ class LoopPath:
     def hold_behind(self, other: Path) -> None:
         """Do nothing: nothing is in flight."""
 
+    def holds_messages(self) -> bool:
+        """Return false: nothing is queued."""
+        return False
+
     def drop_queue(self) -> int:
         """Return 0: nothing is queued."""
         return 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from typing import Protocol
 
 from urds.constants import HeaderFlag
@@ -361,13 +362,13 @@ class Outgoing:
         self._open_fences()
         return removed + repeats_removed + unacked_removed
 
-    def holds(self, owner: Owner) -> bool:
-        """Tell whether a message of the owner is queued or unacknowledged."""
-        if owner.send_queued_bytes:
+    def holds(self, owner: Owner | None = None) -> bool:
+        """Tell whether a message of the owner, or of any, is queued or unacknowledged."""
+        if owner is not None and owner.send_queued_bytes:
             return True
-        if any(message[2] is owner for queue in (self.repeats, self.unacked) for message in queue):
-            return True
-        return any(not isinstance(one, Fence) and one[0] is owner for one in self.unsent)
+        sent = (message[2] for message in chain(self.repeats, self.unacked))
+        unsent = (one[0] for one in self.unsent if not isinstance(one, Fence))
+        return any(one is not None and owner in (None, one) for one in chain(sent, unsent))
 
     def drop_handed_over(self) -> int:
         """Drop what an earlier life of the peer was handed and did not acknowledge."""

@@ -112,6 +112,7 @@ class Plane:
         self._dirty.pop(path, None)
         if path in path.host.paths:
             path.host.paths.remove(path)
+        path.host.forget_peer_map(path.peer)
 
     # -- waiting
 

@@ -11,12 +11,11 @@ it.
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.constants import MAX_MESSAGE_BYTES
+from urds.constants import MAX_MESSAGE_BYTES, PROBE_PORT
 from urds.dataplane.base import (
     Address,
     Agreement,
@@ -34,6 +33,7 @@ from urds.dataplane.base import (
 from urds.dataplane.reference import stream_dues, stream_reading
 from urds.dataplane.reference.host import Host, socket_address
 from urds.dataplane.reference.path import PathCore
+from urds.dataplane.reference.stream_writing import end_direction, write
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.mailbox import Mailbox
@@ -168,7 +168,7 @@ class StreamPath:
                 buffers = self._poll_transmit()
             while buffers:
                 assert stream is not None, "nothing is left to write without a stream"
-                taken, failure = _write(stream, buffers)
+                taken, failure = write(stream, buffers)
                 with plane.lock:
                     buffers = self._advance(stream, taken, failure)
                     stream = self.stream
@@ -212,7 +212,7 @@ class StreamPath:
         with self.plane.lock:
             self.broken = self.stream is stream
             self._written()
-        _end_direction(stream)
+        end_direction(stream)
 
     def _written(self) -> None:
         """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
@@ -330,7 +330,7 @@ class StreamPath:
         self._dispose(stream)
         self.settle_freed()
         plane.emit(Down(self, reason, error, frames, self.attachment))
-        if core.outgoing.message_count():
+        if core.outgoing.holds():  # a probe or a pong alone is not worth a stream
             self._want()
 
     def _dispose(self, stream: Stream) -> None:
@@ -389,9 +389,14 @@ class StreamPath:
     def control(
         self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
     ) -> None:
-        """Queue a ping, pong or probe; dropped without a stream, for it answers a stream."""
+        """Queue a ping, pong or probe; dropped without a stream, for it answers a stream.
+
+        A pong is dropped too when as many messages wait as may: its asker does not read.
+        """
         with self.plane.lock:
-            if not self.core.attached:
+            is_pong = not source_port and target_port > PROBE_PORT
+            count, limits = self.core.outgoing.message_count(), self.plane.limits
+            if not self.core.attached or (is_pong and count >= limits.path_messages_max):
                 return
             self.core.control(
                 source_port=source_port, target_port=target_port, extension=extension, hello=hello
@@ -441,6 +446,11 @@ class StreamPath:
             self.settle_freed()
         self.plane.deliver()
 
+    def holds_messages(self) -> bool:
+        """Tell whether messages of sockets are queued or unacknowledged."""
+        with self.plane.lock:
+            return self.core.outgoing.holds()
+
     def undelivered(self) -> int:
         """Return how many messages the peer does not have yet and could get."""
         if self.stream is None:
@@ -478,19 +488,3 @@ class StreamPath:
         with self.plane.lock:
             self.paused = False
         self.plane.poll_set.update(self)
-
-
-def _write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:
-    """Write once; return the octets taken and why the stream takes no more. No lock held."""
-    try:
-        return stream.sendmsg(buffers), None
-    except BlockingIOError as failure:
-        return 0, failure
-    except OSError as failure:
-        _end_direction(stream)  # whatever failed, the stream comes to its end and is read to it
-        return 0, failure
-
-
-def _end_direction(stream: Stream) -> None:
-    with suppress(OSError):
-        stream.shutdown(socket.SHUT_WR)

@@ -1,0 +1,41 @@
+"""Too many peers: who goes is idle, and takes no message with it."""
+
+import pytest
+
+import urds
+from tests.sockets.conftest import backend_with
+from tests.sockets.hosts import host
+from urds.driver import driver as driver_module
+from urds.driver.driver import first_sequence
+
+FIRST, SECOND = (host(50), 4000), (host(51), 4000)
+
+
+def test_a_peer_whose_first_message_is_just_queued_stays() -> None:
+    with backend_with(peers_max=1) as backend, urds.Socket() as sock:
+        sock.bind((host(1), 0))
+        with backend._driver.lock:  # the control thread has not read its `Wanted` yet
+            sock.sendto(b"kept", FIRST)
+            with pytest.raises(OSError, match="peers"):
+                sock.sendto(b"refused", SECOND)
+            sock.sendto(b"goes on", FIRST)
+        assert [row.payload_bytes for row in backend.snapshot().send_queue] == [4, 7]
+        assert backend.counters()["evicted"] == 0
+
+
+def test_a_peer_that_is_evicted_and_wanted_at_once_keeps_the_new_message() -> None:
+    with backend_with(peers_max=1) as backend, urds.Socket() as sock:
+        sock.bind((host(1), 0))
+        with backend._driver.lock:
+            for address in (FIRST, SECOND, FIRST):
+                sock.cancel()
+                sock.sendto(b"%d" % address[1], address)
+        assert backend.counters()["evicted"] == 2
+        assert backend.counters()["send_given_up"] == 0
+        assert [str(row.peer) for row in backend.snapshot().send_queue] == [FIRST[0]]
+
+
+def test_numbers_do_not_follow_a_clock_that_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = first_sequence()
+    monkeypatch.setattr(driver_module.time, "time_ns", lambda: 0)
+    assert first_sequence() >= before
