@@ -172,8 +172,13 @@ class Driver:
         return left
 
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: close our copies of the parent's descriptors."""
+        """After a fork, in the child: close our copies of the parent's descriptors.
+
+        The lock is renewed: its holder, if it had one, is not here.
+        """
         self._stopping = True
+        self.lock = threading.RLock()
+        os.close(self._bell)
         for host in self.hosts.values():
             host.listener.close()
         self.streams.close()

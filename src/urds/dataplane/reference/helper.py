@@ -132,6 +132,11 @@ class Helper:
                     read = plane.desk.leader is None
         return read
 
+    def abandon_in_child(self) -> None:
+        """Forget after a fork that anybody sleeps: the bell is closed, its number may be reused."""
+        self.asleep = self.resting = self.wake_due = False
+        self.close()
+
     def close(self) -> None:
         """Release the descriptors."""
         self._set.close()

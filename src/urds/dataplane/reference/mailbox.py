@@ -424,6 +424,7 @@ class Mailbox(Inbox):
         self._lock = lock
         self.closed = self.special = True
         self._flows = {}
+        self.receive_waiters, self.room_waiters = Waiters(), Waiters()  # the parent's are not here
         if self.descriptor is not None:
             self.descriptor.abandon_in_child()
 

@@ -481,7 +481,7 @@ class Plane:
         self.closed = self.forked = True
         self.lock = threading.Lock()
         self.desk.abandon_in_child(self.lock)
-        self.helper.close()
+        self.helper.abandon_in_child()
         for host in self.hosts.values():
             for mailbox in host.inboxes.values():
                 mailbox.abandon_in_child(self.lock)

@@ -200,6 +200,8 @@ class WaitingDesk:
     def abandon_in_child(self, lock: threading.Lock) -> None:
         """Forget everybody after a fork: they are not here."""
         self.lock = lock
+        self.leader, self.due = None, False
+        self.followers.clear()
         self._gates, self._callbacks, self._kick_due = [], [], False
         self.close()
 
