@@ -208,11 +208,12 @@ async def test_an_iteration_ends_with_the_socket(own: Node) -> None:
         assert got == [b"0", b"1", b"2"]
 
 
-async def test_lingering_does_not_hold_the_loop_up(own: Node) -> None:
+@pytest.mark.parametrize("payload", [b"nobody is there", b""], ids=["octets", "empty"])
+async def test_lingering_does_not_hold_the_loop_up(own: Node, payload: bytes) -> None:
     """The peer's address is hosted by nobody, so the linger lasts its whole second."""
     sock = await own.bind()
     sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 1))
-    await sock.send_to(b"nobody is there", (fresh_host(), 5))
+    await sock.send_to(payload, (fresh_host(), 5))
     started = time.monotonic()
     turns = 0
     async with anyio.create_task_group() as tasks:

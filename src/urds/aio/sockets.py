@@ -307,18 +307,19 @@ class Socket:
         except OSError:
             return False
         nap_s = _NAP_S
-        while time.monotonic() < until_s and self._queued_bytes():
+        while time.monotonic() < until_s and self._has_queued():
             await pump.nap(nap_s)
             nap_s = min(2 * nap_s, _NAP_S_MAX)
         return True
 
-    def _queued_bytes(self) -> int:
+    def _has_queued(self) -> bool:
+        """Tell whether a message, be it empty, may not be with its peer yet."""
         mailbox = self._socket.mailbox
         assert self._plane is not None
-        return sum(
-            row.send_queued_bytes
-            for row in self._plane.snapshot().mailboxes
-            if (row.local, row.port) == (mailbox.local, mailbox.port)
+        snapshot = self._plane.snapshot()
+        return any(
+            (row.local, row.local_port) == (mailbox.local, mailbox.port)
+            for row in (*snapshot.send_queue, *snapshot.retransmit_queue)
         )
 
     async def __aenter__(self) -> Self:
