@@ -78,7 +78,11 @@ class Driver:
         with self.lock:
             host = self.hosts.get(address) or self._open(address)
             chosen = host.endpoint.bind(port)
-            mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
+            try:
+                mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
+            except BaseException:
+                host.endpoint.release(chosen)
+                raise
             host.mailboxes.add(mailbox)
         return mailbox
 
@@ -190,7 +194,11 @@ class Driver:
     def serve(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
         """Call `handler` in the control thread once, when the descriptor is ready."""
         self._handlers[descriptor] = handler
-        self.plane.watch(descriptor, interest)
+        try:
+            self.plane.watch(descriptor, interest)
+        except BaseException:
+            del self._handlers[descriptor]
+            raise
 
     def stop_serving(self, descriptor: int) -> None:
         """Forget a descriptor before it is closed."""
@@ -305,8 +313,12 @@ class Driver:
             ),
             listener=listener,
         )
+        try:
+            self._listen(host)
+        except BaseException:
+            listener.close()
+            raise
         self.hosts[address] = host
-        self._listen(host)
         return host
 
     def _take_routes(self, host: LocalHost, peer: Address) -> bool:

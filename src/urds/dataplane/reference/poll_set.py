@@ -91,7 +91,11 @@ class PollSet:
             self._watched[descriptor] = interest
         mask = select.EPOLLIN if interest & Interest.READ else 0
         mask |= select.EPOLLOUT if interest & Interest.WRITE else 0
-        self._set.register(descriptor, mask)
+        try:
+            self._set.register(descriptor, mask)
+        except BaseException:
+            self._watched.pop(descriptor, None)
+            raise
 
     def unwatch(self, descriptor: int) -> None:
         """Stop watching. No lock held."""

@@ -1,0 +1,29 @@
+"""A bind that fails half-way leaves nothing behind."""
+
+import errno
+
+import pytest
+
+import urds
+from tests.sockets.hosts import host
+from urds.backend.inprocess import InProcess
+
+
+@pytest.mark.parametrize("step", ["watch", "mailbox"])
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, ""), KeyboardInterrupt()], ids=repr)
+def test_the_next_bind_finds_address_and_port_free(
+    backend: InProcess, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    with urds.Socket() as sock:
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.plane, step, fail)
+            with pytest.raises(type(failure)):
+                sock.bind((host(1), 4000))
+        sock.bind((host(1), 4000))
+        assert [row.port for row in backend.snapshot().mailboxes] == [4000]
+        waited_for = backend.plane.poll_set._watched.keys()
+        assert len(waited_for) == 3  # bell, reports, listener
+        assert waited_for == backend._driver._handlers.keys()
