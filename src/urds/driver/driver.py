@@ -35,7 +35,7 @@ from urds.transport import subnets, tcp
 _MS = 1_000_000
 _S = 1_000 * _MS
 _ACCEPTS_PER_TURN = 64
-_ACCEPT_REST_NS = 100 * _MS
+_REST_NS = 100 * _MS  # when descriptors or watches are used up
 _HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
 _STARTED_NS = time.time_ns() - time.monotonic_ns()
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
@@ -58,13 +58,15 @@ class Driver:
         self.actions = Actions(self)
         self._paths: dict[Path, tuple[LocalHost, Address]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
+        self._watch_at_ns: int | None = None
         self._stopping = False
         # Sockets that were forgotten, not closed. Their finalisers may run in any thread inside any
         # call, so they append and ring, and take no lock.
         self._abandoned: deque[Mailbox] = deque()
         self._information: InformationSocket | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.serve(self._bell, self._close_abandoned, Interest.READ)
+        self._serve_now(self._bell, self._close_abandoned, Interest.READ)
         self._thread = threading.Thread(target=self._run, name="urds-driver", daemon=True)
         self._thread.start()
 
@@ -192,7 +194,19 @@ class Driver:
     # -- for the dispatchers; control lock held
 
     def serve(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
-        """Call `handler` in the control thread once, when the descriptor is ready."""
+        """Call `handler` in the control thread once, when the descriptor is ready.
+
+        Where the system has no watch left (ENOSPC, ENOMEM), it is tried again after a rest.
+        """
+        try:
+            self._serve_now(descriptor, handler, interest)
+        except OSError:
+            self._handlers[descriptor] = handler
+            self._unwatched[descriptor] = interest
+            self._watch_at_ns = now_ns() + _REST_NS
+
+    def _serve_now(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
+        """Serve as `serve` does, or leave nothing behind. Raises OSError."""
         self._handlers[descriptor] = handler
         try:
             self.plane.watch(descriptor, interest)
@@ -202,6 +216,7 @@ class Driver:
 
     def stop_serving(self, descriptor: int) -> None:
         """Forget a descriptor before it is closed."""
+        self._unwatched.pop(descriptor, None)
         if self._handlers.pop(descriptor, None) is not None:
             self.plane.unwatch(descriptor)
 
@@ -242,6 +257,8 @@ class Driver:
     def _turn(self) -> int | None:
         """Run due timers, carry out actions, return the next deadline."""
         now = now_ns()
+        if self._watch_at_ns is not None and self._watch_at_ns <= now:
+            self._watch_again()
         deadlines = [self.streams.handle_timeout(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
@@ -252,7 +269,13 @@ class Driver:
                 host.listen_at_ns = None
                 self._listen(host)
             deadlines += [host.endpoint.poll_timeout(), host.listen_at_ns]
+        deadlines.append(self._watch_at_ns)
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+
+    def _watch_again(self) -> None:
+        unwatched, self._unwatched, self._watch_at_ns = self._unwatched, {}, None
+        for descriptor, interest in unwatched.items():
+            self.serve(descriptor, self._handlers[descriptor], interest)
 
     def _carry_out(self, host: LocalHost) -> None:
         while (action := host.endpoint.poll_event()) is not None:
@@ -314,7 +337,7 @@ class Driver:
             listener=listener,
         )
         try:
-            self._listen(host)
+            self._serve_now(listener.fileno(), lambda: self._accept(host), Interest.READ)
         except BaseException:
             listener.close()
             raise
@@ -342,7 +365,7 @@ class Driver:
             try:
                 accepted = tcp.accept(host.listener, self.tcp)
             except OSError:
-                host.listen_at_ns = now_ns() + _ACCEPT_REST_NS
+                host.listen_at_ns = now_ns() + _REST_NS
                 return
             if accepted is None:
                 break
