@@ -288,7 +288,10 @@ class StreamPath:
             self.first_frame_told = False
             self.core.attach(hold)
             self.settled = False
-            plane.poll_set.add(self)
+            try:
+                plane.poll_set.add(self)
+            except OSError as failure:  # no watches left: a stream that nobody polls is none
+                self.end(DownReason.ERROR, failure.errno or 0)
         self.flush()
         plane.deliver()
 
