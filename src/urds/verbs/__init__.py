@@ -1,0 +1,1 @@
+"""Software RDMA: verbs objects, a connection manager and the providers under them."""

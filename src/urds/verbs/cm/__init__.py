@@ -1,0 +1,1 @@
+"""The connection manager's cores: messages, connections, MPA; no I/O."""

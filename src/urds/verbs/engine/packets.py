@@ -1,0 +1,84 @@
+"""Packets: what the engines of two queue pairs say to each other, as records.
+
+The shape is RoCE's transport header with the two numbers of DDP that it lacks: which receive a
+packet's message consumes (`msn`) and where in the message its octets belong (`offset`), and each
+packet of a write names its own target address. So a packet can be placed whenever it arrives,
+and a responder that accepts selectively knows what is missing. `engine.packet_codec` turns the
+record into octets for providers that carry packets; the `tcp` provider speaks iWARP instead.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+
+class PacketKind(IntEnum):
+    """What a packet is. Requests up to ATOMIC_ADD, then answers, then the datagram."""
+
+    SEND = 0
+    WRITE = 1
+    READ_REQUEST = 2
+    ATOMIC_SWAP = 3
+    ATOMIC_ADD = 4
+    READ_RESPONSE = 8
+    ATOMIC_RESPONSE = 9
+    ACK = 10  # also every negative one: see `syndrome`
+    DATAGRAM = 16
+
+
+class PacketFlag(IntFlag):
+    """Marks of a packet. FIRST and LAST: of its message; an only packet has both."""
+
+    FIRST = 1
+    LAST = 2
+    SOLICITED = 4
+    ACK_REQUEST = 8
+    IMMEDIATE = 16  # `immediate` counts, on the last packet
+    INVALIDATE = 32  # `immediate` is a remote key to invalidate, on the last packet of a send
+    PLACED = 64  # the sender has written the octets itself (shared memory): payload is empty
+
+
+class Syndrome(IntEnum):
+    """What an ACK says. RNR: the timer code is added (0 to 31). Source: AETH, section 2."""
+
+    ACK = 0x1F
+    RNR_NAK = 0x20
+    NAK_SEQUENCE = 0x60
+    NAK_INVALID_REQUEST = 0x61
+    NAK_REMOTE_ACCESS = 0x62
+    NAK_REMOTE_OPERATION = 0x63
+
+
+@dataclass(slots=True)
+class Packet:
+    """One packet. Fields that its kind does not use are 0.
+
+    psn: 24 bits. An answer carries the PSN of the request packet it answers; of a read, the
+    request's PSN plus the index of the response packet (on a lossless link just the request's).
+    msn: ordinal of the receive that this message consumes, from 1, 32 bits (SEND, and WRITE with
+    IMMEDIATE); in an answer: how many messages the responder has completed.
+    offset: octets of the message before this packet.  length: all octets of a READ_REQUEST, or of
+    a WRITE whose octets are PLACED.
+    address, rkey: target of this packet's first octet (WRITE), source (READ), cell (atomics).
+    compare_add, swap: operands; `compare_add` of an ATOMIC_RESPONSE is the value before.
+    selective: ranges [first, last] of PSNs beyond `psn` that arrived (ACK of a responder that
+    accepts selectively), at most 8.
+    source_qpn, qkey: DATAGRAM.
+    """
+
+    kind: PacketKind
+    target_qpn: int
+    psn: int = 0
+    flags: PacketFlag = PacketFlag(0)
+    msn: int = 0
+    offset: int = 0
+    length: int = 0
+    address: int = 0
+    rkey: int = 0
+    immediate: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    syndrome: int = 0
+    source_qpn: int = 0
+    qkey: int = 0
+    selective: tuple[tuple[int, int], ...] = ()
+    payload: bytes | bytearray | memoryview = b""

@@ -1,0 +1,106 @@
+"""Work requests and completions: what an application posts and what it gets back.
+
+The names are libibverbs' and pyverbs' (verbs-and-roce.md 18). The records carry no octets: a
+scatter/gather entry names memory by address and key, and the engine looks it up when it is used.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from urds.verbs.engine.numbers import (
+    AsyncEventType,
+    SendFlag,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SGE:
+    """One piece of registered memory: `length` octets from `addr`, under the local key."""
+
+    addr: int
+    length: int
+    lkey: int
+
+
+@dataclass(slots=True)
+class RecvWR:
+    """Room for one message; its octets fill the pieces in order."""
+
+    wr_id: int = 0
+    sg: list[SGE] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SendWR:
+    """One request. Fields that its opcode does not use are ignored.
+
+    `imm_data` is a 32-bit integer; `invalidate_rkey` serves SEND_WITH_INV and LOCAL_INV;
+    `compare_add` and `swap` are 64-bit; `window` and `bind` serve BIND_MW.
+    """
+
+    wr_id: int = 0
+    opcode: WROpcode = WROpcode.SEND
+    sg: list[SGE] = field(default_factory=list)
+    send_flags: SendFlag = SendFlag.SIGNALED
+    imm_data: int = 0
+    invalidate_rkey: int = 0
+    remote_addr: int = 0
+    rkey: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    # Datagrams: where to
+    ah: "AddressVector | None" = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
+    # Memory windows
+    window: Any = None
+    bind: Any = None
+
+    def set_wr_rdma(self, rkey: int, addr: int) -> None:
+        """Name the remote memory of a read or write."""
+        self.rkey, self.remote_addr = rkey, addr
+
+    def set_wr_ud(self, ah: Any, qpn: int, qkey: int) -> None:
+        """Name the receiver of a datagram. `ah` is an `AH` or an `AddressVector`."""
+        self.ah = getattr(ah, "vector", ah)
+        self.remote_qpn, self.remote_qkey = qpn, qkey
+
+    def set_wr_atomic(self, rkey: int, addr: int, compare_add: int, swap: int = 0) -> None:
+        """Name the eight remote octets of an atomic operation and its operands."""
+        self.rkey, self.remote_addr = rkey, addr
+        self.compare_add, self.swap = compare_add, swap
+
+
+@dataclass(frozen=True, slots=True)
+class AddressVector:
+    """Where packets go: the port's GID there (16 octets) and, for providers on IP, its UDP port."""
+
+    dgid: bytes
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WC:
+    """One work completion. On failure only `wr_id`, `status` and `qp_num` mean anything."""
+
+    wr_id: int
+    status: WCStatus = WCStatus.SUCCESS
+    opcode: WCOpcode = WCOpcode.SEND
+    byte_len: int = 0
+    qp_num: int = 0
+    src_qp: int = 0
+    imm_data: int = 0  # with WCFlag.WITH_INV: the key that was invalidated
+    wc_flags: WCFlag = WCFlag(0)
+    vendor_err: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """Something that happened to `element`: the engine's queue pair, queue or shared queue."""
+
+    event_type: AsyncEventType
+    element: Any
