@@ -55,6 +55,8 @@ def test_wrong_usage_is_exit_code_2(front: str, arguments: tuple[str, ...]) -> N
     done = urds(*arguments, front=front)
     assert done.code == 2
     assert "Traceback" not in done.err
+    if arguments[:1] == ("demo",):
+        assert "usage: urds demo" in done.err.lower()
 
 
 @BOTH

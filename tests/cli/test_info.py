@@ -14,6 +14,7 @@ from tests.cli.commands import address, host, urds
 from urds.backend import processes
 from urds.backend.processes import Report
 from urds.cli import info
+from urds.cli.exits import Exit
 from urds.cli.info_tables import TABLES
 from urds.cli.output import Output
 from urds.dataplane.base import MailboxRow, MessageRow, PathRow, Snapshot
@@ -278,6 +279,15 @@ def test_nobody_to_ask_is_exit_code_1(tmp_path: Path) -> None:
     done = urds("info", changes={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert (done.code, done.out) == (1, "")
     assert done.err == "urds info: no urds socket is bound in any process of this user\n"
+
+
+def test_a_silent_process_is_named_and_not_taken_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "find", lambda: [7])
+    monkeypatch.setattr(processes, "ask_all", lambda pids: [processes.Silent(7, "no answer")])
+    assert info.run(info.InfoOptions()) is Exit.FAILED
+    assert capsys.readouterr().err == "urds info: process 7: no answer\n"
 
 
 def test_a_process_may_keep_to_itself(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ rds-info, in its order; `-v` adds ours. Source: rds-tools rds-info(1); linux v6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -30,16 +30,17 @@ class InfoOptions:
 
 def run(options: InfoOptions) -> Exit:
     """Ask the processes and print; `Exit.FAILED` if none of them answered."""
-    reports = list(_reports(options.pid))
+    reports, silent = _ask(options.pid)
     output = Output(json_wanted=options.json_wanted)
     chosen = [one for one in TABLES if not options.tables or one.letter in options.tables]
     counters_chosen = not options.tables or "c" in options.tables
     if options.json_wanted:
         output.document(document(reports, chosen, counters_chosen=counters_chosen))
         return Exit.OK if reports else Exit.FAILED
-    if not reports:
+    if not reports and not silent:
         whom = f"process {options.pid}" if options.pid else "any process of this user"
         complain("info", f"no urds socket is bound in {whom}")
+    if not reports:
         return Exit.FAILED
     if counters_chosen:
         columns = [Column("CounterName", 34), Column("Value", 16)]
@@ -76,12 +77,13 @@ def document(
     return found
 
 
-def _reports(pid: int | None) -> Iterator[Report]:
-    for answer in processes.ask_all([pid] if pid else processes.find()):
-        if isinstance(answer, Silent):
-            complain("info", f"process {answer.pid}: {answer.reason}")
-        else:
-            yield answer
+def _ask(pid: int | None) -> tuple[list[Report], list[Silent]]:
+    """Ask the processes; return what they said and who said nothing, which is told at once."""
+    answers = list(processes.ask_all([pid] if pid else processes.find()))
+    silent = [answer for answer in answers if isinstance(answer, Silent)]
+    for answer in silent:
+        complain("info", f"process {answer.pid}: {answer.reason}")
+    return [answer for answer in answers if not isinstance(answer, Silent)], silent
 
 
 def _sum_counters(reports: Sequence[Report]) -> dict[str, int]:

@@ -14,7 +14,9 @@ from urds.cli.info_tables import TABLES
 
 def main(arguments: Sequence[str]) -> Exit:
     """Carry out a command line. Raises SystemExit for help, version and wrong usage."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:  # argparse would show the usage of `urds`, not of the tool
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     run: Callable[[argparse.Namespace], Exit] = options.run
     return guarded(options.tool, partial(run, options))
 
@@ -40,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         one.add_argument("--json", action="store_true", help=texts.OPTIONS["json"])
-        one.set_defaults(run=run)
+        one.set_defaults(run=run, parser=one)
         return one
 
     _add_demo(tool("demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
