@@ -367,6 +367,19 @@ class TestFreeing:
         world.turn(50)
         assert remote.frames() == []
 
+    def test_a_close_acknowledges_first_what_came_in(self, world: World) -> None:
+        """Without delay: its sender would count it as lost with us."""
+        world.mailbox()
+        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        world.turn()
+        remote.frames()
+        remote.say(5, b"x")
+        world.turn()
+        remote.say(6, b"too late: nobody will take it")
+        world.plane.close(0)
+        assert [frame.header.ack for frame in remote.frames()] == [5]
+        assert remote.ended()
+
     def test_linux_never_gets_one(self, world: World) -> None:
         world.mailbox()
         remote = world.attach(release=Release.STREAM_ACKNOWLEDGED)

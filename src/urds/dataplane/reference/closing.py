@@ -110,9 +110,16 @@ def _wait_until_empty(plane: Plane) -> None:
 
 
 def _end_streams(paths: list[StreamPath]) -> None:
-    """End our direction, read the peer's to its end, close: nothing acknowledged is lost."""
+    """End our direction, read the peer's to its end, close: nothing acknowledged is lost.
+
+    What came in so far is acknowledged first, or its senders would be told that it is given up;
+    what comes in from here on is not, for nobody will take it.
+    """
     streams = []
     for path in paths:
+        with path.plane.lock:
+            path.core.acknowledge()
+        path.flush()
         stream = path.detach()
         if stream is not None:
             with suppress(OSError):

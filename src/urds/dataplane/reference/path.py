@@ -261,6 +261,11 @@ class PathCore:
         if self.incoming.frames and self.outgoing.release is Release.STREAM_ACKNOWLEDGED:
             self.outgoing.handle_stream_acknowledged(octets)
 
+    def acknowledge(self) -> None:
+        """Make an acknowledgement due at once if one is owed: later there may be no stream."""
+        incoming = self.incoming
+        incoming.acknowledgement_due |= self.attached and incoming.messages_owed > 0
+
     # -- time
 
     def is_held(self) -> bool:
