@@ -342,6 +342,16 @@ class TestFreeing:
         world.turn()
         assert [frame.payload for frame in world.attach().messages()] == [b"not there"]
 
+    def test_what_tcp_had_of_a_superseded_stream_is_not_repeated(self, world: World) -> None:
+        mailbox = world.mailbox()
+        old = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        old.say_map()
+        world.turn()
+        old.stream.unacknowledged_octets = 10
+        mailbox.sendto(b"there", ADDRESS)
+        mailbox.sendto(b"not there", ADDRESS)
+        assert [frame.payload for frame in world.attach().messages()] == [b"not there"]
+
     @pytest.mark.rule("rds7-ack-purges")
     def test_the_header_frees(self, world: World) -> None:
         mailbox = world.mailbox()

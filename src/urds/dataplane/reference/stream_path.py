@@ -325,9 +325,6 @@ class StreamPath:
         stream = self.stream
         assert stream is not None
         plane, core = self.plane, self.core
-        with suppress(OSError):
-            # Still true after a reset: what the peer's TCP had is delivered, for a kernel.
-            core.handle_stream_acknowledged(core.octets_written - stream.unacknowledged())
         frames = core.incoming.frames
         self._release_stream(stream)
         self._dispose(stream)
@@ -344,9 +341,14 @@ class StreamPath:
             stream.close()
 
     def _release_stream(self, stream: Stream) -> None:
+        core = self.core
+        with suppress(OSError):
+            # Still true after a reset: what the peer's TCP had is delivered, for a kernel.
+            core.handle_stream_acknowledged(core.octets_written - stream.unacknowledged())
         self.plane.forget_stream(self)
         self.stream = None
-        self.core.detach()
+        core.detach()
+        self.settle_freed()
         self.settled = False
         self.wanted = False
         self.tail_since_ns = None
