@@ -207,6 +207,27 @@ class TestTheirPort:
         world.turn()
         assert mailbox.sendto(b"x", ADDRESS) == 1
 
+    def test_every_port_has_its_own_bit(self, world: World) -> None:
+        """Also for destinations that are known already, whose messages take the short way."""
+        mailbox = world.mailbox()
+        remote = world.attach()
+        ports = (4000, 4001, 4007, 4008, 65535)
+        for round_of_maps in range(2):
+            for port in ports:
+                remote.say_map(EMPTY_MAP)
+                world.turn()
+                for other in ports:
+                    mailbox.sendto(b"known", (str(PEER), other))
+                remote.say_map(CongestionMap([port]).emit())
+                world.turn()
+                for other in ports:
+                    if other != port:
+                        mailbox.sendto(b"free", (str(PEER), other))
+                with pytest.raises(OSError) as refused:
+                    mailbox.sendto(b"x", (str(PEER), port))
+                assert refused.value.errno == errno.ENOBUFS
+            assert world.counter("cong_send_error") == len(ports) * (round_of_maps + 1)
+
     def test_the_full_monitor_is_told_of_the_groups_that_refused(self, world: World) -> None:
         mailbox = world.mailbox(monitor=True)
         remote = world.attach()

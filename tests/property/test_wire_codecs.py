@@ -104,6 +104,18 @@ def test_maps_differ_as_sets_do(before: set[int], after: set[int]) -> None:
     assert new.monitor_mask() == sum(1 << group for group in {port % 64 for port in after})
 
 
+@given(st.lists(st.sets(unsigned(16), max_size=20), max_size=6))
+def test_a_replaced_map_tells_the_groups_it_cleared(rounds: list[set[int]]) -> None:
+    ports, before = CongestionMap(), set[int]()
+    octets = ports.octets
+    for after in rounds:
+        groups = {port % 64 for port in before - after}
+        assert ports.replace(CongestionMap(after).emit()) == sum(1 << group for group in groups)
+        assert list(ports) == sorted(after)
+        assert ports.octets is octets
+        before = after
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=60))
 def test_a_map_follows_a_set(steps: list[tuple[bool, int]]) -> None:
     ports, model = CongestionMap(), set[int]()

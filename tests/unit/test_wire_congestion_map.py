@@ -45,7 +45,7 @@ def test_clear_leaves_the_other_ports_of_the_octet() -> None:
 def test_an_empty_map_takes_no_memory(empty: CongestionMap) -> None:
     assert not empty
     assert sys.getsizeof(empty) < 100
-    assert empty._octets is None  # a private name: the promise is about memory
+    assert not empty.octets
     assert empty.emit() is CongestionMap().emit()
 
 
@@ -55,7 +55,7 @@ def test_a_map_that_became_empty_gives_its_memory_back() -> None:
     assert ports
     ports.clear(65535)
     assert not ports
-    assert ports._octets is None  # as above
+    assert not ports.octets
 
 
 @pytest.mark.parametrize("count", [0, 8191, 8193])
@@ -78,6 +78,28 @@ def test_a_map_does_not_share_the_octets_it_was_read_from() -> None:
     ports = CongestionMap.parse(octets)
     octets[0] = 0
     assert list(ports) == [0]
+
+
+@pytest.mark.parametrize("before", [[], [1, 65535]])
+def test_a_bad_size_replaces_nothing(before: list[int]) -> None:
+    ports = CongestionMap(before)
+    with pytest.raises(WireError, match="8191 octets, not 8192"):
+        ports.replace(bytes(8191))
+    assert list(ports) == before
+
+
+def test_whoever_keeps_the_octets_sees_every_change() -> None:
+    """The path of a message tests its bit there."""
+    ports = CongestionMap()
+    octets = ports.octets
+    assert ports.replace(CongestionMap([4000]).emit()) == 0
+    assert octets[500] == 1
+    ports.set(4001)
+    assert octets[500] == 3
+    assert ports.replace(bytes(8192)) == 1 << 4000 % 64 | 1 << 4001 % 64
+    assert not octets
+    ports.set(4001)
+    assert octets[500] == 2
 
 
 def test_changed_and_cleared() -> None:

@@ -2,7 +2,8 @@
 
 On the wire 8192 octets, port p in octet p // 8, bit p % 8 from the low end; read as 64-bit
 little-endian words, port p is bit p % 64 of word p // 64. A map is sent whole and replaces the
-one before it. Nearly every map is empty, and an empty one holds no octets here.
+one before it. Nearly every map is empty, and an empty one holds no octets here. What changed
+from one map to the next is worked out on whole maps as integers, never port by port.
 Source: linux v6.12 net/rds/cong.c, net/rds/tcp_recv.c.
 """
 
@@ -19,14 +20,15 @@ _FOLD_WIDTHS = [1 << power for power in range(15, 5, -1)]  # 32768 bits down to 
 class CongestionMap:
     """A set of ports, mutable, at most 8 KiB; equal maps hold the same ports.
 
-    Has no lock: its owner guards it.
+    `octets` is one object for the life of the map: none of them while it is empty, else all 8192.
+    The path of a message keeps it and tests its bit there. Has no lock: its owner guards it.
     """
 
-    __slots__ = ("_octets",)
+    __slots__ = ("octets",)
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __init__(self, ports: Iterable[int] = ()) -> None:
-        self._octets: bytearray | None = None
+        self.octets = bytearray()
         for port in ports:
             self.set(port)
 
@@ -36,40 +38,47 @@ class CongestionMap:
 
         Raises WireError for a bad size.
         """
-        if len(octets) != CONGESTION_MAP_BYTES:
-            raise WireError(f"congestion map of {len(octets)} octets, not {CONGESTION_MAP_BYTES}")
         found = cls()
-        if octets != _EMPTY:  # one memcmp for bytes and bytearray
-            found._octets = bytearray(octets)
+        found._fill(octets)
         return found
 
     def emit(self) -> bytes:
         """Write the 8192 octets. An empty map costs no memory: all share the same zeros."""
-        return _EMPTY if self._octets is None else bytes(self._octets)
+        return bytes(self.octets) or _EMPTY
 
     def set(self, port: int) -> bool:
         """Mark `port` congested; tell whether that is news. Raises WireError for no port."""
         index, bit = _place(port)
-        if self._octets is None:
-            self._octets = bytearray(CONGESTION_MAP_BYTES)
-        news = not self._octets[index] & bit
-        self._octets[index] |= bit
+        if not self.octets:
+            self.octets += _EMPTY
+        news = not self.octets[index] & bit
+        self.octets[index] |= bit
         return news
 
     def clear(self, port: int) -> bool:
         """Mark `port` free; tell whether that is news. Raises WireError for no port."""
         index, bit = _place(port)
-        if self._octets is None or not self._octets[index] & bit:
+        if not self.octets or not self.octets[index] & bit:
             return False
-        self._octets[index] ^= bit
-        if self._octets == _EMPTY:
-            self._octets = None
+        self.octets[index] ^= bit
+        if self.octets == _EMPTY:
+            self.octets.clear()
         return True
 
     def test(self, port: int) -> bool:
         """Tell whether `port` is congested. Raises WireError for no port."""
         index, bit = _place(port)
-        return self._octets is not None and bool(self._octets[index] & bit)
+        return bool(self.octets and self.octets[index] & bit)
+
+    def replace(self, octets: bytes | bytearray | memoryview) -> int:
+        """Take the payload of the next map message in place of what is here.
+
+        Return the monitor mask of the ports that were congested and are not any more. Raises
+        WireError for a bad size, and nothing changed then.
+        """
+        before = self._bits()
+        self._fill(octets)
+        return _fold(before & ~self._bits())
 
     def changed_from(self, before: "CongestionMap") -> "CongestionMap":
         """Return the ports that are in one of the two maps only."""
@@ -81,20 +90,17 @@ class CongestionMap:
 
     def monitor_mask(self) -> int:
         """Return the 64-bit mask of RDS_CMSG_CONG_UPDATE: bit p % 64 for each port p."""
-        bits = self._bits()
-        for width in _FOLD_WIDTHS:
-            bits |= bits >> width
-        return bits & ((1 << RDS_CONG_MONITOR_SIZE) - 1)
+        return _fold(self._bits())
 
     def __bool__(self) -> bool:
-        return self._octets is not None
+        return bool(self.octets)
 
     def __len__(self) -> int:
         return self._bits().bit_count()
 
     def __iter__(self) -> Iterator[int]:
         """Yield the congested ports in rising order."""
-        for index, octet in enumerate(bytes(self._octets or b"")):
+        for index, octet in enumerate(bytes(self.octets)):
             for bit in range(8) if octet else ():
                 if octet >> bit & 1:
                     yield index * 8 + bit
@@ -105,19 +111,33 @@ class CongestionMap:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CongestionMap):
             return NotImplemented
-        return self._octets == other._octets
+        return self.octets == other.octets
 
     def __repr__(self) -> str:
         return f"CongestionMap({list(self)})"
 
     def _bits(self) -> int:
-        return 0 if self._octets is None else int.from_bytes(self._octets, "little")
+        return int.from_bytes(self.octets, "little")
+
+    def _fill(self, octets: bytes | bytearray | memoryview) -> None:
+        """Put other octets in place of ours; all zeros are none."""
+        if len(octets) != CONGESTION_MAP_BYTES:
+            raise WireError(f"congestion map of {len(octets)} octets, not {CONGESTION_MAP_BYTES}")
+        # One memcmp for bytes and bytearray.
+        self.octets[:] = b"" if octets == _EMPTY else octets
 
 
 def _place(port: int) -> tuple[int, int]:
     if not 0 <= port <= PORT_LAST:
         raise WireError(f"port {port} is not in 0 to {PORT_LAST}")
     return port >> 3, 1 << (port & 7)
+
+
+def _fold(bits: int) -> int:
+    """Return the groups, of 64, in which one of the 65,536 bits is set."""
+    for width in _FOLD_WIDTHS if bits else ():
+        bits |= bits >> width
+    return bits & ((1 << RDS_CONG_MONITOR_SIZE) - 1)
 
 
 def _from_bits(bits: int) -> CongestionMap:

@@ -35,7 +35,7 @@ def judge(plane: Plane, mailbox: Mailbox, now_ns: int) -> bool:
 def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
     """Set or clear a port's bit in our map; maps go out with the next flush. Lock held."""
     host = plane.hosts[mailbox.local]
-    (host.congested_ports.add if on else host.congested_ports.discard)(mailbox.port)
+    (host.congested.set if on else host.congested.clear)(mailbox.port)
     for path in host.paths:
         path.core.map_due = path.core.attached
         path.flush_soon()

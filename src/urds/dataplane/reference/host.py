@@ -21,33 +21,28 @@ class Host:
         self.inboxes: dict[int, Mailbox] = {}
         self.paths: list[StreamPath] = []
         # Our map as senders of this process see it; `map_octets` is what goes to peers.
-        self.congested_ports: set[int] = set()
-        self._peer_ports: dict[Address, set[int]] = {}
+        self.congested = CongestionMap()
+        self._peer_maps: dict[Address, CongestionMap] = {}
 
     def map_octets(self) -> bytes:
         """Return the 8192 octets of our map as it is now."""
-        return CongestionMap(self.congested_ports).emit()
+        return self.congested.emit()
 
-    def ports_congested_at(self, peer: Address) -> set[int]:
-        """Return the peer's congested ports; the same set while it has a path, changed in place."""
-        ports = self._peer_ports.get(peer)
-        if ports is None:
-            ports = self._peer_ports[peer] = set()
-        return ports
+    def congested_at(self, peer: Address) -> CongestionMap:
+        """Return the peer's map; the same one while it has a path, changed in place."""
+        peer_map = self._peer_maps.get(peer)
+        if peer_map is None:
+            peer_map = self._peer_maps[peer] = CongestionMap()
+        return peer_map
 
-    def replace_peer_map(self, peer: Address, octets: bytes) -> set[int]:
-        """Put the peer's new map in force; return the ports that were set and are clear now."""
-        ports = self.ports_congested_at(peer)
-        now = set(CongestionMap.parse(octets))
-        cleared = ports - now
-        ports.clear()
-        ports.update(now)
-        return cleared
+    def replace_peer_map(self, peer: Address, octets: bytes) -> int:
+        """Put the peer's new map in force; return the groups with a port that it cleared."""
+        return self.congested_at(peer).replace(octets)
 
     def forget_peer_map(self, peer: Address) -> None:
         """Drop the map of a peer to which no path is left; no socket is routed to it any more."""
         if all(path.peer != peer for path in self.paths):
-            self._peer_ports.pop(peer, None)
+            self._peer_maps.pop(peer, None)
 
 
 def socket_address(address: Address, port: int) -> SocketAddress:

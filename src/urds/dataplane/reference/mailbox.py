@@ -56,9 +56,8 @@ _LOOK_AGAIN: tuple[bytes, SocketAddress] = (
     b"",
     ("", 0),
 )  # something came that is not a plain message
-_GROUPS = 64
-# What one destination needs: its path, the queue of it, the port, the peer's congested ports.
-_Flow = tuple[StreamPath, Outgoing, int, set[int]]
+# What one destination needs: its path, the queue of it, the port, the octets of the peer's map.
+_Flow = tuple[StreamPath, Outgoing, int, bytearray]
 
 
 class Mailbox(Inbox):
@@ -128,7 +127,7 @@ class Mailbox(Inbox):
                 and payload_bytes <= self._plain_bytes_max
             ):
                 path, outgoing, port, congested = flow
-                if not path.full and port not in congested:
+                if not path.full and not (congested and congested[port >> 3] >> (port & 7) & 1):
                     outgoing.unsent.append((self, self.port, port, payload, b""))
                     self.send_queued_bytes += payload_bytes
                     pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES

@@ -38,9 +38,9 @@ from urds.dataplane.reference.snapshots import take_snapshot
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
 from urds.errors import Refusal
+from urds.wire.congestion_map import CongestionMap
 
 _T = TypeVar("_T")
-_GROUPS = 64
 
 
 class Plane:
@@ -275,18 +275,15 @@ class Plane:
     def note_peer_map(self, host: Host, peer: Address, octets: bytes) -> None:
         """Put a peer's map in force and tell the sockets of the address. Lock held."""
         self.counters.cong_update_received += 1
-        cleared = host.replace_peer_map(peer, octets)
-        groups = 0
-        for port in cleared:
-            groups |= 1 << port % _GROUPS
+        groups = host.replace_peer_map(peer, octets)
         for mailbox in host.inboxes.values():
             mailbox.note_map(groups)
             self.touched.add(mailbox)
         self.emit(PeerMap(host.address, peer))
 
-    def own_congested_ports(self, address: Address) -> set[int]:
-        """Return the congested ports of an address of this process. Lock held."""
-        return self._host(address).congested_ports
+    def own_congestion(self, address: Address) -> CongestionMap:
+        """Return the map of an address of this process. Lock held."""
+        return self._host(address).congested
 
     def is_over_hard_bound(self, inbox: Inbox) -> bool:
         """Tell whether a mailbox is so full that its peers' streams must wait."""

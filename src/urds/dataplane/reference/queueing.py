@@ -124,10 +124,8 @@ def _try(
         return Refusal.PEER_UNREACHABLE
     mailbox._map_news = False
     loop = isinstance(path, LoopPath)
-    congested = (
-        mailbox._plane.own_congested_ports(peer) if loop else mailbox._host.ports_congested_at(peer)
-    )
-    if port in congested:
+    congested = mailbox._plane.own_congestion(peer) if loop else mailbox._host.congested_at(peer)
+    if congested.test(port):
         mailbox._saw_congestion = True
         if mailbox.settings.monitor:
             mailbox._wait_groups |= 1 << port % _GROUPS
@@ -151,5 +149,5 @@ def _try(
     outgoing.queue(mailbox, mailbox.port, port, payload, extension)
     if len(mailbox._flows) >= _FLOWS_MAX:
         mailbox._flows.clear()
-    mailbox._flows[address] = (path, outgoing, port, congested)
+    mailbox._flows[address] = (path, outgoing, port, congested.octets)
     return None

@@ -328,7 +328,6 @@ class StreamPath:
         frames = core.incoming.frames
         self._release_stream(stream)
         self._dispose(stream)
-        self.settle_freed()
         plane.emit(Down(self, reason, error, frames, self.attachment))
         if core.outgoing.holds():  # a probe or a pong alone is not worth a stream
             self._want()
@@ -417,7 +416,7 @@ class StreamPath:
     def peer_is_congested(self, port: int) -> bool:
         """Tell whether the peer's map marks a port."""
         with self.plane.lock:
-            return port in self.host.ports_congested_at(self.peer)
+            return self.host.congested_at(self.peer).test(port)
 
     def hold_behind(self, other: Path) -> None:
         """Hold new messages until `other` has delivered what it has queued now."""

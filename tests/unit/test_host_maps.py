@@ -1,0 +1,37 @@
+"""What the congestion maps of peers cost one local address."""
+
+import tracemalloc
+from ipaddress import ip_address
+
+import pytest
+
+from urds.dataplane.reference.host import Host
+
+PEERS = [ip_address(f"10.0.0.{number}") for number in range(1, 33)]
+FULL, EMPTY = b"\xff" * 8192, bytes(8192)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most_bytes"), [([FULL], 8600), ([FULL, EMPTY, FULL], 8600), ([FULL, EMPTY], 400)]
+)
+def test_a_map_costs_its_octets_at_most(rounds: list[bytes], most_bytes: int) -> None:
+    """The peer chooses what is in it; a Python set of all ports would take 6.3 MB."""
+    host = Host(ip_address("10.0.0.100"))
+    host.replace_peer_map(ip_address("10.0.0.200"), FULL)  # what is made once for all
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for octets in rounds:
+        for peer in PEERS:
+            host.replace_peer_map(peer, octets)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown / len(PEERS) < most_bytes
+
+
+def test_our_own_map_goes_out_as_it_is() -> None:
+    host = Host(ip_address("10.0.0.100"))
+    host.congested.set(4000)
+    octets = host.map_octets()
+    host.congested.clear(4000)
+    assert octets[500] == 1
+    assert host.map_octets() == EMPTY
