@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 COUNT = 1000
 LONG_COUNT = 5000  # a thousand are over before `ss` has killed twice
 IDLE_S = 15.0
+ACKNOWLEDGED_S = 5.0  # TCP delays an acknowledgement by a fifth of a second at most
 EXCHANGE = "exchange(s, target, count=count, seed=seed, idle_s=idle_s)"
 SILENCE = Orders(block=("to_guest", "to_host"))
 RELOAD_RDS = "run('rmmod rds_tcp rds && modprobe rds_tcp')"
@@ -88,10 +89,13 @@ def test_our_process_dies_and_a_new_one_goes_on(
 def test_the_kernel_starts_anew_behind_a_silent_wire(ends: Ends, lab: Lab) -> None:
     """Its modules are reloaded while no segment passes: so a reboot looks from here.
 
-    What we sent meanwhile arrives at its new life, once; then messages flow both ways.
+    What we sent meanwhile arrives at its new life, once; then messages flow both ways. What the
+    old life acknowledged does not come again; an acknowledgement that TCP delays until the wire is
+    silent never gets here, so it is waited for.
     """
     ends.open_sockets()
     _send_both_ways(ends, range(20))
+    _wait_until_acknowledged(ends)
     lab.order(SILENCE)
     ends.ours("send_numbers(s, kernel, range(100, 110))", kernel=ends.kernel)
     ends.guest("s.close()")
@@ -131,6 +135,14 @@ def _send_both_ways(ends: Ends, numbers: range) -> None:
     ends.guest("send_numbers(s, target, range(*bounds))", target=ends.us, bounds=_bounds(numbers))
     for receiver in (ends.guest, ends.ours):
         assert receiver("receive_numbers(s, count)", count=len(numbers)) == list(numbers)
+
+
+def _wait_until_acknowledged(ends: Ends) -> None:
+    """Wait until TCP has told us that the kernel has all that we sent."""
+    deadline_s = time.monotonic() + ACKNOWLEDGED_S
+    while ends.ours("s.getsockopt(urds.SOL_RDS, urds.RDS_INFO_RETRANS_MESSAGES, 65536)"):
+        assert time.monotonic() < deadline_s, f"not acknowledged in {ACKNOWLEDGED_S} s"
+        time.sleep(0.01)
 
 
 def _bounds(numbers: range) -> tuple[int, int]:
