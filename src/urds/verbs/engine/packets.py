@@ -10,6 +10,8 @@ record into octets for providers that carry packets; the `tcp` provider speaks i
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
+from urds.verbs.engine.work import AddressVector
+
 
 class PacketKind(IntEnum):
     """What a packet is. Requests up to ATOMIC_ADD, then answers, then the datagram."""
@@ -63,6 +65,8 @@ class Packet:
     selective: ranges [first, last] of PSNs beyond `psn` that arrived (ACK of a responder that
     accepts selectively), at most 8.
     source_qpn, qkey: DATAGRAM.
+    destination: where a DATAGRAM goes; never on the way itself. The other kinds go to the peer
+    of their queue pair.
     """
 
     kind: PacketKind
@@ -82,3 +86,4 @@ class Packet:
     qkey: int = 0
     selective: tuple[tuple[int, int], ...] = ()
     payload: bytes | bytearray | memoryview = b""
+    destination: AddressVector | None = None

@@ -98,6 +98,7 @@ class ConnectionEvent:
     connection: "Connection"
     parameters: ConnectParameters = field(default_factory=ConnectParameters)
     qpn: int = 0  # datagrams: the peer's queue pair
+    vector: AddressVector | None = None  # datagrams: where that queue pair is
     reason: str = ""  # for people
 
 
