@@ -1,0 +1,393 @@
+"""Keys: who may touch which octets. Every access to an application's memory passes here.
+
+A key is 32 bits: a 24-bit index and an 8-bit variant. Memory regions take their indices from one
+range, memory windows from another, and no key is 0. An index that comes back gets its next
+variant, so a stale key fails; freed indices wait in line as long as fresh ones are left.
+
+An access that is allowed gets a slice of the region's view, and only that: nothing outside a
+region can be touched, whatever a peer writes into its packets. The table knows no queue pair and
+no lock; its adapter's lock guards it. Source: verbs-and-roce.md section 11.
+"""
+
+import errno
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from urds.verbs.engine.numbers import AccessFlag, WCStatus
+from urds.verbs.engine.packets import Syndrome
+
+VARIANT_BITS: Final = 8
+REGION_INDEX_FIRST: Final = 1
+WINDOW_INDEX_FIRST: Final = 1 << 23
+INDEX_END: Final = 1 << 24
+ADDRESS_END: Final = 1 << 64
+REGIONS_MAX: Final = 1 << 20
+WINDOWS_MAX: Final = 1 << 20
+
+_KNOWN_ACCESS: Final = 0x1F
+_OPTIONAL_ACCESS: Final = 0x3FF0_0000  # hints, RELAXED_ORDERING among them: ignored where unknown
+_REMOTE_CHANGE: Final = int(AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC)
+_REMOTE: Final = int(_REMOTE_CHANGE | AccessFlag.REMOTE_READ)
+_LOCAL_WRITE: Final = int(AccessFlag.LOCAL_WRITE)
+_MW_BIND: Final = int(AccessFlag.MW_BIND)
+
+
+class AccessError(Exception):
+    """An access that its key does not allow.
+
+    `status` is what a local user sees in his completion, `syndrome` what a responder answers.
+    """
+
+    def __init__(self, message: str, *, status: WCStatus, syndrome: Syndrome) -> None:
+        super().__init__(message)
+        self.status = status
+        self.syndrome = syndrome
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Registered memory: `length` octets that peers and work requests call `address` and up."""
+
+    pd: object
+    view: memoryview  # of octets; empty once the region is gone
+    address: int
+    length: int
+    access: AccessFlag
+    lkey: int
+    rkey: int
+    windows: int = 0  # bound to this region; it cannot go while there are any
+    tag: Any = None  # a provider's own: where peers find the same memory
+    # `access` as a plain int: combining flags of an enum costs more than the whole look-up.
+    access_bits: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """A part of a region with a remote key of its own. Bound while `region` is not `None`."""
+
+    pd: object
+    kind: int  # 1: any queue pair of the domain may use it; 2: only the one that bound it
+    rkey: int
+    region: Region | None = None
+    address: int = 0
+    length: int = 0
+    access_bits: int = 0
+    qpn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBinding:
+    """What a BIND_MW asks for: `SendWR.bind`. Length 0 unbinds a window of kind 1."""
+
+    region: Region
+    address: int
+    length: int
+    access: AccessFlag
+
+
+@dataclass(slots=True)
+class _Indices:
+    """Numbers from `first` up, at most `count_max` in use; each comes with its next variant."""
+
+    first: int
+    count_max: int
+    fresh: int = 0
+    freed: deque[int] = field(default_factory=deque)  # last keys of the indices that came back
+
+    def take(self) -> int:
+        if self.fresh < self.count_max:
+            self.fresh += 1
+            return (self.first + self.fresh - 1) << VARIANT_BITS
+        if self.freed:
+            return next_variant(self.freed.popleft())
+        raise OSError(errno.ENOMEM, f"all {self.count_max} keys are in use")
+
+
+class KeyTable:
+    """All regions and windows of one adapter, by key."""
+
+    def __init__(self, *, regions_max: int = REGIONS_MAX, windows_max: int = WINDOWS_MAX) -> None:
+        self._regions: dict[int, Region] = {}
+        self._windows: dict[int, Window] = {}
+        self._region_indices = _Indices(REGION_INDEX_FIRST, regions_max)
+        self._window_indices = _Indices(WINDOW_INDEX_FIRST, windows_max)
+
+    @property
+    def region_count(self) -> int:
+        """Return how many regions are registered."""
+        return len(self._regions)
+
+    # -- regions
+
+    def register(self, pd: object, view: memoryview, address: int, access: AccessFlag) -> Region:
+        """Register a C-contiguous view under a fresh key; `address` names its first octet.
+
+        Raises OSError: EINVAL for access flags or an address that cannot be, ENOMEM at the limit.
+        """
+        octets, bits = _checked(view, address, access)
+        key = self._region_indices.take()
+        region = Region(
+            pd, octets, address, octets.nbytes, AccessFlag(bits), key, key, access_bits=bits
+        )
+        self._regions[key] = region
+        return region
+
+    def reregister(
+        self,
+        region: Region,
+        *,
+        pd: object | None = None,
+        view: memoryview | None = None,
+        address: int | None = None,
+        access: AccessFlag | None = None,
+    ) -> None:
+        """Change what is given; the region gets new keys and the old ones fail from here on.
+
+        Raises OSError: EBUSY while windows are bound, EINVAL as `register`. Then nothing changes.
+        """
+        self._demand_free_of_windows(region)
+        octets, bits = _checked(
+            region.view if view is None else view,
+            region.address if address is None else address,
+            region.access if access is None else access,
+        )
+        del self._regions[region.lkey]
+        region.pd = region.pd if pd is None else pd
+        region.view, region.length = octets, octets.nbytes
+        region.address = region.address if address is None else address
+        region.access, region.access_bits = AccessFlag(bits), bits
+        region.lkey = region.rkey = next_variant(region.lkey)
+        self._regions[region.lkey] = region
+
+    def deregister(self, region: Region) -> None:
+        """Forget a region; its view becomes empty.
+
+        Raises OSError: EBUSY while windows are bound, EINVAL if it is gone already.
+        """
+        self._demand_free_of_windows(region)
+        del self._regions[region.lkey]
+        self._region_indices.freed.append(region.lkey)
+        region.view, region.length = memoryview(b""), 0
+
+    def local(self, lkey: int, address: int, length: int, *, pd: object, write: bool) -> memoryview:
+        """Return the octets that a work request of this side names. No octets need no key.
+
+        Raises AccessError (LOC_PROT_ERR): key, protection domain, right to write, range.
+        """
+        region = self._regions.get(lkey)
+        if (
+            region is not None
+            and region.pd is pd
+            and (start := _offset(region, address, length)) >= 0
+            and (not write or region.access_bits & _LOCAL_WRITE)
+        ):
+            return region.view[start : start + length]
+        if length == 0:
+            return memoryview(b"")
+        reason = _reason(region, pd, address, length, _LOCAL_WRITE if write else 0)
+        raise AccessError(
+            f"local key {lkey:#x}: {reason}",
+            status=WCStatus.LOC_PROT_ERR,
+            syndrome=Syndrome.NAK_REMOTE_OPERATION,
+        )
+
+    def remote(
+        self,
+        rkey: int,
+        address: int,
+        length: int,
+        *,
+        pd: object,
+        access: AccessFlag,
+        qpn: int,
+    ) -> memoryview:
+        """Return the octets that a peer of queue pair `qpn` names. No octets need no key.
+
+        Raises AccessError (NAK_REMOTE_ACCESS): key, protection domain, rights, range.
+        """
+        if length == 0:
+            return memoryview(b"")
+        bits = int(access)
+        region = self._regions.get(rkey)
+        if (
+            region is not None
+            and region.pd is pd
+            and region.access_bits & bits == bits
+            and (start := _offset(region, address, length)) >= 0
+        ):
+            return region.view[start : start + length]
+        window = self._windows.get(rkey)
+        if (
+            window is not None
+            and window.region is not None
+            and window.pd is pd
+            and (window.kind == 1 or window.qpn == qpn)
+            and window.access_bits & bits == bits
+            and _offset(window, address, length) >= 0
+        ):
+            start = address - window.region.address
+            return window.region.view[start : start + length]
+        reason = _reason(window or region, pd, address, length, bits)
+        raise AccessError(
+            f"remote key {rkey:#x}: {reason}",
+            status=WCStatus.REM_ACCESS_ERR,
+            syndrome=Syndrome.NAK_REMOTE_ACCESS,
+        )
+
+    # -- windows
+
+    def new_window(self, pd: object, *, kind: int = 1) -> Window:
+        """Make an unbound window of kind 1 or 2. Raises OSError: EINVAL, ENOMEM at the limit."""
+        if kind not in (1, 2):
+            raise OSError(errno.EINVAL, f"memory window of kind {kind}, known are 1 and 2")
+        window = Window(pd, kind, self._window_indices.take())
+        self._windows[window.rkey] = window
+        return window
+
+    def bind(
+        self,
+        window: Window,
+        region: Region,
+        address: int,
+        length: int,
+        access: AccessFlag,
+        *,
+        qpn: int,
+    ) -> int:
+        """Point a window at a part of a region and return its new remote key.
+
+        A window of kind 1 may be bound again, and length 0 unbinds it; one of kind 2 has to be
+        invalidated first. Raises AccessError (MW_BIND_ERR); then nothing changes.
+        """
+        if (
+            refusal := self._bind_refusal(window, region, address, length, int(access))
+        ) is not None:
+            raise AccessError(
+                f"memory window {window.rkey:#x}: {refusal}",
+                status=WCStatus.MW_BIND_ERR,
+                syndrome=Syndrome.NAK_INVALID_REQUEST,
+            )
+        self._unbind(window)
+        if length:
+            window.region, window.address, window.length = region, address, length
+            window.access_bits, window.qpn = int(access) & _KNOWN_ACCESS, qpn
+            region.windows += 1
+        del self._windows[window.rkey]
+        window.rkey = next_variant(window.rkey)
+        self._windows[window.rkey] = window
+        return window.rkey
+
+    def free(self, window: Window) -> None:
+        """Forget a window, bound or not."""
+        self._unbind(window)
+        del self._windows[window.rkey]
+        self._window_indices.freed.append(window.rkey)
+
+    def invalidate(self, rkey: int, *, pd: object, qpn: int) -> None:
+        """Unbind the window of kind 2 that `rkey` names; the key fails from here on.
+
+        Regions of applications and windows of kind 1 cannot be invalidated by key. Raises
+        AccessError: LOC_QP_OP_ERR for a local user, NAK_INVALID_REQUEST for a responder.
+        """
+        window = self._windows.get(rkey)
+        if (
+            window is not None
+            and window.region is not None
+            and window.pd is pd
+            and window.kind == 2
+            and window.qpn == qpn
+        ):
+            self._unbind(window)
+            return
+        raise AccessError(
+            f"key {rkey:#x} is no window of kind 2 that queue pair {qpn:#x} has bound",
+            status=WCStatus.LOC_QP_OP_ERR,
+            syndrome=Syndrome.NAK_INVALID_REQUEST,
+        )
+
+    # -- inside
+
+    def _bind_refusal(
+        self, window: Window, region: Region, address: int, length: int, bits: int
+    ) -> str | None:
+        if window.kind == 2 and window.region is not None:
+            return "bound already: invalidate it first"
+        if window.kind == 2 and length == 0:
+            return "length 0: a window of kind 2 is unbound by invalidation"
+        if self._windows.get(window.rkey) is not window:
+            return "it was freed"
+        if self._regions.get(region.lkey) is not region:
+            return f"region {region.lkey:#x} was deregistered"
+        if window.pd is not region.pd:
+            return "its protection domain is not the region's"
+        if length and not region.access_bits & _MW_BIND:
+            return f"region {region.lkey:#x} was registered without MW_BIND"
+        if bits & ~_KNOWN_ACCESS & ~_OPTIONAL_ACCESS:
+            return f"unknown access flags {bits:#x}"
+        if bits & _REMOTE_CHANGE and not region.access_bits & _LOCAL_WRITE:
+            return f"remote writing, but region {region.lkey:#x} has no LOCAL_WRITE"
+        if _offset(region, address, length) < 0:
+            return f"{_extent(address, length)} outside {_extent(region.address, region.length)}"
+        return None
+
+    def _unbind(self, window: Window) -> None:
+        if window.region is not None:
+            window.region.windows -= 1
+            window.region, window.length, window.access_bits = None, 0, 0
+
+    def _demand_free_of_windows(self, region: Region) -> None:
+        if self._regions.get(region.lkey) is not region:
+            raise OSError(errno.EINVAL, f"region {region.lkey:#x} was deregistered before")
+        if region.windows:
+            raise OSError(
+                errno.EBUSY, f"{region.windows} memory windows are bound to region {region.lkey:#x}"
+            )
+
+
+def next_variant(key: int) -> int:
+    """Return the key of the same index with the next variant; 255 is followed by 0."""
+    variant = (key + 1) & ((1 << VARIANT_BITS) - 1)
+    return key >> VARIANT_BITS << VARIANT_BITS | variant
+
+
+def _checked(view: memoryview, address: int, access: AccessFlag) -> tuple[memoryview, int]:
+    """Return the view as octets and the access bits that count."""
+    bits = int(access) & ~_OPTIONAL_ACCESS
+    if bits & ~_KNOWN_ACCESS:
+        raise OSError(errno.EINVAL, f"access flags {int(access):#x}, known are {_KNOWN_ACCESS:#x}")
+    if bits & _REMOTE_CHANGE and not bits & _LOCAL_WRITE:
+        raise OSError(errno.EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE beside them")
+    if view.readonly and bits & _LOCAL_WRITE:
+        raise OSError(errno.EINVAL, "LOCAL_WRITE for a buffer that cannot be written")
+    octets = view.cast("B") if view.ndim != 1 or view.format != "B" else view
+    if not 0 <= address <= ADDRESS_END - octets.nbytes:
+        raise OSError(errno.EINVAL, f"{_extent(address, octets.nbytes)} outside 64 bits")
+    return octets, bits
+
+
+def _offset(found: Region | Window, address: int, length: int) -> int:
+    """Return where `length` octets at `address` begin in what was found, -1 if not inside.
+
+    Integers have no width here, so a sum cannot wrap round to a valid one.
+    """
+    start = address - found.address
+    return start if start >= 0 and 0 <= length <= found.length - start else -1
+
+
+def _reason(found: Region | Window | None, pd: object, address: int, length: int, bits: int) -> str:
+    """Say why an access was refused."""
+    if found is None or (isinstance(found, Window) and found.region is None):
+        return "not valid"
+    if found.pd is not pd:
+        return "of another protection domain"
+    if bits & ~found.access_bits:
+        missing = AccessFlag(bits & ~found.access_bits)
+        return f"without the right {missing!r}"
+    if _offset(found, address, length) < 0:
+        return f"{_extent(address, length)} outside {_extent(found.address, found.length)}"
+    return "bound by another queue pair"
+
+
+def _extent(address: int, length: int) -> str:
+    return f"{length} octets at {address:#x}"
