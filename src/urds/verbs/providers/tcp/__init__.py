@@ -1,0 +1,6 @@
+"""The `tcp` provider: verbs as iWARP over TCP connections, datagrams over UDP.
+
+`frames` knows the octets of FPDUs, `codec` turns the engine's packets into them and back,
+`stream` moves one TCP connection, `connections` and `adapter` are what `providers.base` asks for.
+docs/adr/0007 says what is standard on the wire and what is spoken between our own nodes only.
+"""

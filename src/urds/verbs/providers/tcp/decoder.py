@@ -1,0 +1,320 @@
+"""FPDUs as the engine's packets: the other direction of a stream, without the stream.
+
+Everything a peer may get wrong on a stream is refused here with the code that a TERMINATE names;
+what it may get wrong in a request (keys, bounds, rights) is the engine's to judge. Payloads are
+views of the buffer that was parsed. docs/adr/0007 says what is private to our own nodes.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from urds.verbs.engine.numbers import PSN_MASK
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.providers.tcp import payloads
+from urds.verbs.providers.tcp.encoder import Notice
+from urds.verbs.providers.tcp.exchange import Exchange, OwedRead
+from urds.verbs.providers.tcp.frames import (
+    Frame,
+    Mark,
+    Opcode,
+    Queue,
+    StreamBroken,
+    TerminateCode,
+    header_of,
+    parse_frame,
+)
+
+_MASK_32: Final = 0xFFFF_FFFF
+_MESSAGE_OF_SENDS: Final = 1
+_MESSAGE_OF_WRITES: Final = 2
+
+# What each kind of SEND adds to the last packet of its message, and who speaks it.
+_SEND_FLAGS: Final = {
+    Opcode.SEND: PacketFlag(0),
+    Opcode.SEND_INVALIDATE: PacketFlag.INVALIDATE,
+    Opcode.SEND_SOLICITED: PacketFlag.SOLICITED,
+    Opcode.SEND_SOLICITED_INVALIDATE: PacketFlag.SOLICITED | PacketFlag.INVALIDATE,
+    Opcode.SEND_WITH_IMMEDIATE: PacketFlag.IMMEDIATE,
+    Opcode.SEND_SOLICITED_WITH_IMMEDIATE: PacketFlag.SOLICITED | PacketFlag.IMMEDIATE,
+}
+_OWN_ONLY: Final = frozenset(range(Opcode.IMMEDIATE, Opcode.NOTICE + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """The peer ends the stream for a reason: layer, type and code."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The peer ends the stream on purpose; what follows is its end."""
+
+
+Taken = Packet | Terminated | Farewell | None
+
+
+class Decoder:
+    """Turns FPDUs into packets, in the order of their arrival."""
+
+    def __init__(
+        self, exchange: Exchange, *, target_qpn: int, own: bool, crc: bool, psn: int = 0
+    ) -> None:
+        self._exchange = exchange
+        self._qpn = target_qpn
+        self._own = own
+        self._crc = crc
+        self._psn = psn  # of the next request packet
+        self._message = 0  # which kind of message is under way; 0: between two
+        self._offset = 0  # octets of that message so far
+        self._msn: int | None = 1  # of the message under way or next; None: the next one tells
+        self._counts = [0] * len(Queue)
+        self.wrote_last = False  # the last request was a write: names a TERMINATE's layer
+
+    def take(self, octets: memoryview) -> tuple[Taken, int]:
+        """Take one packet from the front; return it and its octets, 0 while some are missing.
+
+        Frames that are no packet come back as `None` with their octets. Raises StreamBroken.
+        """
+        found = parse_frame(octets, crc=self._crc)
+        if found is None:
+            return None, 0
+        frame, frame_bytes = found
+        try:
+            if frame.marks & Mark.IMMEDIATE_FOLLOWS and self._own and frame.is_tagged:
+                return self._take_pair(frame, octets, frame_bytes)
+            return self._handle(frame), frame_bytes
+        except StreamBroken as broken:
+            broken.header = broken.header or header_of(octets)
+            raise
+
+    def _take_pair(self, frame: Frame, octets: memoryview, frame_bytes: int) -> tuple[Taken, int]:
+        """Take a write and its immediate data as the one packet that they are to the engine."""
+        found = parse_frame(octets[frame_bytes:], crc=self._crc)
+        if found is None:
+            return None, 0
+        second, second_bytes = found
+        if second.opcode not in (Opcode.IMMEDIATE, Opcode.IMMEDIATE_SOLICITED):
+            raise StreamBroken(
+                TerminateCode.REMOTE_OPCODE, f"opcode {second.opcode}, not immediate data"
+            )
+        packet = self._write(frame)
+        self._add_immediate(packet, second)
+        return packet, frame_bytes + second_bytes
+
+    def _handle(self, frame: Frame) -> Taken:
+        opcode = frame.opcode
+        if opcode in _OWN_ONLY and not self._own:
+            raise StreamBroken(TerminateCode.REMOTE_OPCODE, f"opcode {opcode}, not negotiated")
+        if opcode == Opcode.WRITE:
+            return self._write(frame)
+        if opcode == Opcode.READ_RESPONSE:
+            return self._read_response(frame)
+        if opcode in _SEND_FLAGS:
+            return self._send(frame)
+        if opcode in (Opcode.IMMEDIATE, Opcode.IMMEDIATE_SOLICITED):
+            return self._immediate(frame)
+        if opcode < 0:
+            return None
+        if opcode == Opcode.TERMINATE:
+            return Terminated(payloads.parse_terminate(frame.payload))
+        self._check_single(frame)
+        return self._handle_single(frame)
+
+    def _handle_single(self, frame: Frame) -> Taken:
+        opcode = frame.opcode
+        if opcode == Opcode.ANSWER:
+            return self._answer(frame)
+        if opcode == Opcode.READ_REQUEST:
+            return self._read_request(frame)
+        if opcode == Opcode.ATOMIC_REQUEST:
+            return self._atomic_request(frame)
+        if opcode == Opcode.ATOMIC_RESPONSE:
+            return self._atomic_response(frame)
+        return self._notice(frame)
+
+    # -- requests
+
+    def _request(self, kind: PacketKind, frame: Frame, flags: PacketFlag) -> Packet:
+        """Return a request packet with the next number."""
+        psn = self._psn
+        self._psn = psn + 1 & PSN_MASK
+        if self._own and frame.marks & Mark.ACK_REQUEST:
+            flags |= PacketFlag.ACK_REQUEST
+        return Packet(kind, self._qpn, psn=psn, flags=flags, payload=frame.payload)
+
+    def _segment(self, frame: Frame, message: int) -> tuple[PacketFlag, int]:
+        """Follow the messages of requests; return the segment's flags and place in its message."""
+        if self._message not in (0, message):
+            raise StreamBroken(
+                TerminateCode.REMOTE_OPCODE, f"opcode {frame.opcode} inside another message"
+            )
+        offset = self._offset
+        flags = PacketFlag(0) if offset or self._message else PacketFlag.FIRST
+        if frame.is_last:
+            flags |= PacketFlag.LAST
+            self._message = self._offset = 0
+        else:
+            self._message = message
+            self._offset = offset + len(frame.payload)
+            if self._offset > _MASK_32:
+                raise StreamBroken(TerminateCode.UNTAGGED_TOO_LONG, "message beyond 4 GiB")
+        return flags, offset
+
+    def _number(self, frame: Frame) -> None:
+        """Follow the message numbers of the SEND queue."""
+        if self._msn is not None and frame.msn != self._msn:
+            raise StreamBroken(
+                TerminateCode.UNTAGGED_SEQUENCE, f"message {frame.msn}, not {self._msn}"
+            )
+        self._msn = frame.msn + 1 & _MASK_32 if frame.is_last else frame.msn
+
+    def _send(self, frame: Frame) -> Packet:
+        self._number(frame)
+        flags, offset = self._segment(frame, _MESSAGE_OF_SENDS)
+        if frame.offset != offset:
+            raise StreamBroken(
+                TerminateCode.UNTAGGED_OFFSET, f"message offset {frame.offset}, not {offset}"
+            )
+        if frame.is_last:
+            flags |= _SEND_FLAGS[Opcode(frame.opcode)]
+        self.wrote_last = False
+        packet = self._request(PacketKind.SEND, frame, flags)
+        packet.msn, packet.offset, packet.immediate = frame.msn, offset, frame.word
+        return packet
+
+    def _write(self, frame: Frame) -> Packet:
+        flags, offset = self._segment(frame, _MESSAGE_OF_WRITES)
+        self.wrote_last = True
+        packet = self._request(PacketKind.WRITE, frame, flags)
+        packet.offset, packet.rkey, packet.address = offset, frame.word, frame.offset
+        return packet
+
+    def _immediate(self, frame: Frame) -> Packet:
+        """Take immediate data that came alone: of a write without octets."""
+        flags, _ = self._segment(frame, _MESSAGE_OF_WRITES)
+        packet = self._request(PacketKind.WRITE, frame, flags)
+        self._add_immediate(packet, frame)
+        packet.payload = b""
+        return packet
+
+    def _add_immediate(self, packet: Packet, frame: Frame) -> None:
+        self._check_single(frame, counted=False)
+        if not packet.flags & PacketFlag.LAST:
+            raise StreamBroken(TerminateCode.REMOTE_OPCODE, "immediate data inside a write")
+        self._number(frame)
+        packet.flags |= PacketFlag.IMMEDIATE
+        if frame.opcode == Opcode.IMMEDIATE_SOLICITED:
+            packet.flags |= PacketFlag.SOLICITED
+        packet.msn, packet.immediate = frame.msn, payloads.parse_immediate(frame.payload)
+
+    def _read_request(self, frame: Frame) -> Packet:
+        request = payloads.parse_read_request(frame.payload)
+        packet = self._whole_request(PacketKind.READ_REQUEST, frame)
+        self._exchange.owe(packet.psn)
+        self._exchange.owed[packet.psn] = OwedRead(request.sink_stag, request.sink_offset)
+        packet.length, packet.rkey = request.read_bytes, request.source_stag
+        packet.address = request.source_offset
+        return packet
+
+    def _atomic_request(self, frame: Frame) -> Packet:
+        request = payloads.parse_atomic_request(frame.payload)
+        is_swap = request.operation == payloads.COMPARE_SWAP
+        kind = PacketKind.ATOMIC_SWAP if is_swap else PacketKind.ATOMIC_ADD
+        packet = self._whole_request(kind, frame)
+        self._exchange.owe(packet.psn)
+        self._exchange.atomics_owed[packet.psn] = request.identifier
+        packet.rkey, packet.address = request.stag, request.offset
+        packet.compare_add = request.compare if is_swap else request.operand
+        packet.swap = request.operand if is_swap else 0
+        return packet
+
+    def _whole_request(self, kind: PacketKind, frame: Frame) -> Packet:
+        if self._message:
+            raise StreamBroken(
+                TerminateCode.REMOTE_OPCODE, f"opcode {frame.opcode} inside another message"
+            )
+        self.wrote_last = False
+        packet = self._request(kind, frame, PacketFlag.FIRST | PacketFlag.LAST)
+        packet.payload = b""
+        return packet
+
+    # -- answers
+
+    def _read_response(self, frame: Frame) -> Packet:
+        read = self._exchange.asked.get(frame.word)
+        if read is None:
+            raise StreamBroken(
+                TerminateCode.TAGGED_INVALID_STAG, f"no read waits under STag {frame.word:#x}"
+            )
+        offset, payload_bytes = read.received_bytes, len(frame.payload)
+        end = offset + payload_bytes
+        if frame.offset != offset or end > read.read_bytes:
+            raise StreamBroken(
+                TerminateCode.TAGGED_BASE_BOUNDS,
+                f"octets {frame.offset} to {frame.offset + payload_bytes} of a read of"
+                f" {read.read_bytes}, {offset} here",
+            )
+        if frame.is_last != (end == read.read_bytes):
+            raise StreamBroken(
+                TerminateCode.TAGGED_BASE_BOUNDS, f"{end} of {read.read_bytes} octets, last or not"
+            )
+        flags = PacketFlag(0) if offset else PacketFlag.FIRST
+        if frame.is_last:
+            flags |= PacketFlag.LAST
+            del self._exchange.asked[frame.word]
+        read.received_bytes = end
+        return Packet(
+            PacketKind.READ_RESPONSE,
+            self._qpn,
+            psn=read.psn,
+            flags=flags,
+            offset=offset,
+            payload=frame.payload,
+        )
+
+    def _atomic_response(self, frame: Frame) -> Packet:
+        identifier, value = payloads.parse_atomic_response(frame.payload)
+        if identifier not in self._exchange.atomics_asked:
+            raise StreamBroken(
+                TerminateCode.REMOTE_OPERATION, f"no atomic operation {identifier} waits"
+            )
+        self._exchange.atomics_asked.discard(identifier)
+        flags = PacketFlag.FIRST | PacketFlag.LAST
+        return Packet(
+            PacketKind.ATOMIC_RESPONSE, self._qpn, psn=identifier, flags=flags, compare_add=value
+        )
+
+    def _answer(self, frame: Frame) -> Packet:
+        return Packet(
+            PacketKind.ACK,
+            self._qpn,
+            psn=frame.word & PSN_MASK,
+            syndrome=frame.word >> 24,
+            msn=payloads.parse_answer(frame.payload),
+        )
+
+    def _notice(self, frame: Frame) -> Farewell | None:
+        if frame.word == Notice.FAREWELL:
+            return Farewell()
+        if frame.word != Notice.RESUME:
+            raise StreamBroken(TerminateCode.REMOTE_OPERATION, f"notice {frame.word}")
+        psn, offset = payloads.parse_resume(frame.payload)
+        self._exchange.take_back_owed(psn)
+        self._psn, self._offset, self._message, self._msn = psn, offset, 0, None
+        return None
+
+    def _check_single(self, frame: Frame, *, counted: bool = True) -> None:
+        """Check a message that always is one segment, and its number on its queue."""
+        if not frame.is_last or frame.offset:
+            raise StreamBroken(
+                TerminateCode.UNTAGGED_OFFSET, f"opcode {frame.opcode} in more than one segment"
+            )
+        if counted:
+            self._counts[frame.queue] += 1
+            if frame.msn != self._counts[frame.queue] & _MASK_32:
+                raise StreamBroken(
+                    TerminateCode.UNTAGGED_SEQUENCE,
+                    f"message {frame.msn} of queue {frame.queue}, not {self._counts[frame.queue]}",
+                )

@@ -1,0 +1,271 @@
+"""The engine's packets as FPDUs: one direction of a stream, without the stream.
+
+Packet numbers do not travel: both ends count request packets. Where the engine goes back, a
+RESUME says so to a node of our own. Towards another iWARP peer nothing private is sent: positive
+answers stay at home, a negative one becomes the TERMINATE that ends the stream, and a request
+counts as acknowledged when its octets have been handed to TCP (`confirm`). docs/adr/0007.
+"""
+
+from collections import deque
+from typing import Final
+
+from urds.verbs.engine.numbers import PSN_MASK
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.providers.tcp import payloads
+from urds.verbs.providers.tcp.exchange import Exchange, is_before
+from urds.verbs.providers.tcp.frames import (
+    Mark,
+    Opcode,
+    Queue,
+    TerminateCode,
+    tagged_header,
+    trailer,
+    untagged_header,
+)
+
+Octets = bytes | bytearray | memoryview
+
+JOINED_BYTES_MAX: Final = 4096  # a payload up to here is copied behind its header: one piece less
+_MASK_32: Final = 0xFFFF_FFFF
+_MASK_64: Final = 0xFFFF_FFFF_FFFF_FFFF
+_NO_MARKS: Final = 0
+# What `emit` refuses towards a peer that is not ours.
+_PRIVATE_FLAGS: Final = PacketFlag.IMMEDIATE
+
+# What ends the stream when our responder refuses a request of a peer that knows no answers.
+_TERMINATE_OF: Final = {
+    (Syndrome.NAK_REMOTE_ACCESS, True): TerminateCode.TAGGED_BASE_BOUNDS,
+    (Syndrome.NAK_REMOTE_ACCESS, False): TerminateCode.REMOTE_PROTECTION,
+    (Syndrome.NAK_INVALID_REQUEST, True): TerminateCode.TAGGED_BASE_BOUNDS,
+    (Syndrome.NAK_INVALID_REQUEST, False): TerminateCode.UNTAGGED_TOO_LONG,
+}
+
+
+class Notice:
+    """Kinds of NOTICE, in RDMAP's word."""
+
+    RESUME: Final = 1
+    FAREWELL: Final = 2
+
+
+class Encoder:
+    """Turns packets into FPDUs, in the order of their emission."""
+
+    def __init__(
+        self, exchange: Exchange, *, own: bool, crc: bool, payload_bytes_max: int, psn: int = 0
+    ) -> None:
+        self._exchange = exchange
+        self._own = own
+        self._crc = crc
+        self._payload_bytes_max = payload_bytes_max
+        self._psn = psn  # of the next request packet
+        self._counts = [0] * len(Queue)  # messages emitted per untagged queue; SEND: by the engine
+        self._handed: deque[tuple[int, int]] = deque()  # (octets emitted by then, packet number)
+        self.octets_emitted = 0
+        self.peer_wrote_last = False  # the refused request of a plain peer was tagged
+
+    def emit(self, packet: Packet, out: list[Octets]) -> Packet | None:
+        """Append the FPDUs of a packet to `out`.
+
+        Payloads beyond 4 KiB stay views of the packet's payload. A request that the peer cannot
+        understand is not sent; what comes back then is the refusal to give to the engine.
+        """
+        kind = packet.kind
+        if kind <= PacketKind.ATOMIC_ADD:
+            if not self._own and (kind >= PacketKind.ATOMIC_SWAP or packet.flags & _PRIVATE_FLAGS):
+                return self._refusal(packet)
+            self._count_request(packet, out)
+        if kind == PacketKind.SEND:
+            self._emit_send(packet, out)
+        elif kind == PacketKind.WRITE:
+            self._emit_write(packet, out)
+        elif kind == PacketKind.READ_REQUEST:
+            self._emit_read_request(packet, out)
+        elif kind == PacketKind.READ_RESPONSE:
+            self._emit_read_response(packet, out)
+        elif kind == PacketKind.ACK:
+            self._emit_answer(packet, out)
+        elif kind == PacketKind.ATOMIC_RESPONSE:
+            self._emit_atomic_response(packet, out)
+        else:
+            self._emit_atomic_request(packet, out)
+        if not self._own and kind < PacketKind.READ_REQUEST:
+            self._handed.append((self.octets_emitted, packet.psn))
+        return None
+
+    def emit_terminate(self, code: int, header: bytes, out: list[Octets]) -> None:
+        """Append the frame that ends the stream for a reason."""
+        payload = payloads.emit_terminate(code, header)
+        self._untagged(Opcode.TERMINATE, Queue.TERMINATE, payload, out)
+
+    def emit_farewell(self, out: list[Octets]) -> None:
+        """Append the word that the end of the stream is meant; only nodes of our own know it."""
+        if self._own:
+            self._untagged(Opcode.NOTICE, Queue.PRIVATE, b"", out, word=Notice.FAREWELL)
+
+    def emit_empty_write(self, out: list[Octets]) -> None:
+        """Append a write of nothing: the first frame that lets a plain responder speak."""
+        self._append(tagged_header(Opcode.WRITE, 0, 0, 0, is_last=True), b"", out)
+
+    def emit_empty_fpdu(self, out: list[Octets]) -> None:
+        """Append an FPDU without a ULPDU, another such first frame."""
+        self._append(bytes(2), b"", out)
+
+    def confirm(self, octets_sent: int) -> Packet | None:
+        """Return the acknowledgement that a plain peer will never send, once TCP has the octets.
+
+        It stops before our oldest read: what is behind completes after the read has.
+        """
+        psn = None
+        limit = self._exchange.oldest_asked()
+        while self._handed and self._handed[0][0] <= octets_sent:
+            if limit is not None and not is_before(self._handed[0][1], limit):
+                break
+            psn = self._handed.popleft()[1]
+        if psn is None:
+            return None
+        return Packet(PacketKind.ACK, 0, psn=psn, syndrome=Syndrome.ACK)
+
+    # -- requests
+
+    def _refusal(self, packet: Packet) -> Packet:
+        return Packet(PacketKind.ACK, 0, psn=packet.psn, syndrome=Syndrome.NAK_INVALID_REQUEST)
+
+    def _count_request(self, packet: Packet, out: list[Octets]) -> None:
+        if packet.psn != self._psn:
+            assert self._own, "an engine without negative answers never goes back"
+            self._exchange.take_back_asked(packet.psn)
+            payload = payloads.emit_resume(packet.psn, packet.offset)
+            self._untagged(Opcode.NOTICE, Queue.PRIVATE, payload, out, word=Notice.RESUME)
+        self._psn = packet.psn + 1 & PSN_MASK
+
+    def _marks(self, packet: Packet) -> int:
+        if self._own and packet.flags & PacketFlag.ACK_REQUEST:
+            return Mark.ACK_REQUEST
+        return _NO_MARKS
+
+    def _emit_send(self, packet: Packet, out: list[Octets]) -> None:
+        flags, word = packet.flags, 0
+        opcode = 5 if flags & PacketFlag.SOLICITED else 3
+        if flags & PacketFlag.IMMEDIATE:
+            opcode = 13 if flags & PacketFlag.SOLICITED else 12
+            word = packet.immediate
+        elif flags & PacketFlag.INVALIDATE:
+            opcode, word = opcode + 1, packet.immediate
+        is_end, marks = bool(flags & PacketFlag.LAST), self._marks(packet)
+        for offset, payload, is_final in self._pieces(packet.payload):
+            header = untagged_header(
+                opcode,
+                Queue.SEND,
+                packet.msn,
+                packet.offset + offset & _MASK_32,
+                len(payload),
+                word=word,
+                is_last=is_end and is_final,
+                marks=marks,
+            )
+            self._append(header, payload, out)
+
+    def _emit_write(self, packet: Packet, out: list[Octets]) -> None:
+        flags = packet.flags
+        is_end, marks = bool(flags & PacketFlag.LAST), self._marks(packet)
+        has_immediate = bool(flags & PacketFlag.IMMEDIATE)
+        # A write of nothing but immediate data is the immediate data alone.
+        if packet.payload or packet.offset or not has_immediate:
+            if has_immediate:
+                marks |= Mark.IMMEDIATE_FOLLOWS
+            for offset, payload, is_final in self._pieces(packet.payload):
+                to = packet.address + offset & _MASK_64
+                header = tagged_header(
+                    Opcode.WRITE,
+                    packet.rkey,
+                    to,
+                    len(payload),
+                    is_last=is_end and is_final,
+                    marks=marks,
+                )
+                self._append(header, payload, out)
+        if has_immediate:
+            opcode = 9 if flags & PacketFlag.SOLICITED else 8
+            data = payloads.emit_immediate(packet.immediate)
+            header = untagged_header(
+                opcode, Queue.SEND, packet.msn, 0, len(data), marks=self._marks(packet)
+            )
+            self._append(header, data, out)
+
+    def _emit_read_request(self, packet: Packet, out: list[Octets]) -> None:
+        stag = self._exchange.ask(packet.psn, packet.length)
+        request = payloads.ReadRequest(stag, 0, packet.length, packet.rkey, packet.address)
+        self._untagged(Opcode.READ_REQUEST, Queue.REQUEST, request.emit(), out)
+
+    def _emit_atomic_request(self, packet: Packet, out: list[Octets]) -> None:
+        self._exchange.atomics_asked.add(packet.psn)
+        is_swap = packet.kind == PacketKind.ATOMIC_SWAP
+        request = payloads.AtomicRequest(
+            payloads.COMPARE_SWAP if is_swap else payloads.FETCH_ADD,
+            packet.psn,
+            packet.rkey,
+            packet.address,
+            packet.swap if is_swap else packet.compare_add,
+            packet.compare_add if is_swap else 0,
+        )
+        self._untagged(Opcode.ATOMIC_REQUEST, Queue.REQUEST, request.emit(), out)
+
+    # -- answers
+
+    def _emit_read_response(self, packet: Packet, out: list[Octets]) -> None:
+        owed = self._exchange.owed[packet.psn]
+        is_end = bool(packet.flags & PacketFlag.LAST)
+        for offset, payload, is_final in self._pieces(packet.payload):
+            to = owed.sink_offset + packet.offset + offset & _MASK_64
+            header = tagged_header(
+                Opcode.READ_RESPONSE, owed.sink_stag, to, len(payload), is_last=is_end and is_final
+            )
+            self._append(header, payload, out)
+        if is_end:
+            del self._exchange.owed[packet.psn]
+
+    def _emit_atomic_response(self, packet: Packet, out: list[Octets]) -> None:
+        identifier = self._exchange.atomics_owed.pop(packet.psn)
+        payload = payloads.emit_atomic_response(identifier, packet.compare_add)
+        self._untagged(Opcode.ATOMIC_RESPONSE, Queue.ATOMIC_RESPONSE, payload, out)
+
+    def _emit_answer(self, packet: Packet, out: list[Octets]) -> None:
+        if self._own:
+            word = packet.syndrome << 24 | packet.psn
+            payload = payloads.emit_answer(packet.msn)
+            self._untagged(Opcode.ANSWER, Queue.PRIVATE, payload, out, word=word)
+        elif packet.syndrome & 0x60 == Syndrome.RNR_NAK:
+            self.emit_terminate(TerminateCode.UNTAGGED_NO_BUFFER, b"", out)
+        elif packet.syndrome & 0x60:
+            key = (Syndrome(packet.syndrome), self.peer_wrote_last)
+            self.emit_terminate(_TERMINATE_OF.get(key, TerminateCode.REMOTE_OPERATION), b"", out)
+
+    # -- octets
+
+    def _pieces(self, payload: Octets) -> list[tuple[int, Octets, bool]]:
+        """Cut a payload to what one FPDU may carry: (offset, octets, is the last)."""
+        total, step = len(payload), self._payload_bytes_max
+        if total <= step:
+            return [(0, payload, True)]
+        assert not self._own, "between own nodes a packet is one segment, for both count packets"
+        view = memoryview(payload)
+        return [
+            (start, view[start : start + step], start + step >= total)
+            for start in range(0, total, step)
+        ]
+
+    def _untagged(
+        self, opcode: int, queue: int, payload: bytes, out: list[Octets], *, word: int = 0
+    ) -> None:
+        self._counts[queue] += 1
+        msn = self._counts[queue] & _MASK_32
+        self._append(untagged_header(opcode, queue, msn, 0, len(payload), word=word), payload, out)
+
+    def _append(self, header: bytes, payload: Octets, out: list[Octets]) -> None:
+        end = trailer(header, payload, crc=self._crc)
+        self.octets_emitted += len(header) + len(payload) + len(end)
+        if len(payload) <= JOINED_BYTES_MAX:
+            out.append(b"".join((header, payload, end)))
+        else:
+            out += (header, payload, end)
