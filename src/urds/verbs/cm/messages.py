@@ -1,0 +1,251 @@
+"""Messages of the connection manager: octets <-> frozen records; pure.
+
+They play the parts of InfiniBand's connection management (verbs-and-roce.md 14) and keep its
+numbers for kinds and reasons, in a layout of their own: a header that names both ends of a
+connection and the opening that speaks, the fields of the kind, private data. Packet providers
+carry them as datagrams of the queue pair `CM_QPN`, as InfiniBand does.
+
+A parsed record is a valid one: sizes, ranges and reserved octets are checked. Integers are
+big-endian. Nothing here knows what a connection is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, Self
+
+from urds.errors import WireError
+from urds.wire.layout import Layout
+
+CM_QPN: Final = 1  # Source: verbs-and-roce.md 14.1
+CM_QKEY: Final = 0x8001_0000
+PRIVATE_DATA_BYTES_MAX: Final = 196
+OPENING_BYTES: Final = 8
+READS_MAX: Final = 128  # outstanding reads and atomics, either way
+QPN_MAX: Final = (1 << 24) - 2  # 0xFFFFFF means multicast in InfiniBand
+MTU_BYTES_MIN: Final = 256
+
+_MAGIC: Final = b"uCM\x01"  # the last octet is the version
+
+
+class MessageKind(IntEnum):
+    """What a message is. The gap at 0x19 are alternate paths, which nobody here has."""
+
+    REQ = 0x10
+    MRA = 0x11  # "message received": the request is being considered
+    REJ = 0x12
+    REP = 0x13
+    RTU = 0x14  # "ready to use": the requester has seen the REP
+    DREQ = 0x15
+    DREP = 0x16
+    SIDR_REQ = 0x17  # the pair that looks up a datagram queue pair
+    SIDR_REP = 0x18
+    ALIVE = 0x40  # ours: does this opening still run?
+    ALIVE_ANSWER = 0x41
+
+
+class Reason(IntEnum):
+    """Why a message refuses or ends something. Source: verbs-and-roce.md 14.2."""
+
+    NONE = 0
+    NO_RESOURCES = 3  # the backlog is full
+    TIMEOUT = 4  # the requester gave up
+    INVALID_COMM_ID = 6
+    INVALID_SERVICE = 8  # nobody listens
+    CONSUMER = 28  # the application said no
+    BROKEN = 0x100  # ours, in a DREQ: a queue pair failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a side brings to a connection: in REQ, SIDR_REQ, REP and SIDR_REP."""
+
+    qpn: int = 0
+    sequence_start: int = 0  # the first PSN that this side will send
+    mtu_bytes: int = MTU_BYTES_MIN
+    responder_resources: int = 0
+    initiator_depth: int = 0
+    retry_count: int = 0
+    rnr_retry_count: int = 0
+    acceptance: int = 0
+    qkey: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. Fields that its kind does not carry keep their defaults.
+
+    `local_id` is the sender's name of the connection, `remote_id` the receiver's (0: not known
+    yet). Addresses are 16 octets, IPv4 mapped into IPv6; they and the ports are what the
+    requester believes, and only a provider without addresses of its own goes by them.
+    """
+
+    kind: MessageKind
+    opening: bytes
+    local_id: int = 0
+    remote_id: int = 0
+    private_data: bytes = b""
+    offer: Offer = field(default_factory=Offer)
+    space: int = 0
+    source: bytes = bytes(16)
+    source_port: int = 0
+    target: bytes = bytes(16)
+    target_port: int = 0
+    reason: Reason = Reason.NONE
+
+    @classmethod
+    def parse(cls, octets: bytes) -> Self:
+        """Read one message that fills `octets`. Raises WireError if they are none."""
+        magic, kind, private_bytes, local_id, remote_id, opening = _HEADER.unpack(
+            octets[: _HEADER.octets]
+        )
+        if magic != _MAGIC:
+            raise WireError(f"connection message begins with {magic!r}, not {_MAGIC!r}")
+        if kind not in _BODIES:
+            raise WireError(f"connection message of unknown kind {kind:#x}")
+        layout, parse_body, _ = _BODIES[MessageKind(kind)]
+        private_at = _HEADER.octets + layout.octets
+        if len(octets) != private_at + private_bytes:
+            raise WireError(
+                f"{MessageKind(kind).name} of {len(octets)} octets, not {private_at}"
+                f" and {private_bytes} of private data"
+            )
+        if private_bytes > PRIVATE_DATA_BYTES_MAX:
+            raise WireError(
+                f"private data of {private_bytes} octets, limit {PRIVATE_DATA_BYTES_MAX}"
+            )
+        return cls(
+            kind=MessageKind(kind),
+            opening=opening,
+            local_id=local_id,
+            remote_id=remote_id,
+            private_data=octets[private_at:],
+            **parse_body(*layout.unpack(octets[_HEADER.octets : private_at])),
+        )
+
+    def emit(self) -> bytes:
+        """Write the octets. Raises WireError if a field does not fit."""
+        if len(self.private_data) > PRIVATE_DATA_BYTES_MAX:
+            raise WireError(
+                f"private data of {len(self.private_data)} octets, limit {PRIVATE_DATA_BYTES_MAX}"
+            )
+        layout, _, fields_of = _BODIES[self.kind]
+        header = _HEADER.pack(
+            _MAGIC,
+            self.kind,
+            len(self.private_data),
+            self.local_id,
+            self.remote_id,
+            self.opening,
+        )
+        return header + layout.pack(*fields_of(self)) + self.private_data
+
+
+def _offer(*fields: int) -> Offer:
+    qpn, sequence_start, mtu_bytes, responder, initiator, retries, rnr, acceptance, qkey = fields
+    if qpn > QPN_MAX:
+        raise WireError(f"queue pair {qpn:#x}, limit {QPN_MAX:#x}")
+    if sequence_start >> 24:
+        raise WireError(f"starting sequence {sequence_start:#x} has more than 24 bits")
+    if mtu_bytes < MTU_BYTES_MIN:
+        raise WireError(f"mtu of {mtu_bytes} octets, at least {MTU_BYTES_MIN}")
+    if max(responder, initiator) > READS_MAX:
+        raise WireError(f"{max(responder, initiator)} outstanding reads, limit {READS_MAX}")
+    if max(retries, rnr) > 7:
+        raise WireError(f"retry count {max(retries, rnr)}, limit 7")
+    if acceptance > 2:
+        raise WireError(f"acceptance {acceptance} is unknown")
+    return Offer(
+        qpn=qpn,
+        sequence_start=sequence_start,
+        mtu_bytes=mtu_bytes,
+        responder_resources=responder,
+        initiator_depth=initiator,
+        retry_count=retries,
+        rnr_retry_count=rnr,
+        acceptance=acceptance,
+        qkey=qkey,
+    )
+
+
+def _offer_fields(offer: Offer) -> tuple[int, ...]:
+    return (
+        offer.qpn,
+        offer.sequence_start,
+        offer.mtu_bytes,
+        offer.responder_resources,
+        offer.initiator_depth,
+        offer.retry_count,
+        offer.rnr_retry_count,
+        offer.acceptance,
+        offer.qkey,
+    )
+
+
+def _parse_request(
+    space: int, source_port: int, target_port: int, source: bytes, target: bytes, *offer: int
+) -> dict[str, Any]:
+    return {
+        "space": space,
+        "source_port": source_port,
+        "target_port": target_port,
+        "source": source,
+        "target": target,
+        "offer": _offer(*offer),
+    }
+
+
+def _request_fields(message: Message) -> tuple[object, ...]:
+    return (
+        message.space,
+        message.source_port,
+        message.target_port,
+        message.source,
+        message.target,
+        *_offer_fields(message.offer),
+    )
+
+
+def _parse_reason(reason: int) -> dict[str, Any]:
+    try:
+        return {"reason": Reason(reason)}
+    except ValueError:
+        raise WireError(f"reason {reason} is unknown") from None
+
+
+# magic kind (1 reserved) private_bytes local_id remote_id opening
+_HEADER: Final = Layout("connection message", ">4sBxHII8s", octets=24)
+# qpn sequence_start mtu_bytes responder initiator retries rnr acceptance (3 reserved) qkey
+_OFFER_FORMAT: Final = "IIIBBBBB3xI"
+# space source_port target_port (2 reserved) source target, offer
+_REQUEST: Final = Layout("request", ">HHH2x16s16s" + _OFFER_FORMAT, octets=64)
+_REPLY: Final = Layout("reply", ">" + _OFFER_FORMAT, octets=24)
+_REASON: Final = Layout("reason", ">H2x", octets=4)
+_NOTHING: Final = Layout("nothing", ">", octets=0)
+
+_Body = tuple[Layout, Callable[..., dict[str, Any]], Callable[[Message], tuple[object, ...]]]
+_REQUEST_BODY: Final[_Body] = (_REQUEST, _parse_request, _request_fields)
+_REPLY_BODY: Final[_Body] = (
+    _REPLY,
+    lambda *fields: {"offer": _offer(*fields)},
+    lambda message: _offer_fields(message.offer),
+)
+_REASON_BODY: Final[_Body] = (_REASON, _parse_reason, lambda message: (message.reason,))
+_NO_BODY: Final[_Body] = (_NOTHING, dict, lambda _message: ())
+
+_BODIES: Final[dict[MessageKind, _Body]] = {
+    MessageKind.REQ: _REQUEST_BODY,
+    MessageKind.MRA: _NO_BODY,
+    MessageKind.REJ: _REASON_BODY,
+    MessageKind.REP: _REPLY_BODY,
+    MessageKind.RTU: _NO_BODY,
+    MessageKind.DREQ: _REASON_BODY,
+    MessageKind.DREP: _NO_BODY,
+    MessageKind.SIDR_REQ: _REQUEST_BODY,
+    MessageKind.SIDR_REP: _REPLY_BODY,
+    MessageKind.ALIVE: _NO_BODY,
+    MessageKind.ALIVE_ANSWER: _NO_BODY,
+}
+assert _BODIES.keys() == set(MessageKind), "each kind has its layout"
+
+MESSAGE_BYTES_MAX: Final = _HEADER.octets + _REQUEST.octets + PRIVATE_DATA_BYTES_MAX

@@ -1,0 +1,146 @@
+"""What the connection manager keeps and tells: settings, counters, connections, events."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+from typing import Any, Final
+
+from urds.verbs.cm.messages import Message, Offer
+
+Route = Hashable  # where a provider sends to; the core only compares it
+Address = tuple[str, int]
+
+DATAGRAM_SPACE: Final = 0x0111  # port space of rdma_cm whose connections are look-ups
+
+
+@dataclass(frozen=True, slots=True)
+class CmSettings:
+    """Times and limits of one connection manager.
+
+    Linux asks again after 6.1 s, 15 times (verbs-and-roce.md 14.3). Duplicates are harmless, so we
+    ask sooner and give up after 9.4 s.
+    """
+
+    retry_first_ns: int = 200_000_000  # doubles with each try
+    retry_max_ns: int = 3_200_000_000
+    tries_max: int = 6
+    request_wait_ns: int = 30_000_000_000  # for the listener's owner to answer
+    past_max: int = 4096  # ended requests that are remembered
+    pending_max: int = 4096  # unanswered requests of all listeners
+    connections_max: int = 65_536
+    error_grace_ns: int = 20_000_000  # lets the queue pair's last answer go before the news
+    alive_idle_ns: int | None = 2_000_000_000  # silence before we ask; None: the link tells
+    alive_retry_ns: int = 1_000_000_000
+    alive_hasty_ns: int = 100_000_000  # after a hint that the peer is gone
+    alive_tries_max: int = 5
+
+
+@dataclass(slots=True)
+class CmStats:
+    """Counts since the start, one per rare event and one per reason of a drop."""
+
+    requests_sent: int = 0
+    requests_received: int = 0
+    requests_repeated: int = 0  # duplicates received
+    repeats: int = 0  # messages sent again
+    established: int = 0
+    established_by_data: int = 0  # the RTU was late or lost
+    refused_no_listener: int = 0
+    refused_backlog: int = 0
+    refused_pending: int = 0
+    refused_connections: int = 0
+    stale: int = 0  # connections replaced by a new one of the same queue pair
+    broken: int = 0
+    dropped_malformed: int = 0
+    dropped_unknown: int = 0  # about connections that nobody here knows
+    dropped_misplaced: int = 0  # kind that does not fit the state
+    alive_sent: int = 0
+    alive_received: int = 0
+
+
+class CmState(IntEnum):
+    """Life of a connection, as one side sees it."""
+
+    REQUEST_SENT = 1
+    REQUESTED = 2  # the owner has it and has not answered
+    REPLY_SENT = 3
+    ESTABLISHED = 4
+    LEAVING = 5  # DREQ sent
+    OVER = 6
+
+
+class CmEventKind(Enum):
+    """What a connection tells its owner. All but the first two are ends."""
+
+    REQUEST = auto()
+    ESTABLISHED = auto()
+    REJECTED = auto()
+    REFUSED = auto()
+    UNREACHABLE = auto()
+    ERROR = auto()
+    DISCONNECTED = auto()
+    BROKEN = auto()
+
+
+@dataclass(slots=True, eq=False)
+class CmListener:
+    """One listening port of one space; `host` may be the address that means any."""
+
+    space: int
+    host: str
+    port: int
+    backlog: int
+    owner: Any = None
+    pending: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class CmPeer:
+    """One opening of a device that we have connections with, and when it was heard last."""
+
+    route: Route
+    opening: bytes
+    heard_ns: int
+    connections: set["CmConnection"] = field(default_factory=set)
+    tries: int = 0
+    nonce: int = 0
+    is_hasty: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class CmConnection:
+    """One connection of one side. Only the core changes it; `owner` belongs to the owner."""
+
+    local_id: int
+    route: Route
+    space: int
+    is_requester: bool
+    local: Address
+    peer: Address
+    state: CmState
+    offer: Offer = field(default_factory=Offer)
+    peer_offer: Offer = field(default_factory=Offer)
+    remote_id: int = 0
+    opening: bytes = b""  # the peer's; empty while unknown
+    listener: CmListener | None = None
+    owner: Any = None
+    is_silent: bool = False  # the owner has forgotten it: no events
+    life: CmPeer | None = None
+    octets: bytes = b""  # what is repeated until the peer answers
+    tries: int = 0
+    give_up_ns: int | None = None
+
+    @property
+    def is_datagram(self) -> bool:
+        """Whether this only looks up a datagram queue pair."""
+        return self.space == DATAGRAM_SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class CmEvent:
+    """One event. `message` is the peer's that made it, if one did."""
+
+    kind: CmEventKind
+    connection: CmConnection
+    message: Message | None = None
+    reason: str = ""
