@@ -306,6 +306,13 @@ class KeyTable:
             syndrome=Syndrome.NAK_INVALID_REQUEST,
         )
 
+    def unbind_all(self, region: Region) -> None:
+        """Unbind every window of a region, so that it can go."""
+        if region.windows:
+            for window in self._windows.values():
+                if window.region is region:
+                    self._unbind(window)
+
     # -- inside
 
     def _bind_refusal(

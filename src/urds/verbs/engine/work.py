@@ -32,6 +32,7 @@ class RecvWR:
 
     wr_id: int = 0
     sg: list[SGE] = field(default_factory=list)
+    next_wr: "RecvWR | None" = None  # posted after this one by the same call
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class SendWR:
     # Memory windows
     window: Any = None
     bind: Any = None
+    next_wr: "SendWR | None" = None  # posted after this one by the same call
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
         """Name the remote memory of a read or write."""

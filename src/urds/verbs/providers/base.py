@@ -173,6 +173,19 @@ class Adapter(ABC):
         Call it without the lock. Returns what `is_ready` said last.
         """
 
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Run `action` with the lock held once the engine call under way is over; return at once.
+
+        For callbacks, which must not touch queue pairs themselves. Here a thread waits for the
+        lock; an adapter with a loop of its own may run it there.
+        """
+
+        def run() -> None:
+            with self.lock:
+                action()
+
+        threading.Thread(target=run, name="urds-verbs-later", daemon=True).start()
+
     # -- queue pairs
 
     @abstractmethod
