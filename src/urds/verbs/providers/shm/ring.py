@@ -149,6 +149,11 @@ class RingWriter:
         self._fence()
         self._cells[Cell.PLACING] = 0
 
+    def close(self) -> None:
+        """Let the memory go; nothing else may be called after this."""
+        self._cells.release()
+        self._data.release()
+
     def _copy_in(self, position: int, part: Octets) -> int:
         start = position % self._capacity
         first = min(len(part), self._capacity - start)
@@ -229,6 +234,11 @@ class RingReader:
     def is_placing(self) -> bool:
         """Whether the writer says that it is copying into regions of the reader's side."""
         return bool(self._cells[Cell.PLACING])
+
+    def close(self) -> None:
+        """Let the memory go; nothing else may be called after this."""
+        self._cells.release()
+        self._data.release()
 
     def _look(self) -> bool:
         written = int(self._cells[Cell.WRITTEN])

@@ -1,0 +1,112 @@
+"""What two contexts say on the socket of their channel: who they are, and loans of memory.
+
+Each message is one packet of a SOCK_SEQPACKET socket, in the byte order of the host, with the
+descriptors that it names beside it. Packets of queue pairs and of the connection manager go
+through the rings.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from urds.errors import WireError
+
+MAGIC: Final = b"URDSSHM1"  # the last octet is the version of rings and messages
+GID_BYTES: Final = 16
+MESSAGE_BYTES_MAX: Final = 64
+DESCRIPTORS_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First, from who connects.
+
+    Beside it: the memory of the rings, the bell of who accepts, the bell of who connects.
+    """
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct(f"=B8sI{GID_BYTES}s")
+    KIND: ClassVar[int] = 1
+    DESCRIPTORS: ClassVar[int] = 3
+
+    magic: bytes
+    ring_bytes: int
+    gid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer: the channel stands."""
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct(f"=B{GID_BYTES}s")
+    KIND: ClassVar[int] = 2
+    DESCRIPTORS: ClassVar[int] = 0
+
+    gid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """Ask for the memory behind a remote key, as the peer of the owner's queue pair `qpn`."""
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("=BII")
+    KIND: ClassVar[int] = 3
+    DESCRIPTORS: ClassVar[int] = 0
+
+    qpn: int
+    rkey: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """The answer, and the memory beside it: valid while its generation is the one given."""
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("=BIIQQQ")
+    KIND: ClassVar[int] = 4
+    DESCRIPTORS: ClassVar[int] = 1
+
+    qpn: int
+    rkey: int
+    address: int  # what peers call its first octet
+    region_bytes: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """The other answer: no such key, no right, or memory that cannot be mapped."""
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("=BII")
+    KIND: ClassVar[int] = 5
+    DESCRIPTORS: ClassVar[int] = 0
+
+    qpn: int
+    rkey: int
+
+
+Message = Hello | Welcome | Borrow | Lend | Decline
+_BY_KIND: Final[dict[int, type[Message]]] = {
+    message.KIND: message for message in (Hello, Welcome, Borrow, Lend, Decline)
+}
+
+
+def emit_message(message: Message) -> bytes:
+    """Return the octets of one message."""
+    values = (getattr(message, name) for name in message.__slots__)
+    return message.LAYOUT.pack(message.KIND, *values)
+
+
+def parse_message(octets: bytes, descriptor_count: int) -> Message:
+    """Read one message. Raises WireError: unknown kind, wrong size, magic or descriptors."""
+    found = _BY_KIND.get(octets[0]) if octets else None
+    if found is None:
+        raise WireError(f"message of unknown kind {octets[:1].hex()}")
+    if len(octets) != found.LAYOUT.size:
+        raise WireError(f"{found.__name__} of {len(octets)} octets, not {found.LAYOUT.size}")
+    if descriptor_count != found.DESCRIPTORS:
+        raise WireError(
+            f"{found.__name__} with {descriptor_count} descriptors, not {found.DESCRIPTORS}"
+        )
+    message = found(*found.LAYOUT.unpack(octets)[1:])
+    if isinstance(message, Hello) and message.magic != MAGIC:
+        raise WireError(f"magic {message.magic!r}, not {MAGIC!r}")
+    return message
