@@ -1,0 +1,1 @@
+"""uDAPL 1.2 in user space: `dat_*` calls and the objects behind them."""

@@ -1,0 +1,212 @@
+"""Exceptions of the object layer, one per return type, and the table from errno to return type.
+
+An exception is also of the builtin type that a Python program would catch, where there is one.
+A completion that failed is no exception: its event has a status. Source: dat.md sections 6, 20.3.
+"""
+
+import errno
+from typing import Final
+
+from urds.dat.returns import DatReturn, ReturnType, Subtype
+
+
+class DatError(Exception):
+    """A DAT call that failed: `ret` is what the C call would have returned."""
+
+    def __init__(self, ret: int, call: str = "", detail: str = "") -> None:
+        self.ret = DatReturn(ret)
+        self.call = call
+        self.detail = detail
+        super().__init__(ret, call, detail)
+        _set_errno(self, self.ret, detail)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (int(self.ret), self.call, self.detail)
+
+    @property
+    def type(self) -> int:
+        """Return the type of `ret`."""
+        return self.ret.type
+
+    @property
+    def subtype(self) -> int:
+        """Return the subtype of `ret`."""
+        return self.ret.subtype
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.call, self.ret.name, self.detail) if part)
+
+
+def _set_errno(error: BaseException, ret: DatReturn, detail: str) -> None:
+    """Give an OSError its errno and text: it has taken its arguments for them."""
+    if isinstance(error, OSError):
+        error.errno = _ERRNO_OF.get(ret.type, errno.EIO)
+        error.strerror, error.filename = detail or ret.name, None
+
+
+_ERRNO_OF: Final[dict[int, int]] = {
+    ReturnType.CONN_QUAL_IN_USE: errno.EADDRINUSE,
+    ReturnType.CONN_QUAL_UNAVAILABLE: errno.EADDRNOTAVAIL,
+    ReturnType.PRIVILEGES_VIOLATION: errno.EACCES,
+    ReturnType.PROTECTION_VIOLATION: errno.EPERM,
+    ReturnType.TIMEOUT_EXPIRED: errno.ETIMEDOUT,
+    ReturnType.INVALID_ADDRESS: errno.EADDRNOTAVAIL,
+    ReturnType.INTERRUPTED_CALL: errno.EINTR,
+}
+
+
+class DatAbort(DatError):
+    """A wait was broken off: the adapter was closed or the dispatcher destroyed."""
+
+
+class DatConnQualInUse(DatError, OSError):
+    """Somebody listens on this connection qualifier already."""
+
+
+class DatInsufficientResources(DatError):
+    """Memory, a queue or a limit of the device is exhausted."""
+
+
+class DatInternalError(DatError):
+    """A fault of the provider."""
+
+
+class DatInvalidHandle(DatError):
+    """Not a live object of the kind that is asked for."""
+
+
+class DatInvalidParameter(DatError, ValueError):
+    """A value that is not allowed."""
+
+
+class DatInvalidState(DatError):
+    """The object is in another state, or in use."""
+
+
+class DatLengthError(DatError, ValueError):
+    """A buffer is too small for the transfer."""
+
+
+class DatModelNotSupported(DatError, NotImplementedError):
+    """A legal wish that this provider cannot serve."""
+
+
+class DatProviderNotFound(DatError, LookupError):
+    """The registry knows no such adapter."""
+
+
+class DatPrivilegesViolation(DatError, PermissionError):
+    """The memory lacks the right that is needed."""
+
+
+class DatProtectionViolation(DatError, PermissionError):
+    """The memory belongs to another protection zone."""
+
+
+class DatQueueEmpty(DatError):
+    """No event is queued, or nothing triggered a notification object in time."""
+
+
+class DatQueueFull(DatError):
+    """No room for a software event."""
+
+
+class DatTimeoutExpired(DatError, TimeoutError):
+    """Fewer events than the threshold came in time."""
+
+
+class DatProviderAlreadyRegistered(DatError):
+    """The registry has an adapter of this name already."""
+
+
+class DatProviderInUse(DatError):
+    """The adapter is open."""
+
+
+class DatInvalidAddress(DatError, OSError):
+    """The remote address cannot be used."""
+
+
+class DatInterruptedCall(DatError, InterruptedError):
+    """A signal ended a wait."""
+
+
+class DatConnQualUnavailable(DatError, OSError):
+    """No connection qualifier is free."""
+
+
+class DatNotImplemented(DatError, NotImplementedError):
+    """The provider does not have this call."""
+
+
+class DatCompletionError(Exception):
+    """A completion that did not succeed, made an exception by `raise_for_status`."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+EXCEPTION_OF: Final[dict[ReturnType, type[DatError]]] = {
+    ReturnType.ABORT: DatAbort,
+    ReturnType.CONN_QUAL_IN_USE: DatConnQualInUse,
+    ReturnType.INSUFFICIENT_RESOURCES: DatInsufficientResources,
+    ReturnType.INTERNAL_ERROR: DatInternalError,
+    ReturnType.INVALID_HANDLE: DatInvalidHandle,
+    ReturnType.INVALID_PARAMETER: DatInvalidParameter,
+    ReturnType.INVALID_STATE: DatInvalidState,
+    ReturnType.LENGTH_ERROR: DatLengthError,
+    ReturnType.MODEL_NOT_SUPPORTED: DatModelNotSupported,
+    ReturnType.PROVIDER_NOT_FOUND: DatProviderNotFound,
+    ReturnType.PRIVILEGES_VIOLATION: DatPrivilegesViolation,
+    ReturnType.PROTECTION_VIOLATION: DatProtectionViolation,
+    ReturnType.QUEUE_EMPTY: DatQueueEmpty,
+    ReturnType.QUEUE_FULL: DatQueueFull,
+    ReturnType.TIMEOUT_EXPIRED: DatTimeoutExpired,
+    ReturnType.PROVIDER_ALREADY_REGISTERED: DatProviderAlreadyRegistered,
+    ReturnType.PROVIDER_IN_USE: DatProviderInUse,
+    ReturnType.INVALID_ADDRESS: DatInvalidAddress,
+    ReturnType.INTERRUPTED_CALL: DatInterruptedCall,
+    ReturnType.CONN_QUAL_UNAVAILABLE: DatConnQualUnavailable,
+    ReturnType.NOT_IMPLEMENTED: DatNotImplemented,
+}
+assert EXCEPTION_OF.keys() == set(ReturnType) - {ReturnType.SUCCESS}
+
+# Source: dat.md section 6; what the errno of a verbs call means to a DAT program.
+RETURN_OF_ERRNO: Final[dict[int, tuple[ReturnType, Subtype]]] = {
+    errno.EOVERFLOW: (ReturnType.LENGTH_ERROR, Subtype.NO_SUBTYPE),
+    errno.EACCES: (ReturnType.PRIVILEGES_VIOLATION, Subtype.NO_SUBTYPE),
+    errno.EPERM: (ReturnType.PROTECTION_VIOLATION, Subtype.NO_SUBTYPE),
+    errno.EINVAL: (ReturnType.INVALID_PARAMETER, Subtype.NO_SUBTYPE),
+    errno.EISCONN: (ReturnType.INVALID_STATE, Subtype.INVALID_STATE_EP_CONNECTED),
+    errno.ECONNREFUSED: (ReturnType.INVALID_STATE, Subtype.INVALID_STATE_EP_NOTREADY),
+    errno.ETIMEDOUT: (ReturnType.TIMEOUT_EXPIRED, Subtype.NO_SUBTYPE),
+    errno.ENETUNREACH: (ReturnType.INVALID_ADDRESS, Subtype.INVALID_ADDRESS_UNREACHABLE),
+    errno.EADDRINUSE: (ReturnType.CONN_QUAL_IN_USE, Subtype.NO_SUBTYPE),
+    errno.EALREADY: (ReturnType.INVALID_STATE, Subtype.INVALID_STATE_EP_ACTCONNPENDING),
+    errno.ENOMEM: (ReturnType.INSUFFICIENT_RESOURCES, Subtype.NO_SUBTYPE),
+    errno.EAGAIN: (ReturnType.QUEUE_EMPTY, Subtype.NO_SUBTYPE),
+    errno.EINTR: (ReturnType.INTERRUPTED_CALL, Subtype.NO_SUBTYPE),
+    errno.EAFNOSUPPORT: (ReturnType.INVALID_ADDRESS, Subtype.INVALID_ADDRESS_MALFORMED),
+}
+
+
+def dat_error(
+    kind: ReturnType, subtype: Subtype = Subtype.NO_SUBTYPE, detail: str = ""
+) -> DatError:
+    """Return the exception of this type; `detail` tells a person the values and limits."""
+    return EXCEPTION_OF[kind](DatReturn.error(kind, subtype), "", detail)
+
+
+def bad_argument(number: int, detail: str) -> DatError:
+    """Return the error of the `number`-th argument, 1 to 10."""
+    subtype = Subtype(Subtype.INVALID_ARG1 + number - 1)
+    return dat_error(ReturnType.INVALID_PARAMETER, subtype, detail)
+
+
+def from_os_error(error: OSError) -> DatError:
+    """Return the DAT error that stands for an OSError of a verbs call."""
+    kind, subtype = RETURN_OF_ERRNO.get(
+        error.errno or 0, (ReturnType.INTERNAL_ERROR, Subtype.NO_SUBTYPE)
+    )
+    return dat_error(kind, subtype, error.strerror or str(error))
