@@ -1,0 +1,329 @@
+"""Memory that peers may map, and loans of it: who gets it, and when a loan ends."""
+
+import fcntl
+import gc
+import os
+from dataclasses import dataclass, field
+
+import pytest
+
+from urds.errors import RemoteProtocolError
+from urds.verbs.engine.numbers import AccessFlag
+from urds.verbs.providers.shm.grants import LOANS_MAX, Borrowings, LendingKeys
+from urds.verbs.providers.shm.memory import (
+    CONTROL_BYTES,
+    MAPPABLE_BYTES_MIN,
+    Allocations,
+    map_sealed,
+    sealed_file,
+)
+from urds.verbs.providers.shm.messages import Borrow, Decline, Lend
+from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter
+
+WRITE = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
+BYTES = 8192
+ADDRESS = 0x10_0000
+QPN = 77
+
+
+@dataclass
+class World:
+    """An owner with its keys, a borrower, and the cells between them."""
+
+    pd: object = field(default_factory=object)
+    now_ns: int = 0
+    overdue: list[RingReader] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cells = memoryview(bytearray(RING_CELLS_BYTES)).cast("Q")
+        data = memoryview(bytearray(64))
+        self.reader = RingReader(self.cells, data, payload_bytes_max=64)
+        self.borrowings = Borrowings(RingWriter(self.cells, data))
+        self.allocations = Allocations()
+        self.keys = LendingKeys(
+            self.allocations,
+            lambda: [self.reader],
+            on_overdue=self.overdue.append,
+            pause=self.pass_time,
+            now_ns=lambda: self.now_ns,
+        )
+
+    def pass_time(self) -> None:
+        self.now_ns += 100_000_000
+
+    def lend(self, rkey: int, qpn: int = QPN) -> Lend | Decline:
+        """Carry one question to the owner and its answer back."""
+        question = self.borrowings.place(qpn, rkey, ADDRESS, b"x")
+        assert question == Borrow(qpn, rkey)
+        answer = self.keys.lend(Borrow(qpn, rkey), pd=self.pd)
+        if isinstance(answer, Decline):
+            self.borrowings.decline(answer)
+            return answer
+        self.borrowings.take(*answer)
+        return answer[0]
+
+
+def test_allocated_memory_is_zeroed_and_writable() -> None:
+    view = Allocations().allocate(BYTES)
+    assert len(view) == BYTES and not any(view) and not view.readonly
+
+
+def test_small_memory_is_plain() -> None:
+    allocations = Allocations()
+    assert len(allocations.allocate(MAPPABLE_BYTES_MIN - 1)) == MAPPABLE_BYTES_MIN - 1
+    assert len(allocations.allocate(0)) == 0
+    assert (len(allocations), allocations.plain) == (0, 2)
+
+
+def test_beyond_the_limit_memory_is_plain() -> None:
+    allocations = Allocations(allocations_max=2)
+    views = [allocations.allocate(BYTES) for _ in range(4)]
+    assert [allocations.find(view) is not None for view in views] == [True, True, False, False]
+
+
+def test_without_descriptors_memory_is_plain() -> None:
+    def no_file(name: str, file_bytes: int) -> int:
+        raise OSError(24, "too many open files")
+
+    allocations = Allocations(make_file=no_file)
+    assert len(allocations.allocate(BYTES)) == BYTES
+    assert allocations.plain == 1
+
+
+def test_only_a_view_of_all_is_found() -> None:
+    allocations = Allocations()
+    view = allocations.allocate(BYTES)
+    assert allocations.find(view) is not None
+    assert allocations.find(view.cast("Q")) is not None
+    assert allocations.find(view[:-1]) is None
+    assert allocations.find(view[1:]) is None
+    assert allocations.find(view.toreadonly()) is None
+    assert allocations.find(memoryview(bytearray(BYTES))) is None
+
+
+def test_memory_goes_with_its_last_view() -> None:
+    allocations = Allocations()
+    view = allocations.allocate(BYTES)
+    part = view[10:20]
+    found = allocations.find(view)
+    assert found is not None
+    descriptor = found.descriptor
+    del view
+    gc.collect()
+    assert len(allocations) == 1
+    del part
+    gc.collect()
+    assert len(allocations) == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_file_of_ours_cannot_be_cut_short() -> None:
+    descriptor = sealed_file("test", BYTES)
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 0)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("seals", "file_bytes"),
+    [
+        (0, BYTES),
+        (fcntl.F_SEAL_GROW, BYTES),
+        (fcntl.F_SEAL_SHRINK, BYTES),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE, BYTES),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, BYTES - 1),
+    ],
+)
+def test_memory_that_could_vanish_is_not_mapped(seals: int, file_bytes: int) -> None:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, file_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        with pytest.raises(RemoteProtocolError):
+            map_sealed(descriptor, BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def test_what_is_no_memory_file_is_not_mapped() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(RemoteProtocolError):
+            map_sealed(reading, BYTES)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_who_borrowed_writes_into_the_owners_memory() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    assert isinstance(world.lend(region.rkey), Lend)
+    assert world.borrowings.place(QPN, region.rkey, ADDRESS + 5, b"hello") is True
+    assert bytes(view[:12]) == b"\0\0\0\0\0hello\0\0"
+    assert world.borrowings.place(QPN, region.rkey, ADDRESS + BYTES - 3, b"end") is True
+    assert bytes(view[-3:]) == b"end"
+    assert world.cells[Cell.PLACING] == 0
+    assert (world.borrowings.placed, len(world.borrowings)) == (2, 1)
+
+
+@pytest.mark.parametrize("offset", [-1, BYTES - 2, BYTES, 1 << 60, -ADDRESS])
+def test_what_is_out_of_range_is_not_placed(offset: int) -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.lend(region.rkey)
+    assert world.borrowings.place(QPN, region.rkey, ADDRESS + offset, b"abc") is False
+    assert not any(view)
+
+
+def test_the_question_is_asked_once() -> None:
+    world = World()
+    assert world.borrowings.place(QPN, 256, ADDRESS, b"x") == Borrow(QPN, 256)
+    assert world.borrowings.place(QPN, 256, ADDRESS, b"x") is False
+
+
+def test_a_region_that_is_not_one_whole_allocation_is_not_lent() -> None:
+    """A part of an allocation, foreign memory, no right to write."""
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    for part, access in (
+        (view[: BYTES // 2], WRITE),
+        (memoryview(bytearray(BYTES)), WRITE),
+        (view, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ),
+    ):
+        region = world.keys.register(world.pd, part, ADDRESS, access)
+        assert isinstance(world.lend(region.rkey), Decline)
+        assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"x") is False
+
+
+def test_a_key_of_another_domain_or_of_nobody_is_not_lent() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(object(), view, ADDRESS, WRITE)
+    assert isinstance(world.lend(region.rkey), Decline)
+    assert isinstance(world.lend(region.rkey + 1), Decline)
+    assert world.keys.loans_declined == 2
+
+
+def test_the_loan_ends_with_the_region() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    rkey = region.rkey
+    world.lend(rkey)
+    world.keys.deregister(region)
+    assert world.borrowings.place(QPN, rkey, ADDRESS, b"late") is False
+    assert not any(view)
+    assert isinstance(world.lend(rkey), Decline)
+    assert (world.keys.revocations, world.borrowings.ended) == (1, 1)
+
+
+def test_the_loan_ends_with_the_key() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    old = region.rkey
+    world.lend(old)
+    world.keys.reregister(region, access=WRITE | AccessFlag.REMOTE_READ)
+    assert world.borrowings.place(QPN, old, ADDRESS, b"late") is False
+    assert isinstance(world.lend(old), Decline)
+    assert isinstance(world.lend(region.rkey), Lend)
+    assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"new") is True
+
+
+def test_the_loan_ends_with_the_queue_pair() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.lend(region.rkey)
+    world.keys.end_loans(QPN + 1)
+    assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"fine") is True
+    world.keys.end_loans(QPN)
+    assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"late") is False
+    assert bytes(view[:4]) == b"fine"
+
+
+def test_the_end_of_a_loan_waits_for_a_copy_that_runs() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.lend(region.rkey)
+    world.cells[Cell.PLACING] = 1
+    steps: list[int] = []
+
+    def pause() -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            world.cells[Cell.PLACING] = 0
+
+    world.keys._pause = pause  # the test's own clock
+    world.keys.deregister(region)
+    assert len(steps) == 3 and not world.overdue
+
+
+def test_who_copies_for_ever_is_given_up() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.lend(region.rkey)
+    world.cells[Cell.PLACING] = 1
+    world.keys.deregister(region)
+    assert world.overdue == [world.reader]
+    assert world.keys.revocations_overdue == 1
+
+
+def test_a_region_that_nobody_borrowed_ends_without_a_wait() -> None:
+    world = World()
+    world.cells[Cell.PLACING] = 1
+    view = world.allocations.allocate(BYTES)
+    world.keys.deregister(world.keys.register(world.pd, view, ADDRESS, WRITE))
+    assert world.now_ns == 0
+
+
+def test_answers_that_nobody_asked_for_are_refused() -> None:
+    world = World()
+    world.borrowings.place(QPN, 256, ADDRESS, b"x")
+    world.borrowings.decline(Decline(QPN, 256))
+    with pytest.raises(RemoteProtocolError):
+        world.borrowings.decline(Decline(QPN, 256))
+    with pytest.raises(RemoteProtocolError):
+        world.borrowings.take(Lend(QPN, 256, ADDRESS, BYTES, 1), -1)
+
+
+@pytest.mark.parametrize(
+    ("address", "region_bytes"), [(ADDRESS, 0), ((1 << 64) - 1, 2), (ADDRESS, 1 << 40)]
+)
+def test_a_loan_that_lies_about_its_memory_is_refused(address: int, region_bytes: int) -> None:
+    world = World()
+    world.borrowings.place(QPN, 256, ADDRESS, b"x")
+    descriptor = sealed_file("test", CONTROL_BYTES + BYTES)
+    try:
+        with pytest.raises(RemoteProtocolError):
+            world.borrowings.take(Lend(QPN, 256, address, region_bytes, 1), descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_an_answer_for_a_queue_pair_that_went_is_dropped() -> None:
+    world = World()
+    world.borrowings.place(QPN, 256, ADDRESS, b"x")
+    world.borrowings.forget(QPN)
+    world.borrowings.take(Lend(QPN, 256, ADDRESS, BYTES, 1), -1)
+    world.borrowings.decline(Decline(QPN, 256))
+    assert len(world.borrowings) == 0
+
+
+def test_declined_keys_make_room_for_new_questions() -> None:
+    world = World()
+    for rkey in range(LOANS_MAX):
+        assert world.borrowings.place(QPN, rkey, ADDRESS, b"x")
+    assert world.borrowings.place(QPN, LOANS_MAX, ADDRESS, b"x") is False
+    world.borrowings.decline(Decline(QPN, 0))
+    assert world.borrowings.place(QPN, LOANS_MAX, ADDRESS, b"x")
