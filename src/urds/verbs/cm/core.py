@@ -170,13 +170,15 @@ class CmCore(Exchange):
 
     # -- hints of the driver
 
-    def handle_data(self, connection: CmConnection, now_ns: int) -> None:
-        """Note that a packet for the connection's queue pair arrived from its route."""
+    def handle_data(self, connection: CmConnection, now_ns: int) -> bool:
+        """Note that a packet for the queue pair arrived from its route; true: it establishes."""
         if connection.life is not None:
             connection.life.heard_ns, connection.life.is_hasty = now_ns, False
         elif connection.state is CmState.REPLY_SENT:
             self.stats.established_by_data += 1
             self._establish(connection, None, now_ns)
+            return True
+        return False
 
     def handle_unreachable(self, route: Route, now_ns: int) -> None:
         """Note that a host says nobody is at a route: refuse requests, doubt connections."""

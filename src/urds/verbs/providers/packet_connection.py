@@ -1,0 +1,310 @@
+"""Connections of the providers that carry packets: the manager's core, joined to queue pairs.
+
+The core agrees on numbers; here they lead a queue pair through INIT, RTR and RTS, and an end leads
+it to ERR. Source: verbs-and-roce.md 14.3 for the order and the attributes.
+"""
+
+import errno
+from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING, Final
+
+from urds.verbs.cm.exchange import check_private_data
+from urds.verbs.cm.messages import READS_MAX, Message, Offer
+from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmListener, CmState
+from urds.verbs.engine.numbers import MTU, AccessFlag, QPAttrMask, QPState
+from urds.verbs.engine.queue_pair import QPAttr, QueuePair
+from urds.verbs.engine.work import AddressVector
+from urds.verbs.providers.base import (
+    Address,
+    Connection,
+    ConnectionEvent,
+    ConnectionEventKind,
+    ConnectParameters,
+    Listener,
+    OnConnectionEvent,
+    PortSpace,
+)
+
+if TYPE_CHECKING:
+    from urds.verbs.providers.packet_adapter import PacketAdapter
+
+# rdma_cm gives 19 and 0, which is 2.1 s and 0.65 s; on a path that loses packets both only
+# stall (verbs-and-roce.md 8). The engine's own timer is the shorter one, this is its upper end.
+TIMEOUT_CODE: Final = 18  # 1.07 s
+RNR_TIMER_CODE: Final = 12  # 0.64 ms
+_CONNECTED: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
+
+
+class PacketConnection(Connection):
+    """One connection of a packet provider."""
+
+    def __init__(
+        self,
+        adapter: "PacketAdapter",
+        *,
+        space: PortSpace,
+        local: Address,
+        peer: Address,
+        on_event: OnConnectionEvent,
+        qp: QueuePair | None = None,
+    ) -> None:
+        self.space = space
+        self.local = local
+        self.peer = peer
+        self.on_event = on_event
+        self.context = None
+        self.qp = qp
+        self.record: CmConnection | None = None
+        self._adapter = adapter
+        self._is_over = False
+
+    def accept(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
+        """Answer a request, led by the requester's offer. See `Connection.accept`."""
+        record, adapter = self._requested(), self._adapter
+        if qp is None:
+            raise OSError(errno.EINVAL, "accept without a queue pair")
+        check_private_data(parameters.private_data)
+        wanted = record.peer_offer
+        offer = adapter.offer(qp, parameters, mtu_bytes=wanted.mtu_bytes)
+        if not record.is_datagram:
+            adapter.bind(qp, self)
+            lead(qp, own=offer, peer=wanted, route=_vector(record), now_ns=adapter.now_ns())
+            self.qp = qp
+        adapter.cm.accept(
+            record,
+            offer=offer,
+            private_data=parameters.private_data,
+            now_ns=adapter.now_ns(),
+        )
+        adapter.kick(qp)
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Refuse a request. See `Connection.reject`."""
+        self._adapter.cm.reject(self._requested(), private_data=private_data)
+        self._is_over = True
+        self._adapter.settle()
+
+    def disconnect(self) -> None:
+        """End the connection. See `Connection.disconnect`."""
+        record, adapter = self.record, self._adapter
+        if self._is_over or record is None:
+            return
+        if record.is_datagram and record.state is CmState.OVER:
+            # The look-up was over when it was answered: nobody there has to be told.
+            adapter.tell_later(self, ConnectionEventKind.DISCONNECTED)
+        else:
+            adapter.cm.disconnect(record, now_ns=adapter.now_ns())
+        self._break_queue_pair()
+        adapter.settle()
+
+    def close(self) -> None:
+        """Forget the connection. See `Connection.close`."""
+        self._is_over = True
+        if self.record is not None:
+            self._adapter.cm.forget(self.record, now_ns=self._adapter.now_ns())
+        self._break_queue_pair()
+        self._release()
+        self._adapter.settle()
+
+    # -- calls of the adapter
+
+    def handle_cm_event(self, event: CmEvent) -> None:
+        """Act on what the core says of this connection, and tell the owner."""
+        kind = ConnectionEventKind[event.kind.name]
+        if kind is ConnectionEventKind.ESTABLISHED:
+            if not self._establish():
+                return
+        else:
+            self._break_queue_pair()
+            self._release()
+        self.tell(kind, event.message, event.reason)
+
+    def handle_data(self) -> bool:
+        """Note that the peer sent a packet for the queue pair; true if that established it."""
+        record = self.record
+        return record is not None and self._adapter.cm.handle_data(record, self._adapter.now_ns())
+
+    def handle_queue_pair_error(self) -> None:
+        """End the connection, for its queue pair can do no more."""
+        if self.record is not None:
+            now_ns = self._adapter.now_ns()
+            self._adapter.cm.fail(self.record, reason="queue pair failed", now_ns=now_ns)
+
+    def forget_queue_pair(self) -> None:
+        """End the connection of a queue pair that is removed."""
+        self.disconnect()
+        self.qp = None
+
+    def tell(
+        self, kind: ConnectionEventKind, message: Message | None = None, reason: str = ""
+    ) -> None:
+        """Give the owner one event, unless the connection is over."""
+        if self._is_over:
+            return
+        self._is_over = kind not in (ConnectionEventKind.REQUEST, ConnectionEventKind.ESTABLISHED)
+        event = ConnectionEvent(kind, self, reason=reason)
+        if message is not None:
+            event.parameters = _parameters(message)
+            if self.space is PortSpace.UDP and self.record is not None:
+                event.qpn = message.offer.qpn
+                event.vector = _vector(self.record)
+        self.on_event(event)
+
+    # -- leaves
+
+    def _requested(self) -> CmConnection:
+        record = self.record
+        if record is None or record.state is not CmState.REQUESTED:
+            state = "that is over" if record is None else record.state.name
+            raise OSError(errno.EINVAL, f"no request waits for an answer: connection {state}")
+        return record
+
+    def _establish(self) -> bool:
+        """Lead the requester's queue pair; false if that failed and the owner knows."""
+        record, qp, adapter = self.record, self.qp, self._adapter
+        assert record is not None
+        if qp is None or not record.is_requester or record.is_datagram:
+            return True
+        try:
+            lead(
+                qp,
+                own=record.offer,
+                peer=record.peer_offer,
+                route=_vector(record),
+                now_ns=adapter.now_ns(),
+            )
+        except OSError as error:  # its owner has changed the state since the connect
+            adapter.cm.forget(record, now_ns=adapter.now_ns())
+            self._release()
+            self.tell(ConnectionEventKind.ERROR, reason=str(error))
+            return False
+        adapter.kick(qp)
+        return True
+
+    def _break_queue_pair(self) -> None:
+        qp = self.qp
+        if qp is not None and qp.state in _CONNECTED:
+            error = QPAttr(qp_state=QPState.ERR)
+            qp.modify(error, QPAttrMask.STATE, self._adapter.now_ns())
+            self._adapter.kick(qp)
+
+    def _release(self) -> None:
+        if self.qp is not None:
+            self._adapter.unbind(self.qp, self)
+
+
+class PacketListener(Listener):
+    """One listening address of a packet provider."""
+
+    def __init__(
+        self,
+        adapter: "PacketAdapter",
+        local: Address,
+        space: PortSpace,
+        on_event: OnConnectionEvent,
+    ) -> None:
+        self.local = local
+        self.space = space
+        self.on_event = on_event
+        self.record: CmListener | None = None
+        self._adapter = adapter
+
+    def close(self) -> None:
+        """Stop listening. See `Listener.close`."""
+        record, self.record = self.record, None
+        if record is not None:
+            self._adapter.unlisten(self, record)
+
+    def handle_cm_event(self, event: CmEvent) -> None:
+        """Make a connection of a request and give it to the owner."""
+        record = event.connection
+        assert event.kind is CmEventKind.REQUEST
+        connection = PacketConnection(
+            self._adapter,
+            space=self.space,
+            local=record.local,
+            peer=record.peer,
+            on_event=self.on_event,
+        )
+        connection.record, record.owner = record, connection
+        connection.tell(ConnectionEventKind.REQUEST, event.message)
+
+
+def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns: int) -> None:
+    """Lead a queue pair from RESET or INIT to RTS. Raises OSError EINVAL from another state.
+
+    Each side's resources bound the other's depth. Receives that were posted in INIT stay.
+    """
+    served = min(own.responder_resources, peer.initiator_depth)
+    asked = min(own.initiator_depth, peer.responder_resources)
+    mask = QPAttrMask
+    if qp.state is QPState.RESET:
+        access = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
+        if served:
+            access |= AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+        qp.modify(
+            QPAttr(qp_state=QPState.INIT, qp_access_flags=access),
+            mask.STATE | mask.PKEY_INDEX | mask.PORT | mask.ACCESS_FLAGS,
+            now_ns,
+        )
+    qp.modify(
+        QPAttr(
+            qp_state=QPState.RTR,
+            ah_attr=route,
+            path_mtu=_path_mtu(qp, peer.mtu_bytes),
+            dest_qp_num=peer.qpn,
+            rq_psn=peer.sequence_start,
+            max_dest_rd_atomic=served,
+            min_rnr_timer=RNR_TIMER_CODE,
+        ),
+        mask.STATE | mask.AV | mask.PATH_MTU | mask.DEST_QPN | mask.RQ_PSN
+        | mask.MAX_DEST_RD_ATOMIC | mask.MIN_RNR_TIMER,
+        now_ns,
+    )  # fmt: skip
+    qp.modify(
+        QPAttr(
+            qp_state=QPState.RTS,
+            sq_psn=own.sequence_start,
+            max_rd_atomic=asked,
+            retry_cnt=own.retry_count,
+            # How long the peer waits for our receives it says itself, and so do we.
+            rnr_retry=peer.rnr_retry_count,
+            timeout=TIMEOUT_CODE,
+        ),
+        mask.STATE | mask.SQ_PSN | mask.MAX_QP_RD_ATOMIC | mask.RETRY_CNT | mask.RNR_RETRY
+        | mask.TIMEOUT,
+        now_ns,
+    )  # fmt: skip
+
+
+def packed(host: str) -> bytes:
+    """Return 16 octets of an address, IPv4 mapped into IPv6; a scope is left out."""
+    address = ip_address(host)
+    if isinstance(address, IPv6Address):
+        return address.packed
+    return bytes(10) + b"\xff\xff" + address.packed
+
+
+def _path_mtu(qp: QueuePair, peer_bytes: int) -> int | None:
+    """Return the code of the peer's MTU where it is smaller than our link's."""
+    if peer_bytes >= qp.link.mtu_bytes:
+        return None
+    return max((code for code in MTU if 1 << (code + 7) <= peer_bytes), default=MTU.MTU_256)
+
+
+def _vector(record: CmConnection) -> AddressVector:
+    assert isinstance(record.route, AddressVector)
+    return record.route
+
+
+def _parameters(message: Message) -> ConnectParameters:
+    """Turn what the peer says into our view: its depth are our resources."""
+    offer = message.offer
+    return ConnectParameters(
+        private_data=message.private_data,
+        responder_resources=min(offer.initiator_depth, READS_MAX),
+        initiator_depth=min(offer.responder_resources, READS_MAX),
+        retry_count=offer.retry_count,
+        rnr_retry_count=offer.rnr_retry_count,
+        qkey=offer.qkey,
+    )
