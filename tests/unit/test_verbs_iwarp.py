@@ -247,10 +247,6 @@ def test_a_farewell_and_a_terminate_are_told_apart() -> None:
 
 
 def test_an_fpdu_without_octets_says_nothing() -> None:
-    out: list[Octets] = []
-    side = Side(own=False)
-    side.encoder.emit_empty_fpdu(out)
-    assert b"".join(out) == bytes(8)
     assert Side(own=False).take_all(bytes(8)) == []
 
 

@@ -319,6 +319,8 @@ class MpaConnection:
             self._fail(f"revision {frame.revision}, not 1 or 2")
         elif enhanced and frame.ord > READS_MAX and frame.ord != READS_UNSPECIFIED:
             self._fail(f"{frame.ord} reads at once, limit {READS_MAX}", MpaError.INSUFFICIENT_IRD)
+        elif frame.peer_to_peer and FirstFrame.WRITE not in frame.first_frames:
+            self._fail("another first frame than offered", MpaError.NO_MATCHING_FIRST_FRAME)
         else:
             self._ended = True
             # A peer that serves fewer reads than we wanted to make lowers our number; one that
@@ -331,9 +333,7 @@ class MpaConnection:
                     crc=terms.crc or MpaFlag.CRC in frame.flags,
                     own=terms.own and MpaFlag.OWN_REPLY in frame.flags,
                     revision=frame.revision,
-                    first_frame=_chosen(frame.first_frames)
-                    if frame.peer_to_peer
-                    else FirstFrame.NONE,
+                    first_frame=FirstFrame.WRITE if frame.peer_to_peer else FirstFrame.NONE,
                 )
             )
 

@@ -4,3 +4,14 @@
 `stream` moves one TCP connection, `connections` and `adapter` are what `providers.base` asks for.
 docs/adr/0007 says what is standard on the wire and what is spoken between our own nodes only.
 """
+
+from urds.verbs.providers.tcp.adapter import TcpAdapter
+from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
+
+
+def open_adapter(name: str) -> TcpAdapter:
+    """Open the device."""
+    return TcpAdapter(name)
+
+
+__all__ = ["TcpAdapter", "TcpProviderSettings", "TcpStats", "open_adapter"]

@@ -62,6 +62,7 @@ class Encoder:
         self._counts = [0] * len(Queue)  # messages emitted per untagged queue; SEND: by the engine
         self._handed: deque[tuple[int, int]] = deque()  # (octets emitted by then, packet number)
         self.octets_emitted = 0
+        self.is_terminated = False  # a TERMINATE is among what was emitted
         self.peer_wrote_last = False  # the refused request of a plain peer was tagged
 
     def emit(self, packet: Packet, out: list[Octets]) -> Packet | None:
@@ -95,6 +96,7 @@ class Encoder:
 
     def emit_terminate(self, code: int, header: bytes, out: list[Octets]) -> None:
         """Append the frame that ends the stream for a reason."""
+        self.is_terminated = True
         payload = payloads.emit_terminate(code, header)
         self._untagged(Opcode.TERMINATE, Queue.TERMINATE, payload, out)
 
@@ -107,9 +109,9 @@ class Encoder:
         """Append a write of nothing: the first frame that lets a plain responder speak."""
         self._append(tagged_header(Opcode.WRITE, 0, 0, 0, is_last=True), b"", out)
 
-    def emit_empty_fpdu(self, out: list[Octets]) -> None:
-        """Append an FPDU without a ULPDU, another such first frame."""
-        self._append(bytes(2), b"", out)
+    def oldest_asked(self) -> int | None:
+        """Return the packet number of our oldest read without its whole answer."""
+        return self._exchange.oldest_asked()
 
     def confirm(self, octets_sent: int) -> Packet | None:
         """Return the acknowledgement that a plain peer will never send, once TCP has the octets.

@@ -1,0 +1,248 @@
+"""The adapter of the `tcp` provider: queue pairs over iWARP streams, datagrams over UDP."""
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from urds.errors import WireError
+from urds.verbs.cm.mpa import MpaFlag, MpaFrame
+from urds.verbs.engine.attributes import LinkTraits, QPAttr
+from urds.verbs.engine.keys import KeyTable
+from urds.verbs.engine.numbers import QPAttrMask, QPState, QPType
+from urds.verbs.engine.queue_pair import QueuePair
+from urds.verbs.engine.work import AsyncEvent
+from urds.verbs.providers.base import (
+    Adapter,
+    Address,
+    Connection,
+    ConnectParameters,
+    DeviceAttributes,
+    Listener,
+    OnConnectionEvent,
+    PortSpace,
+)
+from urds.verbs.providers.tcp.connections import State, TcpConnection, deadline, is_connectable
+from urds.verbs.providers.tcp.listeners import TcpListener
+from urds.verbs.providers.tcp.reactor import Reactor
+from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
+from urds.verbs.providers.tcp.sockets import gid_of, listening, prepare, resolve
+from urds.verbs.providers.tcp.stream import BUFFER_BYTES
+from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
+
+PRIVATE_DATA_MAX: Final = 508  # of 512 that MPA carries, four are the counts of reads
+_QPN_FIRST: Final = 0x10
+_QPN_END: Final = 1 << 24
+_CONNECTED: Final = frozenset({QPState.RTR, QPState.RTS, QPState.SQD})
+
+
+class TcpAdapter(Adapter):
+    """One opening of a `tcp` device."""
+
+    def __init__(self, name: str = "tcp0", settings: TcpProviderSettings | None = None) -> None:
+        self.settings = settings or TcpProviderSettings()
+        self.stats = TcpStats()
+        self.lock = threading.RLock()
+        self.keys = KeyTable()
+        self.gid = gid_of(self.settings.address)
+        self.on_async_event = _nothing
+        self.attributes = DeviceAttributes(
+            name,
+            "tcp",
+            LinkTraits(mtu_bytes=PACKET_BYTES_MAX, lossless=True),
+            max_private_data=PRIVATE_DATA_MAX,
+            raw_connect=False,
+        )
+        self.read_view = memoryview(bytearray(BUFFER_BYTES))
+        self.connections: set[TcpConnection] = set()
+        self.strangers: set[TcpConnection] = set()  # accepted, and silent so far
+        self.listeners: set[TcpListener] = set()
+        self._queue_pairs: dict[int, QueuePair] = {}
+        self._owners: dict[int, TcpConnection] = {}  # by queue pair number
+        self._qpn_next = _QPN_FIRST
+        self._closed = False
+        self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
+
+    # -- time and progress
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns()
+
+    def progress(self) -> None:
+        """Take in what has arrived and run what is due, without waiting."""
+        self.reactor.progress()
+
+    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """Wait until `is_ready()`; the caller's thread moves the octets meanwhile."""
+        return self.reactor.wait(is_ready, timeout_ns)
+
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Run `action` with the next turn, with the lock held."""
+        self.reactor.call_soon(action)
+
+    # -- queue pairs
+
+    def new_qpn(self) -> int:
+        """Return the next number that no queue pair has. Raises OSError: ENOMEM."""
+        if len(self._queue_pairs) >= self.attributes.max_qp:
+            raise OSError(errno.ENOMEM, f"{len(self._queue_pairs)} queue pairs, the limit")
+        while self._qpn_next in self._queue_pairs:
+            self._step_qpn()
+        qpn = self._qpn_next
+        self._step_qpn()
+        return qpn
+
+    def _step_qpn(self) -> None:
+        self._qpn_next = self._qpn_next + 1 if self._qpn_next + 1 < _QPN_END else _QPN_FIRST
+
+    def add(self, qp: QueuePair) -> None:
+        """Take a queue pair in."""
+        self._queue_pairs[qp.qpn] = qp
+
+    def remove(self, qp: QueuePair) -> None:
+        """Forget a queue pair; its connection ends in order."""
+        connection = self._owners.get(qp.qpn)
+        if connection is not None:
+            connection.disconnect()
+        self._queue_pairs.pop(qp.qpn, None)
+
+    def kick(self, qp: QueuePair) -> None:
+        """Carry away what the queue pair has to say.
+
+        Raises OSError (EOPNOTSUPP) for a reliable queue pair that was led to a peer by hand: it
+        is back in RESET then. iWARP makes connections only with a connection manager.
+        """
+        owner = self._owners.get(qp.qpn)
+        if owner is not None and owner.stream is not None:
+            owner.stream.kick()
+        elif qp.qp_type is QPType.RC and qp.state in _CONNECTED and owner is None:
+            reset = QPAttr(qp_state=QPState.RESET)
+            qp.modify(reset, QPAttrMask.STATE, time.monotonic_ns())
+            raise OSError(
+                errno.EOPNOTSUPP,
+                "tcp: connect or accept leads a queue pair to its peer, not modify",
+            )
+        else:
+            self.pump_events(qp)
+        self.reactor.tell()
+
+    def pump_events(self, qp: QueuePair) -> None:
+        """Hand on the asynchronous events of a queue pair."""
+        while (event := qp.poll_event()) is not None:
+            self.on_async_event(event)
+
+    def check_free(self, qp: QueuePair | None) -> None:
+        """Raise OSError (EINVAL) unless the queue pair may be given to a connection."""
+        if qp is None or not is_connectable(qp):
+            raise OSError(errno.EINVAL, "a connection takes an RC queue pair in RESET or INIT")
+        if qp.qpn in self._owners:
+            raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} has a connection")
+
+    def own(self, connection: TcpConnection, qp: QueuePair) -> None:
+        """Note that a queue pair belongs to a connection from here on."""
+        self._owners[qp.qpn] = connection
+
+    def forget(self, connection: TcpConnection, qp: QueuePair | None) -> None:
+        """Forget a connection that is over."""
+        self.connections.discard(connection)
+        if qp is not None and self._owners.get(qp.qpn) is connection:
+            del self._owners[qp.qpn]
+
+    # -- connections
+
+    def listen(
+        self, local: Address, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
+    ) -> Listener:
+        """Listen at a TCP port. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL."""
+        self._check_open()
+        connections_max = backlog + self.settings.strangers_max
+        listener = listening(local, backlog=connections_max)
+        return TcpListener(self, listener, backlog=max(1, backlog), on_event=on_event)
+
+    def connect(
+        self,
+        qp: QueuePair | None,
+        peer: Address,
+        space: PortSpace,
+        parameters: ConnectParameters,
+        *,
+        on_event: OnConnectionEvent,
+        local: Address | None = None,
+        timeout_ns: int | None = None,
+    ) -> Connection:
+        """Connect over TCP. Raises OSError: EINVAL, ENOMEM (private data), EADDRNOTAVAIL."""
+        self._check_open()
+        self.check_free(qp)
+        assert qp is not None
+        _check_private_data(parameters)
+        return self._connect_stream(qp, peer, parameters, on_event, local, timeout_ns)
+
+    def _connect_stream(
+        self,
+        qp: QueuePair,
+        peer: Address,
+        parameters: ConnectParameters,
+        on_event: OnConnectionEvent,
+        local: Address | None,
+        timeout_ns: int | None,
+    ) -> TcpConnection:
+        family, name = resolve(peer)
+        stream = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            prepare(
+                stream,
+                send_bytes=self.settings.send_buffer_bytes,
+                receive_bytes=self.settings.receive_buffer_bytes,
+            )
+            if local is not None:
+                stream.bind(resolve(local)[1])
+            problem = stream.connect_ex(name)
+            if problem in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES):
+                raise OSError(problem, f"connect to {peer[0]} port {peer[1]}")
+            limit_ns = self.settings.connect_ns if timeout_ns is None else timeout_ns
+            connection = TcpConnection(
+                self,
+                stream,
+                State.CONNECTING,
+                on_event=on_event,
+                deadline_ns=deadline(limit_ns),
+                qp=qp,
+                parameters=parameters,
+                problem=0 if problem == errno.EINPROGRESS else problem,
+            )
+        except OSError:
+            stream.close()
+            raise
+        connection.peer = peer
+        self.own(connection, qp)
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "the device was closed")
+
+    def close(self) -> None:
+        """Drop everything, end the thread; peers see their connections break. Safe twice."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            for listener in list(self.listeners):
+                listener.close()
+            for connection in list(self.connections):
+                connection.abort()
+        self.reactor.close()
+
+
+def _nothing(_event: AsyncEvent) -> None:
+    """Stand in for a context that has not set its callback."""
+
+
+def _check_private_data(parameters: ConnectParameters) -> None:
+    try:
+        MpaFrame(flags=MpaFlag.ENHANCED, private_data=parameters.private_data).emit()
+    except WireError as error:
+        raise OSError(errno.ENOMEM, str(error)) from None

@@ -1,0 +1,93 @@
+"""Listening addresses of the reliable port space, and the bounds for strangers who connect."""
+
+import select
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from urds.verbs.providers.base import Listener, OnConnectionEvent
+from urds.verbs.providers.tcp.connections import State, TcpConnection, deadline
+from urds.verbs.providers.tcp.sockets import address_of, prepare, reset
+
+if TYPE_CHECKING:
+    from urds.verbs.providers.tcp.adapter import TcpAdapter
+
+ACCEPTS_MAX: Final = 16  # of one turn, so that a flood does not starve the streams
+
+
+class TcpListener(Listener):
+    """One listening address; at most `backlog` requests wait for its owner."""
+
+    def __init__(
+        self,
+        adapter: "TcpAdapter",
+        listener: socket.socket,
+        *,
+        backlog: int,
+        on_event: OnConnectionEvent,
+    ) -> None:
+        self.local = address_of(listener.getsockname())
+        self._adapter = adapter
+        self._socket = listener
+        self._backlog = backlog
+        self._on_event = on_event
+        self._is_closed = False
+        self.requests: set[TcpConnection] = set()  # that wait for the owner's answer
+        adapter.reactor.watch(listener.fileno(), select.EPOLLIN, self._handle_readable)
+        adapter.listeners.add(self)
+
+    def close(self) -> None:
+        """Stop listening. Requests already given stay valid; strangers are refused."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._adapter.listeners.discard(self)
+        self._adapter.reactor.unwatch(self._socket.fileno())
+        self._socket.close()
+
+    def _handle_readable(self, _events: int) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                connection, name = self._socket.accept()
+            except OSError:
+                return  # nothing more, or the peer is gone, or no descriptor is left
+            if self._is_welcome(address_of(name)[0]):
+                settings = self._adapter.settings
+                prepare(
+                    connection,
+                    send_bytes=settings.send_buffer_bytes,
+                    receive_bytes=settings.receive_buffer_bytes,
+                )
+                self._take(connection)
+            else:
+                self._adapter.stats.strangers_refused += 1
+                reset(connection)
+                connection.close()
+
+    def _is_welcome(self, host: str) -> bool:
+        settings = self._adapter.settings
+        per_host = Counter(each.peer[0] for each in self._adapter.strangers)
+        return (
+            per_host.total() < settings.strangers_max
+            and per_host[host] < settings.strangers_per_host_max
+        )
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            TcpConnection(
+                self._adapter,
+                connection,
+                State.SETTING_UP,
+                on_event=self._on_event,
+                deadline_ns=deadline(self._adapter.settings.stranger_ns),
+                listener=self,
+            )
+        except OSError:
+            connection.close()  # gone between accept and our look at its address
+
+    def take_request(self, connection: TcpConnection) -> bool:
+        """Take a stranger's request in, unless the backlog is full or nobody listens any more."""
+        if self._is_closed or len(self.requests) >= self._backlog:
+            return False
+        self.requests.add(connection)
+        return True

@@ -1,0 +1,231 @@
+"""Waiting: one epoll set, timers, and who turns the crank.
+
+Whoever waits for a completion turns it himself: waking another thread costs more than the message
+(design.md, "Run to completion"). The progress thread does it when nobody has for a few
+milliseconds, so that a process which computes still answers its peers. Everything but `wait`,
+`progress` and `close` is called with the lock held; handlers run with it held.
+"""
+
+import heapq
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+Handler = Callable[[int], None]
+Ready = Callable[[], bool]
+
+EVENTS_MAX: Final = 64  # of one turn; the others come with the next
+PARKED_S: Final = 0.005  # how long the thread leaves the crank to a driver who went away
+JOIN_S: Final = 2.0
+_NS: Final = 1_000_000_000
+
+
+class Timer:
+    """A call that is due at `deadline_ns`; `cancel` makes it do nothing."""
+
+    __slots__ = ("callback", "deadline_ns")
+
+    def __init__(self, deadline_ns: int, callback: Callable[[], None]) -> None:
+        self.deadline_ns = deadline_ns
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Forget the call."""
+        self.callback = None
+
+    def __lt__(self, other: "Timer") -> bool:
+        return self.deadline_ns < other.deadline_ns
+
+
+class Reactor:
+    """The epoll set of one adapter and the thread that serves it when nobody else does."""
+
+    def __init__(self, lock: threading.RLock, *, name: str) -> None:
+        self._lock = lock
+        self._turned = threading.Condition(lock)  # the driver has changed something, or left
+        self._parked = threading.Condition(lock)
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._timers: list[Timer] = []
+        self._soon: deque[Callable[[], None]] = deque()
+        self._waiting: list[Ready] = []
+        self._is_driven = False  # a thread of the application is in `_turn`
+        self._is_processing = False
+        self._polling_count = 0  # threads inside a poll that waits
+        self._driven_ns = 0
+        self._closed = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch(self._bell, select.EPOLLIN, self._handle_bell)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # -- descriptors, timers, calls
+
+    def watch(self, descriptor: int, events: int, handler: Handler) -> None:
+        """Call `handler(events)` whenever the descriptor is ready."""
+        self._epoll.register(descriptor, events)
+        self._handlers[descriptor] = handler
+
+    def change(self, descriptor: int, events: int) -> None:
+        """Watch for other events."""
+        self._epoll.modify(descriptor, events)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop watching; before the descriptor is closed. Unknown ones are none."""
+        if self._handlers.pop(descriptor, None) is not None:
+            with suppress(OSError):
+                self._epoll.unregister(descriptor)
+
+    def call_at(self, deadline_ns: int, callback: Callable[[], None]) -> Timer:
+        """Call `callback` at a time of the monotonic clock, or shortly after (1 ms)."""
+        timer = Timer(deadline_ns, callback)
+        heapq.heappush(self._timers, timer)
+        if self._polling_count and self._timers[0] is timer:
+            self._ring()
+        return timer
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` with the next turn: never from inside the caller."""
+        self._soon.append(callback)
+        if self._polling_count:
+            self._ring()
+
+    def tell(self) -> None:
+        """Wake those who wait for what has just become true without a turn of the crank."""
+        if self._waiting and not self._is_processing and any(ready() for ready in self._waiting):
+            self._turned.notify_all()
+            self._ring()
+
+    # -- turning the crank
+
+    def progress(self) -> None:
+        """Take in what is there, without waiting. Inside a handler it does nothing."""
+        with self._lock:
+            if not self._is_processing and not self._closed:
+                self._turn(0)
+                self._driven_ns = time.monotonic_ns()
+
+    def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
+        """Wait until `is_ready()`; return what it said last. Inside a handler it only asks."""
+        with self._lock:
+            if is_ready() or self._is_processing:
+                return is_ready()
+            deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+            self._waiting.append(is_ready)
+            try:
+                while not self._closed:
+                    self._wait_once(deadline_ns)
+                    if is_ready():
+                        return True
+                    if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                        return False
+                return is_ready()
+            finally:
+                self._waiting.remove(is_ready)
+
+    def _wait_once(self, deadline_ns: int | None) -> None:
+        if self._is_driven:
+            left_ns = None if deadline_ns is None else deadline_ns - time.monotonic_ns()
+            self._turned.wait(None if left_ns is None else max(0, left_ns) / _NS)
+            return
+        self._is_driven = True
+        try:
+            self._turn(deadline_ns)
+        finally:
+            self._is_driven = False
+            self._driven_ns = time.monotonic_ns()
+            if len(self._waiting) > 1:
+                self._turned.notify_all()  # another one takes over, or is ready
+
+    def _turn(self, deadline_ns: int | None) -> None:
+        """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
+        events = self._poll(deadline_ns)
+        if self._is_processing or self._closed:
+            return  # another thread was faster; what is ready stays ready
+        self._is_processing = True
+        try:
+            for descriptor, mask in events:
+                handler = self._handlers.get(descriptor)
+                if handler is not None:
+                    handler(mask)
+            self._run_timers()
+            for _ in range(len(self._soon)):
+                self._soon.popleft()()
+        finally:
+            self._is_processing = False
+
+    def _poll(self, deadline_ns: int | None) -> list[tuple[int, int]]:
+        while self._timers and self._timers[0].callback is None:
+            heapq.heappop(self._timers)
+        if self._timers and (deadline_ns is None or self._timers[0].deadline_ns < deadline_ns):
+            deadline_ns = self._timers[0].deadline_ns
+        if self._soon:
+            deadline_ns = 0
+        if deadline_ns is None:
+            wait_s = -1.0
+        else:
+            wait_s = max(0, deadline_ns - time.monotonic_ns()) / _NS if deadline_ns else 0
+        if wait_s == 0:
+            return self._epoll.poll(0, EVENTS_MAX)
+        self._polling_count += 1
+        self._lock.release()
+        try:
+            return self._epoll.poll(wait_s, EVENTS_MAX)
+        except (OSError, ValueError):
+            if not self._closed:
+                raise
+            return []
+        finally:
+            self._lock.acquire()
+            self._polling_count -= 1
+
+    def _run_timers(self) -> None:
+        now_ns = time.monotonic_ns()
+        while self._timers and self._timers[0].deadline_ns <= now_ns:
+            callback = heapq.heappop(self._timers).callback
+            if callback is not None:
+                callback()
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_write(self._bell, 1)
+
+    def _handle_bell(self, _events: int) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        with self._lock:
+            while not self._closed:
+                idle_ns = time.monotonic_ns() - self._driven_ns
+                if self._is_driven or idle_ns < PARKED_S * _NS:
+                    self._parked.wait(PARKED_S)
+                    continue
+                self._turn(None)
+                if self._waiting:
+                    self._turned.notify_all()
+
+    def close(self) -> None:
+        """End the thread; nothing is called any more. Call it without the lock."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._turned.notify_all()
+            self._parked.notify_all()
+            self._ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+        with self._lock:
+            self._handlers.clear()
+            self._timers.clear()
+            self._soon.clear()
+            self._epoll.close()
+            os.close(self._bell)

@@ -1,0 +1,42 @@
+"""Times, limits and counters of the `tcp` provider."""
+
+from dataclasses import dataclass
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpProviderSettings:
+    """What an opening of the device may be told; the defaults suit everybody we know."""
+
+    address: str = "127.0.0.1"  # whose GID the opening has, and where its datagrams leave from
+    stranger_ns: int = 5_000 * _MS  # to say a whole MPA frame
+    strangers_max: int = 64  # connections that have not said it yet
+    strangers_per_host_max: int = 16
+    connect_ns: int = 10_000 * _MS  # to be connected and answered, where no one says otherwise
+    farewell_ns: int = 2_000 * _MS  # for our last octets to leave and the peer to close
+    crc: bool = False  # insist on CRC32C: slow without the `crc32c` distribution
+    own: bool = True  # offer, and take, the manners of our own nodes
+    send_buffer_bytes: int = 0  # of a TCP connection; 0 leaves it to the kernel's own tuning
+    receive_buffer_bytes: int = 0
+    datagram_bytes_max: int = 1_400  # payload; up to 65,000 where the path allows it
+    rnr_timer_code: int = 12  # what we answer where no receive waits: 0.64 ms
+
+
+@dataclass(slots=True)
+class TcpStats:
+    """Counts since the start, one per rare event and one per reason of a drop."""
+
+    connections_made: int = 0
+    connections_taken: int = 0
+    strangers_refused: int = 0  # over the bounds
+    strangers_failed: int = 0  # no whole or no valid MPA frame
+    requests_refused: int = 0  # backlog full
+    streams_broken_by_peer: int = 0  # frames that break the rules
+    crc_errors: int = 0
+    terminates_sent: int = 0
+    terminates_received: int = 0
+    streams_lost: int = 0  # ended without a word
+    datagrams_dropped_malformed: int = 0
+    datagrams_dropped_unknown: int = 0  # for a queue pair that is not here
+    datagrams_dropped_unsent: int = 0  # the socket did not take them

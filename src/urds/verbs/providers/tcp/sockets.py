@@ -1,0 +1,95 @@
+"""Sockets as this provider wants them: addresses, options, a TCP listener."""
+
+import errno
+import ipaddress
+import socket
+from contextlib import suppress
+from struct import Struct
+from typing import Any, Final
+
+from urds.verbs.providers.base import Address
+
+_LINGER: Final = Struct("ii")
+
+
+def resolve(address: Address) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Return family and socket address of a numeric IP and port. Raises OSError (EINVAL)."""
+    host, port = address
+    try:
+        ip = ipaddress.ip_address(host)
+        if not 0 <= port <= 0xFFFF:
+            raise ValueError
+    except ValueError:
+        raise OSError(errno.EINVAL, f"no numeric IP address and port: {host!r}, {port}") from None
+    if ip.version == 4:
+        return socket.AF_INET, (host, port)
+    plain, _, scope = host.partition("%")
+    scope_index = 0
+    if scope:
+        scope_index = int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+    return socket.AF_INET6, (plain, port, 0, scope_index)
+
+
+def address_of(socket_address: Any) -> Address:
+    """Return the address of a socket's name; an IPv6 scope stays in it."""
+    host, port = socket_address[0], socket_address[1]
+    if len(socket_address) == 4 and socket_address[3] and "%" not in host:
+        host = f"{host}%{socket_address[3]}"
+    return host, port
+
+
+def gid_of(host: str) -> bytes:
+    """Return the GID of a host: its IPv6 address, an IPv4 one mapped into it."""
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return bytes(10) + b"\xff\xff" + ip.packed
+    return ip.packed
+
+
+def host_of(gid: bytes) -> str:
+    """Return the numeric address that a GID stands for."""
+    ip = ipaddress.IPv6Address(gid)
+    return str(ip.ipv4_mapped or ip)
+
+
+def prepare(connection: socket.socket, *, send_bytes: int = 0, receive_bytes: int = 0) -> None:
+    """Set what every TCP connection has: no Nagle, no waiting, keep-alive, buffer sizes."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A host that vanished is found out after 5 s and five more tries.
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if send_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+
+
+def reset(connection: socket.socket) -> None:
+    """Let the close send a reset: the peer takes it for a refusal."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
+
+
+def segment_bytes(connection: socket.socket) -> int:
+    """Return the octets of one TCP segment of a connection."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+
+
+def listening(local: Address, *, backlog: int) -> socket.socket:
+    """Return a listening, non-blocking socket. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
+    family, name = resolve(local)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(name)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
