@@ -336,7 +336,10 @@ class TcpConnection(Connection):
             initiator_depth=agreed.ord,
         )
         event = ConnectionEvent(ConnectionEventKind.ESTABLISHED, self, parameters)
-        self._adapter.reactor.call_soon(lambda: self._hand_on(event))
+        if is_initiator:
+            self._hand_on(event)  # before the data that came with the reply
+        else:
+            self._adapter.reactor.call_soon(lambda: self._hand_on(event))
         first_write = is_initiator and agreed.first_frame == FirstFrame.WRITE
         self._stream.start(self._mpa.remainder, first_write=first_write)
 

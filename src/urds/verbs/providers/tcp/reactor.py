@@ -149,13 +149,13 @@ class Reactor:
             return  # another thread was faster; what is ready stays ready
         self._is_processing = True
         try:
+            self._run_soon()  # first: an owner hears that he is connected before data arrive
             for descriptor, mask in events:
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler(mask)
             self._run_timers()
-            for _ in range(len(self._soon)):
-                self._soon.popleft()()
+            self._run_soon()
         finally:
             self._is_processing = False
 
@@ -183,6 +183,10 @@ class Reactor:
         finally:
             self._lock.acquire()
             self._polling_count -= 1
+
+    def _run_soon(self) -> None:
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
 
     def _run_timers(self) -> None:
         now_ns = time.monotonic_ns()
