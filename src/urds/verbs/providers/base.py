@@ -186,6 +186,13 @@ class Adapter(ABC):
 
         threading.Thread(target=run, name="urds-verbs-later", daemon=True).start()
 
+    def notify(self) -> None:
+        """Let those who `wait` ask again: something changed without a packet. Lock held.
+
+        Event dispatchers of DAT call it, for software events among others. An adapter whose
+        `wait` sleeps overrides it.
+        """
+
     # -- queue pairs
 
     @abstractmethod
