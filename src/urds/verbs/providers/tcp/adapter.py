@@ -25,6 +25,7 @@ from urds.verbs.providers.base import (
     PortSpace,
 )
 from urds.verbs.providers.tcp.connections import State, TcpConnection, deadline, is_connectable
+from urds.verbs.providers.tcp.datagrams import Datagrams
 from urds.verbs.providers.tcp.listeners import TcpListener
 from urds.verbs.providers.tcp.reactor import Reactor
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
@@ -64,6 +65,7 @@ class TcpAdapter(Adapter):
         self._qpn_next = _QPN_FIRST
         self._closed = False
         self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
+        self.datagrams = Datagrams(self)
 
     # -- time and progress
 
@@ -101,12 +103,16 @@ class TcpAdapter(Adapter):
     def add(self, qp: QueuePair) -> None:
         """Take a queue pair in."""
         self._queue_pairs[qp.qpn] = qp
+        if qp.qp_type is QPType.UD:
+            self.datagrams.add(qp)
 
     def remove(self, qp: QueuePair) -> None:
         """Forget a queue pair; its connection ends in order."""
         connection = self._owners.get(qp.qpn)
         if connection is not None:
             connection.disconnect()
+        if qp.qp_type is QPType.UD:
+            self.datagrams.remove(qp)
         self._queue_pairs.pop(qp.qpn, None)
 
     def kick(self, qp: QueuePair) -> None:
@@ -115,10 +121,13 @@ class TcpAdapter(Adapter):
         Raises OSError (EOPNOTSUPP) for a reliable queue pair that was led to a peer by hand: it
         is back in RESET then. iWARP makes connections only with a connection manager.
         """
+        if qp.qp_type is QPType.UD:
+            self.datagrams.kick(qp)
+            return
         owner = self._owners.get(qp.qpn)
         if owner is not None and owner.stream is not None:
             owner.stream.kick()
-        elif qp.qp_type is QPType.RC and qp.state in _CONNECTED and owner is None:
+        elif qp.state in _CONNECTED and owner is None:
             reset = QPAttr(qp_state=QPState.RESET)
             qp.modify(reset, QPAttrMask.STATE, time.monotonic_ns())
             raise OSError(
@@ -156,8 +165,13 @@ class TcpAdapter(Adapter):
     def listen(
         self, local: Address, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
     ) -> Listener:
-        """Listen at a TCP port. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL."""
+        """Listen at a TCP port, or at a UDP port for the datagram space.
+
+        Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL.
+        """
         self._check_open()
+        if space is PortSpace.UDP:
+            return self.datagrams.listen(local, space, backlog=backlog, on_event=on_event)
         connections_max = backlog + self.settings.strangers_max
         listener = listening(local, backlog=connections_max)
         return TcpListener(self, listener, backlog=max(1, backlog), on_event=on_event)
@@ -175,6 +189,16 @@ class TcpAdapter(Adapter):
     ) -> Connection:
         """Connect over TCP. Raises OSError: EINVAL, ENOMEM (private data), EADDRNOTAVAIL."""
         self._check_open()
+        if space is PortSpace.UDP:
+            return self.datagrams.connect(
+                qp,
+                peer,
+                space,
+                parameters,
+                on_event=on_event,
+                local=local,
+                timeout_ns=timeout_ns,
+            )
         self.check_free(qp)
         assert qp is not None
         _check_private_data(parameters)
@@ -234,6 +258,7 @@ class TcpAdapter(Adapter):
                 listener.close()
             for connection in list(self.connections):
                 connection.abort()
+            self.datagrams.close()
         self.reactor.close()
 
 

@@ -1,0 +1,211 @@
+"""Datagram queue pairs and the datagram port space: UDP sockets beside the streams.
+
+The packets are those of the providers that carry packets, and so is the look-up of who serves a
+port (`cm.core`); only sockets and turns of the crank are this provider's. An opening has one
+socket at its own address, made when it is first needed, and one per address it listens at; every
+socket serves every queue pair. An answer leaves through the socket that heard the question, for
+its sender knows us by that address. UDP's checksum is the only one.
+"""
+
+import errno
+import random
+import select
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from urds.verbs.engine.attributes import LinkTraits
+from urds.verbs.engine.queue_pair import QueuePair
+from urds.verbs.engine.work import AddressVector, AsyncEvent
+from urds.verbs.providers.base import Address, PortSpace
+from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.tcp.reactor import Timer
+from urds.verbs.providers.tcp.sockets import address_of, gid_of, host_of, resolve
+
+if TYPE_CHECKING:
+    from urds.verbs.providers.tcp.adapter import TcpAdapter
+
+Buffer = bytes | bytearray | memoryview
+
+DATAGRAMS_MAX: Final = 64  # of one socket and turn
+SOCKETS_MAX: Final = 1024
+HEARD_MAX: Final = 1024  # peers of whom we remember where they asked
+_CLOSED: Final = "closed with its device"
+
+
+class Datagrams(PacketAdapter):
+    """The half of a `tcp` device that loses packets: its queue pairs of kind UD."""
+
+    def __init__(self, host: "TcpAdapter") -> None:
+        link = LinkTraits(mtu_bytes=host.settings.datagram_bytes_max, lossless=False)
+        super().__init__(
+            replace(host.attributes, link=link),
+            gid=host.gid,
+            chance=random.SystemRandom(),
+            lock=host.lock,
+        )
+        self.keys = host.keys
+        self.on_async_event = self._hand_on
+        self._host = host
+        self._sockets: dict[Address, socket.socket] = {}
+        self._heard: OrderedDict[AddressVector, socket.socket] = OrderedDict()
+        self._timer: Timer | None = None
+
+    @property
+    def vector(self) -> AddressVector:
+        """Return where queue pairs of this opening are. Raises OSError if no socket can be had."""
+        name = address_of(self._own_socket(host_of(self.gid)).getsockname())
+        return AddressVector(self.gid, name[1])
+
+    def add(self, qp: QueuePair) -> None:
+        """Take a queue pair in; its link is a datagram's, not the streams'."""
+        qp.link = self.attributes.link
+        super().add(qp)
+
+    # -- what the host does for us
+
+    def _hand_on(self, event: AsyncEvent) -> None:
+        self._host.on_async_event(event)  # which its context sets later
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns()
+
+    def progress(self) -> None:
+        """Let the host turn the crank."""
+        self._host.progress()
+
+    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """Let the host turn the crank until `is_ready()`."""
+        return self._host.wait(is_ready, timeout_ns)
+
+    def close(self) -> None:
+        """Say goodbye and close the sockets. The lock is held."""
+        if not self.is_closed:
+            self._say_goodbye()
+            for name in list(self._sockets):
+                self._close_socket(name)
+
+    # -- what a packet provider gives
+
+    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+        try:
+            way = self._heard.get(destination) or self._socket_towards(destination)
+            name = resolve((host_of(destination.dgid), destination.port))[1]
+            way.sendmsg(parts, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, name)
+        except OSError:
+            self._host.stats.datagrams_dropped_unsent += 1
+
+    def _settled(self) -> None:
+        self._host.reactor.tell()
+        deadline_ns = self._deadline()
+        if deadline_ns is None:
+            return
+        if self._timer is None or deadline_ns < self._timer.deadline_ns:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._host.reactor.call_at(deadline_ns, self._handle_timer)
+
+    def _resolve(
+        self, peer: Address, local: Address | None, space: PortSpace
+    ) -> tuple[AddressVector | None, Address]:
+        resolve(peer)
+        route = AddressVector(gid_of(peer[0]), peer[1])
+        way = self._socket_towards(route) if local is None else self._own_socket(local[0])
+        return route, address_of(way.getsockname())
+
+    def _claim(self, local: Address, space: PortSpace) -> Address:
+        # Listened at before: the core says whether somebody still does.
+        return local if local in self._sockets else address_of(self._open(local).getsockname())
+
+    def _release(self, local: Address, space: PortSpace) -> None:
+        """Keep the socket: peers who asked there know our queue pairs by its address."""
+
+    # -- sockets
+
+    def _own_socket(self, host: str) -> socket.socket:
+        """Return the socket at one of our addresses, a new one if there is none."""
+        for name, found in self._sockets.items():
+            if name[0] == host:
+                return found
+        return self._open((host, 0))
+
+    def _socket_towards(self, destination: AddressVector) -> socket.socket:
+        """Return a socket that reaches a destination: ours, or one at the address that does."""
+        own, target = host_of(self.gid), host_of(destination.dgid)
+        if _kind(own) == _kind(target):
+            return self._own_socket(own)
+        for name, found in self._sockets.items():
+            if _kind(name[0]) == _kind(target):
+                return found
+        family, name = resolve((target, destination.port or 1))
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(name)  # sends nothing; says which of our addresses the path begins at
+            return self._own_socket(address_of(probe.getsockname())[0])
+
+    def _open(self, local: Address) -> socket.socket:
+        if self.is_closed:
+            raise OSError(errno.EBADF, _CLOSED)
+        if len(self._sockets) >= SOCKETS_MAX:
+            raise OSError(errno.EMFILE, f"{SOCKETS_MAX} addresses for datagrams, the limit")
+        family, name = resolve(local)
+        opened = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            if family == socket.AF_INET6:
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            opened.bind(name)
+            opened.setblocking(False)
+        except OSError:
+            opened.close()
+            raise
+        self._sockets[address_of(opened.getsockname())] = opened
+        self._host.reactor.watch(
+            opened.fileno(), select.EPOLLIN, lambda _events: self._handle_socket(opened)
+        )
+        return opened
+
+    def _close_socket(self, name: Address) -> None:
+        closing = self._sockets.pop(name)
+        self._host.reactor.unwatch(closing.fileno())
+        closing.close()
+
+    def _handle_socket(self, readable: socket.socket) -> None:
+        view, local = self._host.read_view, address_of(readable.getsockname())
+        with self._batch():
+            for _ in range(DATAGRAMS_MAX):
+                try:
+                    count, name = readable.recvfrom_into(view)
+                except OSError:
+                    return  # nothing more; or an error of an earlier datagram, which may be lost
+                peer = address_of(name)
+                source = AddressVector(gid_of(peer[0]), peer[1])
+                self._remember(source, readable)
+                self._receive(view[:count], source, local=_known(local), peer=peer)
+
+    def _remember(self, source: AddressVector, readable: socket.socket) -> None:
+        self._heard[source] = readable
+        self._heard.move_to_end(source)
+        if len(self._heard) > HEARD_MAX:
+            self._heard.popitem(last=False)
+
+    def _handle_timer(self) -> None:
+        self._timer = None
+        with self._batch():
+            self._run_timers(self.now_ns())
+
+
+def _known(local: Address) -> Address | None:
+    """Return where a datagram arrived, if the socket's name says it."""
+    return None if local[0] in ("0.0.0.0", "::") else local
+
+
+def _kind(host: str) -> tuple[bool, bool]:
+    """Return what decides whether one socket reaches a host: family, and loopback or not."""
+    octets: Any = gid_of(host)
+    is_ipv4 = octets.startswith(bytes(10) + b"\xff\xff")
+    is_loopback = octets[12] == 127 if is_ipv4 else octets == bytes(15) + b"\x01"
+    return is_ipv4, is_loopback
