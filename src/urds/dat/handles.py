@@ -6,11 +6,15 @@ A handle is the object itself. Once freed it is refused with INVALID_HANDLE for 
 For those who write an object (Endpoint, SharedReceiveQueue, service points):
 - Everything is touched with `self.lock` held, the lock of the adapter below the interface adapter.
   Public methods begin with `with self.lock: self.demand_live()`.
-- `self.ia.own(other, Class)` checks a handle that a consumer gave: kind, live, same adapter.
+- `live(other, Class)` checks a handle that a consumer gave, `self.ia.demand_own(other)` that it
+  is of the same adapter.
 - `self.hold(other)` says "I use it" and `self.drop(other)` takes that back, once for each `hold`;
   an object that is used refuses `free`. What is still held is dropped when the holder ends.
 - Override `_dispose` to end what stands below (queue pair, listener); it runs once, lock held, and
-  must not refuse: an abrupt close calls it in any state. Override `demand_free` for refusals.
+  must not refuse: an abrupt close calls it in any state. Override `demand_free` for refusals,
+  `handle_async` and `handle_evd_overflow` for what the layers below tell.
+- `self.ia.adopt(engine, self)` makes the adapter hand on asynchronous events about an engine object
+  (queue pair, shared queue); `self.ia.disown(engine)` ends it.
 - `__init__` ends with `self.enlist()`: then the adapter knows the object and closes it with itself.
 - How events are fed is at the top of `urds.dat.evd`.
 """
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
     import threading
     from types import TracebackType
 
+    from urds.dat.evd import EventDispatcher
     from urds.dat.ia import InterfaceAdapter
+    from urds.verbs.engine.numbers import AsyncEventType
 
 _HANDLES: Final = itertools.count(0x1000)  # above AsyncEvdHandle
 
@@ -45,6 +51,7 @@ class DatObject:
     in_use_subtype: ClassVar[Subtype] = Subtype.NO_SUBTYPE  # of INVALID_STATE when it is used
 
     def __init__(self, ia: InterfaceAdapter) -> None:
+        ia.demand_room(self.handle_type)
         self.ia = ia
         self.lock: threading.RLock = ia.lock
         self.handle = next(_HANDLES)
@@ -99,7 +106,7 @@ class DatObject:
 
     def enlist(self) -> None:
         """Make the object known to its adapter, which closes it with itself."""
-        self.ia.children[self.handle] = self
+        self.ia.admit(self)
 
     def hold(self, other: DatObject | None) -> None:
         """Use another object until `drop`, or until this one ends."""
@@ -118,10 +125,21 @@ class DatObject:
         if not self.live:
             return
         self.live = False
-        self.ia.children.pop(self.handle, None)
+        self.ia.dismiss(self)
         self._dispose()
+        for other in list(self._holds):
+            other.forget_user(self)
         for other in list(self._holds.elements()):
             self.drop(other)
+
+    def forget_user(self, user: DatObject) -> None:
+        """Forget what else is known of a user that ends."""
+
+    def handle_async(self, kind: AsyncEventType) -> None:
+        """React to an asynchronous event about the engine object; the DAT event is queued."""
+
+    def handle_evd_overflow(self, evd: EventDispatcher) -> None:
+        """React to the loss of an event in a dispatcher that this object feeds."""
 
     def _dispose(self) -> None:
         """End what stands below; a subclass says what."""

@@ -1,0 +1,431 @@
+"""Event dispatchers: bounded queues that event streams feed and programs dequeue or wait on.
+
+How an endpoint, a service point or a shared receive queue feeds one (lock held throughout):
+- `evd.attach(Role.RECV, ep, flags)` when it is created or modified, `evd.detach(Role.RECV, ep)`
+  when it is freed or modified. `attach` raises what the create call returns: INVALID_HANDLE with
+  the role's subtype if the dispatcher lacks the flag, INVALID_PARAMETER if the streams cannot
+  share it. An attached dispatcher is in use. The streams that are left detach when the owner ends.
+- An endpoint gives its queue pair two engine `CompletionQueue`s of its own, one per direction (so
+  a failed completion tells its direction, and ep_modify may change the dispatcher). Their `on_push`
+  is the endpoint's; it finds the cookie by `wc.wr_id`, returns True and calls
+  `evd.post_dto(ep, cookie, status, octets, signals=..., on_taken=...)` with `dto_status(wc.status)`
+  and `signals=is_signalled(attribute_flags, posted_flags, solicited=solicited)`.
+- `on_taken` is called once when the event leaves the dispatcher: dequeued, lost or dropped with it.
+  A shared receive queue lowers its outstanding count there.
+- `evd.post_bind(rmr, cookie, status)`, `evd.post_connection(ep, number, private_data)`,
+  `evd.post_request(sp, address, conn_qual, cr)`. All `post_*` return whether there was room.
+- Without room the event is lost. `ia.post_async(ASYNC_EVD_OVERFLOW, evd)` is done here, and
+  `owner.handle_evd_overflow(evd)` is called once on every owner that feeds the dispatcher, by
+  `adapter.call_soon`, so never inside the engine: the endpoint breaks its connection there. A lost
+  request is rejected by whoever posted it.
+
+Source: dat.md sections 5, 10 and 15.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from urds.dat.errors import bad_argument, dat_error
+from urds.dat.evd_streams import Role, Stream, Streams, demand_flags, is_signalled
+from urds.dat.events import (
+    AsyncErrorEvent,
+    ConnectionEvent,
+    ConnectionRequestEvent,
+    DtoCompletionEvent,
+    Event,
+    RmrBindCompletionEvent,
+    SoftwareEvent,
+)
+from urds.dat.handles import DatObject, live
+from urds.dat.numbers import (
+    CompletionFlag,
+    DtoStatus,
+    EvdFlag,
+    EvdState,
+    EventNumber,
+    HandleType,
+)
+from urds.dat.records import EvdParam
+from urds.dat.returns import ReturnType, Subtype
+from urds.dat.timeouts import ns_of_s
+
+__all__ = ["EventDispatcher", "Role", "is_signalled"]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from urds.dat.cno import NotificationPoint
+    from urds.dat.cr import ConnectionRequest
+    from urds.dat.ep import Endpoint
+    from urds.dat.ia import InterfaceAdapter
+    from urds.dat.memory import RemoteMemory
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """One queued event."""
+
+    event: Event
+    on_taken: Callable[[], None] | None
+
+
+class EventDispatcher(DatObject):
+    """A queue of at least `min_qlen` events, made enabled and waitable.
+
+    Safe from any thread; at most one thread waits at a time. Iterating takes what is queued.
+    """
+
+    handle_type: ClassVar[HandleType] = HandleType.EVD
+    # A dispatcher has a subtype per role only; as itself it is the first handle of its calls.
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE1
+    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_EVD_IN_USE
+
+    def __init__(
+        self,
+        ia: InterfaceAdapter,
+        min_qlen: int,
+        flags: EvdFlag,
+        cno: NotificationPoint | None = None,
+    ) -> None:
+        """Make a dispatcher of `ia`. Raises DatInvalidParameter, DatInsufficientResources."""
+        demand_flags(flags)
+        super().__init__(ia)
+        _demand_qlen(min_qlen, ia.attr.max_evd_qlen)
+        self.evd_flags = EvdFlag(flags)
+        self.qlen = min_qlen
+        self.enabled = True
+        self.nmore = 0  # events left when the last `wait` ended
+        self.lost_count = 0
+        self._cno: NotificationPoint | None = None
+        self._queue: deque[_Queued] = deque()
+        self._streams = Streams()
+        self._waitable = True
+        self._is_dead = False  # an asynchronous dispatcher that overflowed
+        self._overflowed = False
+        self._threshold = 0  # of the thread that waits; 0: nobody does
+        self._signalled = False  # since it began to wait
+        if cno is not None:
+            self._set_cno(cno)
+        self.enlist()
+
+    def __len__(self) -> int:
+        """Return how many events are queued."""
+        return len(self._queue)
+
+    def __bool__(self) -> bool:
+        return True  # an empty dispatcher is one all the same
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.dequeue()) is not None:
+            yield event
+
+    # -- taking events
+
+    def dequeue(self) -> Event | None:
+        """Take the oldest event, `None` if there is none. Never blocks.
+
+        Raises DatInvalidState while a thread waits on the dispatcher.
+        """
+        if not self._queue and self.live:
+            self.ia.adapter.progress()
+        with self.lock:
+            self.demand_live()
+            self._demand_no_waiter()
+            return self._take() if self._queue else None
+
+    def wait(self, timeout_s: float | None = None, threshold: int = 1) -> Event:
+        """Wait until `threshold` events are queued and take the first; `nmore` tells what is left.
+
+        `None` waits without end, 0 polls. Raises DatTimeoutExpired (nothing is taken, `nmore` is
+        true), DatInvalidParameter, DatInvalidState (unwaitable, another thread waits, a threshold
+        that the streams do not allow), DatAbort if the dispatcher goes.
+        """
+        return self.wait_ns(ns_of_s(timeout_s, argument=2), threshold)
+
+    def wait_ns(self, timeout_ns: int | None, threshold: int) -> Event:
+        """Wait as `wait` does, for nanoseconds."""
+        with self.lock:
+            self.demand_live()
+            self._demand_waitable()
+            self._demand_threshold(threshold)
+            self._threshold = threshold
+            self._signalled = len(self._queue) >= threshold
+        try:
+            self.ia.adapter.wait(self._is_over, timeout_ns)
+        finally:
+            with self.lock:
+                self._threshold = 0
+                has_events = self._signalled and len(self._queue) >= threshold
+                self.nmore = len(self._queue) - has_events
+                event = self._take() if has_events and self._may_wait else None
+        if event is not None:
+            return event
+        raise self._reason_of_no_event()
+
+    # -- software events
+
+    def post(self, pointer: Any) -> None:
+        """Queue a software event. Raises DatQueueFull, DatInvalidParameter without SOFTWARE."""
+        with self.lock:
+            self.demand_live()
+            if EvdFlag.SOFTWARE not in self.evd_flags:
+                raise bad_argument(1, f"{self!r} takes no software events")
+            if len(self._queue) >= self.qlen:
+                raise dat_error(ReturnType.QUEUE_FULL, detail=f"{self.qlen} events are queued")
+            self._post(SoftwareEvent(EventNumber.SOFTWARE, self, pointer))
+
+    # -- settings
+
+    @property
+    def waitable(self) -> bool:
+        """Whether `wait` is allowed. Set to False it wakes the waiter with DatInvalidState."""
+        return self._waitable
+
+    @waitable.setter
+    def waitable(self, waitable: bool) -> None:
+        with self.lock:
+            self.demand_live()
+            self._waitable = waitable
+            self.ia.adapter.notify()
+
+    @property
+    def cno(self) -> NotificationPoint | None:
+        """The notification point that is triggered by events; may be set, `None` detaches."""
+        return self._cno
+
+    @cno.setter
+    def cno(self, cno: NotificationPoint | None) -> None:
+        with self.lock:
+            self.demand_live()
+            self._set_cno(cno)
+
+    def enable(self) -> None:
+        """Let events trigger the notification point."""
+        self._set_enabled(True)
+
+    def disable(self) -> None:
+        """Let events not trigger the notification point; they are queued and may be waited for."""
+        self._set_enabled(False)
+
+    def resize(self, min_qlen: int) -> None:
+        """Change the length. Raises DatInvalidState below what is queued; nothing is lost."""
+        with self.lock:
+            self.demand_live()
+            _demand_qlen(min_qlen, self.ia.attr.max_evd_qlen)
+            if min_qlen < len(self._queue):
+                detail = f"length {min_qlen}, {len(self._queue)} events are queued"
+                raise dat_error(ReturnType.INVALID_STATE, detail=detail)
+            self.qlen = min_qlen
+
+    @property
+    def state(self) -> EvdState:
+        """Return the three bands: enabled, waitable, how completions notify."""
+        enabled = EvdState.ENABLED if self.enabled else EvdState.DISABLED
+        waitable = EvdState.WAITABLE if self._waitable else EvdState.UNWAITABLE
+        return enabled | waitable | self._streams.notification
+
+    def query(self) -> EvdParam:
+        """Return what the dispatcher is at this moment."""
+        with self.lock:
+            self.demand_live()
+            return EvdParam(self.ia, self.qlen, self.state, self._cno, self.evd_flags)
+
+    # -- streams; lock held
+
+    def attach(
+        self, role: Role, owner: DatObject, flags: CompletionFlag = CompletionFlag.DEFAULT
+    ) -> None:
+        """Let a stream feed the dispatcher; `flags` is the endpoint's attribute, for transfers.
+
+        Raises DatInvalidHandle: the flag of the role is missing. DatInvalidParameter: the streams
+        cannot share a dispatcher (dat.md section 4.1, sharing rules).
+        """
+        if role.flag not in self.evd_flags:
+            detail = f"{self!r} has {self.evd_flags!r}, not {role.flag!r}"
+            raise dat_error(ReturnType.INVALID_HANDLE, role.subtype, detail)
+        self._streams.add(Stream(role, owner, CompletionFlag(flags)))
+        owner.hold(self)
+
+    def detach(self, role: Role, owner: DatObject) -> None:
+        """Let a stream feed the dispatcher no more. Its queued events stay."""
+        self._streams.remove(role, owner)
+        owner.drop(self)
+
+    def forget_user(self, user: DatObject) -> None:
+        """Detach all streams of an owner that ends."""
+        self._streams.forget(user)
+
+    def post_dto(
+        self,
+        ep: Endpoint,
+        cookie: Any,
+        status: DtoStatus,
+        transfered_length: int,
+        *,
+        signals: bool = True,
+        on_taken: Callable[[], None] | None = None,
+    ) -> bool:
+        """Queue the completion of a transfer; False if it was lost."""
+        number = EventNumber.DTO_COMPLETION
+        event = DtoCompletionEvent(number, self, ep, cookie, status, transfered_length)
+        return self._post(event, signals=signals, on_taken=on_taken)
+
+    def post_bind(
+        self, rmr: RemoteMemory, cookie: Any, status: DtoStatus, *, signals: bool = True
+    ) -> bool:
+        """Queue the completion of a bind; False if it was lost."""
+        event = RmrBindCompletionEvent(EventNumber.RMR_BIND_COMPLETION, self, rmr, cookie, status)
+        return self._post(event, signals=signals)
+
+    def post_connection(self, ep: Endpoint, number: EventNumber, private_data: bytes = b"") -> bool:
+        """Queue an event of a connection; False if it was lost."""
+        return self._post(ConnectionEvent(number, self, ep, private_data))
+
+    def post_request(
+        self, sp: DatObject | None, local_address: str, conn_qual: int, cr: ConnectionRequest
+    ) -> bool:
+        """Queue a request for a connection; False if it was lost: then it is to be rejected."""
+        number = EventNumber.CONNECTION_REQUEST
+        return self._post(ConnectionRequestEvent(number, self, sp, local_address, conn_qual, cr))
+
+    def post_async(self, number: EventNumber, subject: DatObject, reason: int) -> bool:
+        """Queue an asynchronous event; False if it was lost: then the dispatcher is dead."""
+        return self._post(AsyncErrorEvent(number, self, subject, reason))
+
+    # -- inside
+
+    def demand_free(self) -> None:
+        """Raise DatInvalidState while a stream feeds the dispatcher or a thread waits."""
+        super().demand_free()
+        if self._threshold:
+            raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, "a thread waits on it")
+
+    def _dispose(self) -> None:
+        self._cno = None
+        for queued in self._queue:
+            if queued.on_taken is not None:
+                queued.on_taken()
+        self._queue.clear()
+        self._streams = Streams()
+        self.ia.adapter.notify()
+
+    def _take(self) -> Event:
+        queued = self._queue.popleft()
+        self._overflowed = False
+        if queued.on_taken is not None:
+            queued.on_taken()
+        return queued.event
+
+    def _post(
+        self,
+        event: Event,
+        *,
+        signals: bool = True,
+        on_taken: Callable[[], None] | None = None,
+    ) -> bool:
+        if len(self._queue) >= self.qlen or not self.live:
+            if on_taken is not None:
+                on_taken()
+            if self.live:
+                self._lose()
+            return False
+        self._queue.append(_Queued(event, on_taken))
+        if not signals:
+            return True
+        if self._threshold:
+            # A thread that waits here comes before the notification point.
+            self._signalled = True
+            if len(self._queue) >= self._threshold:
+                self.ia.adapter.notify()
+        elif self.enabled and self._cno is not None:
+            self._cno.trigger(self)
+        return True
+
+    def _lose(self) -> None:
+        """Count a lost event; the first one since there was room breaks what feeds this queue."""
+        self.lost_count += 1
+        if self._overflowed:
+            return
+        self._overflowed = True
+        if EvdFlag.ASYNC in self.evd_flags:
+            self._is_dead = True
+            self.ia.adapter.notify()
+            return
+        self.ia.post_async(EventNumber.ASYNC_EVD_OVERFLOW, self)
+        owners = self._streams.owners
+        self.ia.adapter.call_soon(lambda: self._break(owners))
+
+    def _break(self, owners: list[DatObject]) -> None:
+        for owner in owners:
+            if owner.live:
+                owner.handle_evd_overflow(self)
+
+    @property
+    def _may_wait(self) -> bool:
+        return self.live and self._waitable and not self._is_dead
+
+    def _is_over(self) -> bool:
+        if not self._may_wait:
+            return True
+        return self._signalled and len(self._queue) >= self._threshold
+
+    def _reason_of_no_event(self) -> Exception:
+        if not self.live:
+            return dat_error(ReturnType.ABORT, detail=f"{self!r}")
+        if not self._may_wait:
+            return self._unwaitable()
+        detail = f"{self.nmore} events are queued"
+        return dat_error(ReturnType.TIMEOUT_EXPIRED, detail=detail)
+
+    def _unwaitable(self) -> Exception:
+        if self._is_dead:
+            subtype, detail = Subtype.INVALID_STATE_EVD_ASYNC, f"lost {self.lost_count} events"
+        else:
+            subtype, detail = Subtype.INVALID_STATE_EVD_UNWAITABLE, f"{self!r}"
+        return dat_error(ReturnType.INVALID_STATE, subtype, detail)
+
+    def _demand_waitable(self) -> None:
+        if not self._may_wait:
+            raise self._unwaitable()
+        self._demand_no_waiter()
+
+    def _demand_no_waiter(self) -> None:
+        if self._threshold:
+            subtype = Subtype.INVALID_STATE_EVD_WAITER
+            raise dat_error(ReturnType.INVALID_STATE, subtype, "another thread waits")
+
+    def _demand_threshold(self, threshold: int) -> None:
+        if not 1 <= threshold <= self.qlen:
+            raise bad_argument(3, f"threshold {threshold}, from 1 to {self.qlen}")
+        band = self._streams.notification
+        if threshold > 1 and band is not EvdState.CONFIG_THRESHOLD:
+            subtype = Subtype.INVALID_STATE_EVD_CONFIG_NOTIFY
+            if band is EvdState.CONFIG_SOLICITED:
+                subtype = Subtype.INVALID_STATE_EVD_CONFIG_SOLICITED
+            raise dat_error(ReturnType.INVALID_STATE, subtype, f"threshold {threshold}, not 1")
+
+    def _set_enabled(self, enabled: bool) -> None:
+        with self.lock:
+            self.demand_live()
+            self.enabled = enabled
+
+    def _set_cno(self, cno: NotificationPoint | None) -> None:
+        if cno is not None:
+            from urds.dat.cno import NotificationPoint
+
+            live(cno, NotificationPoint)
+            self.ia.demand_own(cno)
+        self.hold(cno)
+        self.drop(self._cno)
+        self._cno = cno
+
+
+def _demand_qlen(min_qlen: int, limit: int) -> None:
+    if min_qlen < 1:
+        raise bad_argument(2, f"queue of {min_qlen} events, at least 1")
+    if min_qlen > limit:
+        detail = f"queue of {min_qlen} events, at most {limit}"
+        raise dat_error(ReturnType.INSUFFICIENT_RESOURCES, Subtype.RESOURCE_TEVD, detail)
