@@ -240,7 +240,8 @@ class CmCore(Exchange):
             self._handle_due(self._connections[local_id], now_ns)
         while (key := self._peer_deadlines.pop_due(now_ns)) is not None:
             for connection in self._peers.handle_due(key, now_ns):
-                self._lose(connection, "peer does not answer")
+                # It may live after all, behind a bad path: then it has to hear of this.
+                self.fail(connection, reason="peer does not answer", now_ns=now_ns)
 
     def poll_timeout(self) -> int | None:
         """Return the next deadline, None if nothing waits."""

@@ -151,7 +151,10 @@ class Exchange:
 
     def _find(self, message: Message, route: Route) -> CmConnection | None:
         """Return the connection a message is about, if it may speak of it."""
-        connection = self._connections.get(message.remote_id)
+        if message.remote_id:
+            connection = self._connections.get(message.remote_id)
+        else:  # the requester gives up before it heard our number
+            connection = self._requests.get((message.opening, message.local_id))
         if connection is None or connection.route != route:
             return None
         if connection.opening and connection.opening != message.opening:

@@ -5,8 +5,9 @@ numbers for kinds and reasons, in a layout of their own: a header that names bot
 connection and the opening that speaks, the fields of the kind, private data. Packet providers
 carry them as datagrams of the queue pair `CM_QPN`, as InfiniBand does.
 
-A parsed record is a valid one: sizes, ranges and reserved octets are checked. Integers are
-big-endian. Nothing here knows what a connection is.
+A parsed record is a valid one: sizes and ranges are checked; reserved octets are sent as zeros and
+ignored, so that they can mean something later. Integers are big-endian. Nothing here knows what a
+connection is.
 """
 
 from collections.abc import Callable

@@ -8,6 +8,7 @@ import errno
 import random
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class PacketMover(Adapter):
         self._deadlines: Deadlines[int] = Deadlines()
         self._dirty: dict[int, Entry] = {}
         self._blocked: dict[AddressVector, dict[int, Entry]] = {}
+        self._soon: deque[Callable[[], None]] = deque()
         self._depth = 0
         self._qpn_next = chance.randrange(QPN_FIRST, QPN_LAST)
 
@@ -93,6 +95,9 @@ class PacketMover(Adapter):
 
     def _settled(self) -> None:
         """React to a batch that is over: wake who waits."""
+
+    def _nudge(self) -> None:
+        """See to it that a batch comes soon. Nothing to do where time stands still meanwhile."""
 
     def notify(self) -> None:
         """Wake who waits; within a batch its end does."""
@@ -150,6 +155,11 @@ class PacketMover(Adapter):
 
     # -- batches
 
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Run `action` in the next `settle`, which the call under way ends with, or soon."""
+        self._soon.append(action)
+        self._nudge()
+
     @contextmanager
     def _batch(self) -> Iterator[None]:
         """Put off what calls within want carried away, and carry it away at the end."""
@@ -167,9 +177,11 @@ class PacketMover(Adapter):
         self._depth = 1
         try:
             self._settle_connections()
-            while self._dirty:
-                _, entry = self._dirty.popitem()
-                self._serve(entry)
+            while self._dirty or self._soon:
+                if self._dirty:
+                    self._serve(self._dirty.popitem()[1])
+                else:
+                    self._soon.popleft()()
                 self._settle_connections()
         finally:
             self._depth = 0
@@ -273,5 +285,5 @@ class PacketMover(Adapter):
                 self._deadlines.set(qpn, deadline_ns)
 
     def _deadline(self) -> int | None:
-        """Return when `_run_timers` is due, None if never."""
-        return self._deadlines.next_ns()
+        """Return when a batch with `_run_timers` is due, None if never; 0 is at once."""
+        return 0 if self._soon else self._deadlines.next_ns()
