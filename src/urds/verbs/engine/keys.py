@@ -120,6 +120,10 @@ class KeyTable:
 
     # -- regions
 
+    def region(self, lkey: int) -> Region | None:
+        """Return the region of a local key, `None` if there is none."""
+        return self._regions.get(lkey)
+
     def register(self, pd: object, view: memoryview, address: int, access: AccessFlag) -> Region:
         """Register a C-contiguous view under a fresh key; `address` names its first octet.
 
