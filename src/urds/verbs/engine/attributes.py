@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from urds.verbs.engine.numbers import AccessFlag, QPState
 from urds.verbs.engine.work import AddressVector
 
+_NO_ACCESS = AccessFlag(0)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkTraits:
@@ -41,7 +43,7 @@ class QPAttr:
 
     qp_state: QPState = QPState.RESET
     cur_qp_state: QPState = QPState.RESET
-    qp_access_flags: AccessFlag = AccessFlag(0)
+    qp_access_flags: AccessFlag = _NO_ACCESS
     path_mtu: int | None = None
     dest_qp_num: int = 0
     rq_psn: int = 0

@@ -1,20 +1,50 @@
-"""One queue pair as a value machine: work requests, packets and `now_ns` in; packets out."""
+"""One queue pair as a value machine: work requests, packets and `now_ns` in; packets out.
 
-from typing import TYPE_CHECKING
+The queue pair holds what its parts share and what an application sees of it: state, attributes,
+queues, events. What it says to its peer is said by its parts: `Requester` and `Responder` of a
+connected one, `Datagrams` of a datagram one. It knows no lock; its adapter's lock guards it, and
+the callbacks of its completion queues may call back into it.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
 from urds.verbs.engine.completions import CompletionQueue
-from urds.verbs.engine.keys import KeyTable
-from urds.verbs.engine.numbers import Acceptance, QPAttrMask, QPState, QPType
-from urds.verbs.engine.packets import Packet
-from urds.verbs.engine.receives import ReceiveTracker, SharedReceiveQueue
-from urds.verbs.engine.work import AddressVector, AsyncEvent, RecvWR, SendWR
+from urds.verbs.engine.datagrams import GID_BYTES, Datagrams
+from urds.verbs.engine.incoming import IncomingMessages
+from urds.verbs.engine.keys import AccessError, KeyTable
+from urds.verbs.engine.modifying import adopt, check_values
+from urds.verbs.engine.numbers import (
+    Acceptance,
+    AsyncEventType,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlag,
+    WCStatus,
+)
+from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.engine.posting import check_send
+from urds.verbs.engine.qp_state import check_modify
+from urds.verbs.engine.receives import ReceiveQueue, ReceiveTracker, SharedReceiveQueue
+from urds.verbs.engine.requester import Requester
+from urds.verbs.engine.requests import WC_OPCODE, Request, copy_inline
+from urds.verbs.engine.responder import Responder
+from urds.verbs.engine.work import WC, AddressVector, AsyncEvent, RecvWR, SendWR
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
 
 __all__ = ["LinkTraits", "QPAttr", "QPCap", "QueuePair"]
+
+_ANSWERS: Final = {PacketKind.READ_RESPONSE, PacketKind.ATOMIC_RESPONSE, PacketKind.ACK}
+_RECEIVING: Final = {QPState.RTR, QPState.RTS, QPState.SQD, QPState.SQE}
+_SENDING: Final = {QPState.RTS, QPState.SQD}
+_SIGNALED: Final = int(SendFlag.SIGNALED)
+_EVENTS_MAX: Final = 64
 
 
 class QueuePair:
@@ -46,56 +76,224 @@ class QueuePair:
         self.link = link
         self.acceptance = acceptance
         self.sq_sig_all = sq_sig_all
+        self.random = random  # for parts that want chance; none does today
+        self.gid = bytes(GID_BYTES)  # of its port: a provider may set it; the GRH tells it
         self.state = QPState.RESET
         self.attr = QPAttr(cap=cap)
+        self.mtu_bytes = link.mtu_bytes
         self.tracker = ReceiveTracker()
         self.peer: AddressVector | None = None
-        self.hold_receives = False
+        # Shared memory: write the octets of a WRITE straight into the peer's; True if done.
         self.place_remote: Callable[[Packet, memoryview], bool] | None = None
+        self._events: deque[AsyncEvent] = deque()
+        self._hold_receives = False
+        self._queue: ReceiveQueue = srq or ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Be as new: no work, no connection."""
+        self._incoming = IncomingMessages(self, self._queue, shared=self.srq is not None)
+        self._datagrams = Datagrams(self, self._queue)
+        self._requester = Requester(self, 0)
+        self._responder: Responder | None = None
+        self._is_established = False  # a packet has come since RTR
+
+    # -- states and attributes
 
     def modify(self, attr: QPAttr, mask: QPAttrMask, now_ns: int) -> None:
         """Change state and attributes. Raises OSError: EINVAL; then nothing changes."""
-        raise NotImplementedError
+        mask = QPAttrMask(mask)
+        new_state = attr.qp_state if QPAttrMask.STATE in mask else self.state
+        check_modify(self.qp_type, self.state, mask, new_state)
+        check_values(attr, mask, self.state)
+        adopt(self.attr, attr, mask)
+        if new_state is QPState.RESET:
+            self._reset()
+        elif new_state is QPState.ERR:
+            self.enter_error()
+        else:
+            self._enter(new_state)
+
+    def _enter(self, new_state: QPState) -> None:
+        old_state, self.state = self.state, new_state
+        self.attr.qp_state = new_state
+        if new_state is QPState.RTR and old_state is QPState.INIT:
+            if self.attr.path_mtu is not None:
+                self.mtu_bytes = min(self.link.mtu_bytes, 1 << self.attr.path_mtu + 7)
+            self.peer = self.attr.ah_attr
+            self._responder = Responder(self, self._incoming, self.attr.rq_psn)
+        elif new_state is QPState.RTS and old_state is QPState.RTR:
+            self._requester = Requester(self, self.attr.sq_psn)
+            self._datagrams.start(self.attr.sq_psn)
+        elif old_state is QPState.SQD:
+            self.peer = self.attr.ah_attr
+            self._requester.configure()
+        if self.qp_type is QPType.RC:
+            self._requester.note_draining()
+        elif new_state is QPState.SQD and old_state is not QPState.SQD:
+            self.emit_event(AsyncEventType.SQ_DRAINED)
+
+    def _reset(self) -> None:
+        cap = self.attr.cap
+        self.state = QPState.RESET
+        self.attr = QPAttr(cap=cap)
+        self.mtu_bytes = self.link.mtu_bytes
+        self.peer = None
+        self._events.clear()
+        self._incoming.forget()
+        self._forget()
+
+    def enter_error(self) -> None:
+        """Break off: everything that is posted completes as flushed. Safe twice."""
+        if self.state is QPState.ERR:
+            return
+        self.state = self.attr.qp_state = QPState.ERR
+        if self._responder is not None:
+            self._responder.abandon()
+        if self.qp_type is QPType.UD:
+            self._datagrams.flush_sends()
+            self._datagrams.flush_receives()
+        else:
+            self._requester.flush()
+            self._incoming.flush()
+
+    def enter_send_error(self) -> None:
+        """Stop sending after a failed datagram; receiving goes on."""
+        self.state = self.attr.qp_state = QPState.SQE
+        self._datagrams.flush_sends()
+
+    # -- work
 
     def post_send(self, wr: SendWR, now_ns: int) -> None:
-        """Queue a request. Raises OSError: EINVAL, ENOMEM."""
-        raise NotImplementedError
+        """Queue a request. Its work request must stay unchanged until it completes.
+
+        Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
+        """
+        if self.state is QPState.ERR or self.state is QPState.SQE:
+            self.send_cq.push(
+                WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WC_OPCODE[wr.opcode], qp_num=self.qpn)
+            )
+            return
+        if self.state not in _SENDING:
+            raise OSError(errno.EINVAL, f"send posted in state {self.state.name}")
+        cap = self.attr.cap
+        check_send(wr, self.qp_type, cap, self.attr, self.link)
+        if self.outstanding_requests >= cap.max_send_wr:
+            raise OSError(
+                errno.ENOMEM, f"send queue is full: {cap.max_send_wr} work requests (max_send_wr)"
+            )
+        try:
+            inline = copy_inline(wr, self.keys, self.pd)
+        except AccessError as fault:
+            raise OSError(errno.EINVAL, f"inline data: {fault}") from fault
+        signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
+        request = Request(wr, signalled=signalled, inline=inline)
+        if self.qp_type is QPType.UD:
+            self._datagrams.post(request)
+        else:
+            self._requester.post(request)
 
     def post_recv(self, wr: RecvWR, now_ns: int) -> None:
-        """Queue a receive. Raises OSError: EINVAL, ENOMEM."""
-        raise NotImplementedError
+        """Queue a receive. Raises OSError: EINVAL (state, shared queue, sizes), ENOMEM if full."""
+        if self.srq is not None:
+            raise OSError(errno.EINVAL, "the queue pair takes its receives from a shared queue")
+        if self.state is QPState.RESET:
+            raise OSError(errno.EINVAL, f"receive posted in state {self.state.name}")
+        if self.state is QPState.ERR:
+            self._incoming.flush_one(wr)
+            return
+        self._queue.post(wr)
+        if self.qp_type is QPType.RC:
+            self.tracker.allocate_next()
+
+    @property
+    def outstanding_requests(self) -> int:
+        """Return how many posted sends have not completed."""
+        return len(self._requester) + len(self._datagrams)
+
+    # -- packets and time
 
     def receive_packet(
         self, packet: Packet, now_ns: int, source: AddressVector | None = None
     ) -> None:
-        """Take in a packet that arrived for this queue pair."""
-        raise NotImplementedError
+        """Take in a packet that arrived for this queue pair; one that does not fit is dropped."""
+        if self.qp_type is QPType.UD:
+            if packet.kind is PacketKind.DATAGRAM and self.state in _RECEIVING:
+                self._datagrams.receive(packet, source)
+            return
+        if packet.kind is PacketKind.DATAGRAM or self._responder is None:
+            return
+        if packet.kind in _ANSWERS:
+            if self.state in _SENDING:
+                self._requester.receive(packet, now_ns)
+            return
+        if self.state is QPState.RTR and not self._is_established:
+            self._is_established = True
+            self.emit_event(AsyncEventType.COMM_EST)
+        if self.state in _RECEIVING or self.state is QPState.ERR:
+            self._responder.receive(packet)
+
+    def poll_transmit(self, now_ns: int) -> Packet | None:
+        """Return the next packet to send, `None` when there is none now.
+
+        Its payload may be a view of registered memory: use it before the next call.
+        """
+        if self.qp_type is QPType.UD:
+            return self._datagrams.poll()
+        if self._responder is not None and (answer := self._responder.poll()) is not None:
+            return answer
+        return self._requester.poll(now_ns) if self.state in _SENDING else None
 
     def handle_timeout(self, now_ns: int) -> None:
         """Do what is due."""
-        raise NotImplementedError
+        if self.state in _SENDING:
+            self._requester.handle_timeout(now_ns)
 
     def poll_timeout(self) -> int | None:
         """Return when `handle_timeout` is due, `None` if never."""
-        raise NotImplementedError
+        return self._requester.deadline_ns if self.state in _SENDING else None
 
-    def poll_transmit(self, now_ns: int) -> Packet | None:
-        """Return the next packet to send, `None` when there is none now."""
-        raise NotImplementedError
+    # -- events and receive buffers
+
+    def emit_event(self, event_type: AsyncEventType) -> None:
+        """Queue an asynchronous event."""
+        if len(self._events) < _EVENTS_MAX:
+            self._events.append(AsyncEvent(event_type, self))
 
     def poll_event(self) -> AsyncEvent | None:
-        """Return the next asynchronous event."""
-        raise NotImplementedError
+        """Return the next asynchronous event, `None` when there is none."""
+        return self._events.popleft() if self._events else None
 
     def set_recv_watermarks(self, soft: int | None, hard: int | None) -> None:
-        """Set the marks of held receive buffers."""
-        raise NotImplementedError
+        """Set and arm both marks of held receive buffers; `None` is no mark.
+
+        Above the soft one an event follows, once; above the hard one the queue pair breaks off.
+        Source: dat.md section 14.
+        """
+        self.tracker.set_marks(soft, hard)
+        self.check_marks()
+
+    def check_marks(self) -> None:
+        """Act on marks that are passed. Posted receives of an own queue are not held ones."""
+        if self.srq is None:
+            return
+        if self.tracker.passes_soft():
+            self.emit_event(AsyncEventType.QP_RECV_SOFT_WATERMARK)
+        if self.tracker.passes_hard():
+            self.emit_event(AsyncEventType.QP_RECV_HARD_WATERMARK)
+            self.enter_error()
 
     def recv_query(self) -> tuple[int, int]:
         """Return how many receive buffers are held, and over how many messages they reach."""
         return self.tracker.snapshot()
 
     @property
-    def outstanding_requests(self) -> int:
-        """Return how many posted sends have not completed."""
-        raise NotImplementedError
+    def hold_receives(self) -> bool:
+        """Whether finished receives stay held and undelivered until this is False again."""
+        return self._hold_receives
+
+    @hold_receives.setter
+    def hold_receives(self, hold: bool) -> None:
+        self._hold_receives = hold
+        if not hold:
+            self._incoming.release()

@@ -1,0 +1,181 @@
+"""Datagrams: the sending and receiving of a queue pair of kind UD.
+
+A datagram goes once and may be lost; it is complete when it is on its way. Who receives it needs
+the right Q_Key and a posted receive, else it is dropped without a word. Its data begin after 40
+octets, in which the receiver finds the sender's address: the GRH area, laid out as an IPv6 header
+whose flow label carries the port of the sender's `AddressVector`.
+
+A datagram that is longer than its receive completes that receive with LOC_LEN_ERR and the queue
+pair goes on: a stranger must not be able to end it. Source: verbs-and-roce.md section 12.
+"""
+
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from urds.errors import WireError
+from urds.verbs.engine.keys import AccessError
+from urds.verbs.engine.numbers import (
+    GRH_BYTES,
+    PSN_MASK,
+    QPState,
+    SendFlag,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.pieces import scatter
+from urds.verbs.engine.receives import ReceiveQueue
+from urds.verbs.engine.requests import WC_OPCODE, Request
+from urds.verbs.engine.work import WC, AddressVector, RecvWR
+
+if TYPE_CHECKING:
+    from urds.verbs.engine.queue_pair import QueuePair
+
+OWN_QKEY_BIT: Final = 1 << 31  # in a work request: use the queue pair's own Q_Key
+GID_BYTES: Final = 16
+
+#                     version and flow label, payload length, next header, hop limit, sgid, dgid
+_GRH: Final = Struct(">I H B B 16s 16s")
+assert _GRH.size == GRH_BYTES
+_VERSION_6: Final = 6 << 28
+_PORT_MASK: Final = 0xFFFF
+_NEXT_HEADER: Final = 0x1B  # "IBA transport", as in a GRH
+_HOP_LIMIT: Final = 64
+_SOLICITED: Final = int(PacketFlag.SOLICITED)
+_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
+
+
+def emit_grh(source: AddressVector, target_gid: bytes, payload_bytes: int) -> bytes:
+    """Return the 40 octets before the data of a received datagram."""
+    return _GRH.pack(
+        _VERSION_6 | source.port & _PORT_MASK,
+        payload_bytes & 0xFFFF,
+        _NEXT_HEADER,
+        _HOP_LIMIT,
+        source.dgid,
+        target_gid,
+    )
+
+
+def parse_grh(octets: bytes | bytearray | memoryview) -> AddressVector:
+    """Return where a received datagram came from. Raises WireError for octets that are no GRH."""
+    if len(octets) < GRH_BYTES:
+        raise WireError(f"GRH of {len(octets)} octets, it has {GRH_BYTES}")
+    label, _, next_header, _, source_gid, _ = _GRH.unpack_from(octets)
+    if label >> 28 != _VERSION_6 >> 28 or next_header != _NEXT_HEADER:
+        raise WireError(f"GRH of version {label >> 28} before header {next_header:#x}")
+    return AddressVector(source_gid, label & _PORT_MASK)
+
+
+class Datagrams:
+    """Both halves of a queue pair of kind UD."""
+
+    def __init__(self, qp: "QueuePair", queue: ReceiveQueue) -> None:
+        self._qp = qp
+        self._queue = queue
+        self._posted: deque[Request] = deque()
+        self._next_psn = 0
+
+    def __len__(self) -> int:
+        return len(self._posted)
+
+    def start(self, first_psn: int) -> None:
+        """Set the PSN of the next datagram."""
+        self._next_psn = first_psn
+
+    def post(self, request: Request) -> None:
+        """Queue a datagram that was found to be valid."""
+        self._posted.append(request)
+
+    def poll(self) -> Packet | None:
+        """Return the next datagram; its request completes with that."""
+        qp = self._qp
+        if not self._posted or qp.state is not QPState.RTS:
+            return None
+        request = self._posted.popleft()
+        try:
+            payload = request.octets(qp.keys, qp.pd, 0, request.length)
+        except AccessError as fault:
+            self._push(request, fault.status)
+            qp.enter_send_error()
+            return None
+        wr = request.wr
+        packet = Packet(
+            PacketKind.DATAGRAM,
+            wr.remote_qpn,
+            self._next_psn & PSN_MASK,
+            PacketFlag.FIRST | PacketFlag.LAST,
+            source_qpn=qp.qpn,
+            qkey=qp.attr.qkey if wr.remote_qkey & OWN_QKEY_BIT else wr.remote_qkey,
+            payload=payload,
+            destination=wr.ah,
+        )
+        if int(wr.send_flags) & int(SendFlag.SOLICITED):
+            packet.flags |= PacketFlag.SOLICITED
+        if wr.opcode is WROpcode.SEND_WITH_IMM:
+            packet.flags |= PacketFlag.IMMEDIATE
+            packet.immediate = wr.imm_data
+        self._next_psn += 1
+        if request.signalled:
+            self._push(request, WCStatus.SUCCESS)
+        return packet
+
+    def receive(self, packet: Packet, source: AddressVector | None) -> None:
+        """Take in a datagram, or drop it: wrong Q_Key, too long for the link, no receive."""
+        qp = self._qp
+        size = len(packet.payload)
+        if packet.qkey != qp.attr.qkey or size > qp.link.mtu_bytes:
+            return
+        wr = self._queue.take()
+        if wr is None:
+            return
+        origin = source or AddressVector(bytes(GID_BYTES))
+        bits = int(packet.flags)
+        status = WCStatus.SUCCESS
+        try:
+            pd = qp.pd if qp.srq is None or qp.srq.pd is None else qp.srq.pd
+            grh = emit_grh(origin, qp.gid, size)
+            scatter(qp.keys, pd, wr.sg, 0, grh)
+            scatter(qp.keys, pd, wr.sg, GRH_BYTES, packet.payload)
+        except AccessError as fault:
+            status = fault.status
+        qp.recv_cq.push(
+            WC(
+                wr.wr_id,
+                status,
+                WCOpcode.RECV,
+                byte_len=GRH_BYTES + size,
+                qp_num=qp.qpn,
+                src_qp=packet.source_qpn,
+                imm_data=packet.immediate,
+                wc_flags=_WITH_IMMEDIATE if bits & _IMMEDIATE else WCFlag.GRH,
+            ),
+            solicited=bool(bits & _SOLICITED),
+        )
+
+    def flush_sends(self) -> None:
+        """Complete all posted datagrams as flushed."""
+        while self._posted:
+            self._push(self._posted.popleft(), WCStatus.WR_FLUSH_ERR)
+
+    def flush_receives(self) -> None:
+        """Complete all receives of an own queue as flushed."""
+        while self._qp.srq is None and (wr := self._queue.take()) is not None:
+            self.flush_receive(wr)
+
+    def flush_receive(self, wr: RecvWR) -> None:
+        """Complete one receive as flushed."""
+        self._qp.recv_cq.push(
+            WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self._qp.qpn)
+        )
+
+    def _push(self, request: Request, status: WCStatus) -> None:
+        self._qp.send_cq.push(
+            WC(request.wr.wr_id, status, WC_OPCODE[request.wr.opcode], qp_num=self._qp.qpn)
+        )
+
+
+_WITH_IMMEDIATE: Final = WCFlag.GRH | WCFlag.WITH_IMM

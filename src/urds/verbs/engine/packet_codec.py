@@ -1,0 +1,151 @@
+"""Octets of the engine's packets, for providers that carry packets.
+
+The layout is ours alone: 12 octets that every packet has, fields that its kind has, the payload,
+and a CRC-32 where the provider asks for one because nothing below it checks. All big-endian.
+
+    version 1 | kind 1 | flags 1 | count of selective ranges 1 | target_qpn 4 | psn 4
+
+A parsed packet is a valid record: its numbers fit their fields and nothing is left over. Whether
+it makes sense at this moment is for the queue pair to say.
+"""
+
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from urds.errors import WireError
+from urds.verbs.engine.numbers import PSN_MASK
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+
+VERSION: Final = 1
+HEADER_BYTES: Final = 12
+CHECKSUM_BYTES: Final = 4
+SELECTIVE_MAX: Final = 8
+# The longest fields are an atomic's; an ACK with all its ranges is longer and has no payload.
+FIELDS_BYTES_MAX: Final = 5 + 8 * SELECTIVE_MAX
+
+_HEADER: Final = Struct(">BBBBII")
+_LONG: Final = Struct(">I")
+_RANGE: Final = Struct(">II")
+_CHECKSUM: Final = Struct(">I")
+assert _HEADER.size == HEADER_BYTES
+
+# What each kind carries, in order. Structure and field names stand side by side.
+_FIELDS: Final[dict[PacketKind, tuple[Struct, tuple[str, ...]]]] = {
+    PacketKind.SEND: (Struct(">II"), ("msn", "offset")),
+    PacketKind.WRITE: (Struct(">QIII"), ("address", "rkey", "msn", "offset")),
+    PacketKind.READ_REQUEST: (Struct(">QII"), ("address", "rkey", "length")),
+    PacketKind.ATOMIC_SWAP: (Struct(">QIQQ"), ("address", "rkey", "compare_add", "swap")),
+    PacketKind.ATOMIC_ADD: (Struct(">QIQ"), ("address", "rkey", "compare_add")),
+    PacketKind.READ_RESPONSE: (Struct(">II"), ("msn", "offset")),
+    PacketKind.ATOMIC_RESPONSE: (Struct(">IQ"), ("msn", "compare_add")),
+    PacketKind.ACK: (Struct(">BI"), ("syndrome", "msn")),
+    PacketKind.DATAGRAM: (Struct(">II"), ("source_qpn", "qkey")),
+}
+_WITH_PAYLOAD: Final = {
+    PacketKind.SEND, PacketKind.WRITE, PacketKind.READ_RESPONSE, PacketKind.DATAGRAM,
+}  # fmt: skip
+_KINDS: Final = {int(kind): kind for kind in PacketKind}
+_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
+_WITH_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE)
+_PLACED: Final = int(PacketFlag.PLACED)
+
+Octets = bytes | bytearray | memoryview
+
+
+def emit_packet(packet: Packet, *, checksum: bool = False) -> list[Octets]:
+    """Return a packet's octets in parts, ready for a gathering write; no payload is copied.
+
+    With `checksum` the last part is the CRC-32 of all others.
+    """
+    flags = int(packet.flags)
+    structure, names = _FIELDS[packet.kind]
+    head = bytearray(
+        _HEADER.pack(
+            VERSION, packet.kind, flags, len(packet.selective), packet.target_qpn, packet.psn
+        )
+    )
+    head += structure.pack(*[getattr(packet, name) for name in names])
+    if flags & _WITH_IMMEDIATE:
+        head += _LONG.pack(packet.immediate)
+    if flags & _PLACED:
+        head += _LONG.pack(packet.length)
+    for first, last in packet.selective:
+        head += _RANGE.pack(first, last)
+    parts: list[Octets] = [head]
+    if len(packet.payload):
+        parts.append(packet.payload)
+    if checksum:
+        value = crc32(packet.payload, crc32(head))
+        parts.append(_CHECKSUM.pack(value))
+    return parts
+
+
+def parse_packet(octets: Octets, *, checksum: bool = False) -> Packet:
+    """Read one packet; its payload is a view of `octets`.
+
+    Raises WireError for octets that are no packet, and for a CRC-32 that does not match.
+    """
+    view = memoryview(octets)
+    if checksum:
+        view = _checked(view)
+    if len(view) < HEADER_BYTES:
+        raise WireError(f"packet of {len(view)} octets, its header has {HEADER_BYTES}")
+    version, kind_number, flags, range_count, qpn, psn = _HEADER.unpack_from(view)
+    kind = _KINDS.get(kind_number)
+    if version != VERSION or kind is None:
+        raise WireError(f"packet of version {version} and kind {kind_number}")
+    if flags >= len(_FLAGS) or qpn > PSN_MASK or psn > PSN_MASK:
+        raise WireError(f"packet with flags {flags:#x}, queue pair {qpn:#x}, PSN {psn:#x}")
+    packet = Packet(kind, qpn, psn, _FLAGS[flags])
+    rest = _parse_fields(packet, view[HEADER_BYTES:], flags)
+    if range_count:
+        rest = _parse_selective(packet, rest, range_count)
+    if len(rest) and (kind not in _WITH_PAYLOAD or flags & _PLACED):
+        raise WireError(f"{len(rest)} octets after a packet of kind {kind.name}")
+    packet.payload = rest
+    return packet
+
+
+def _checked(view: memoryview) -> memoryview:
+    if len(view) < CHECKSUM_BYTES:
+        raise WireError(f"packet of {len(view)} octets, its checksum has {CHECKSUM_BYTES}")
+    (expected,) = _CHECKSUM.unpack_from(view, len(view) - CHECKSUM_BYTES)
+    body = view[:-CHECKSUM_BYTES]
+    if crc32(body) != expected:
+        raise WireError("packet checksum does not match")
+    return body
+
+
+def _parse_fields(packet: Packet, view: memoryview, flags: int) -> memoryview:
+    """Fill in what the kind and the flags carry; return what is left."""
+    structure, names = _FIELDS[packet.kind]
+    tail_bytes = (4 if flags & _WITH_IMMEDIATE else 0) + (4 if flags & _PLACED else 0)
+    if len(view) < structure.size + tail_bytes:
+        raise WireError(
+            f"{packet.kind.name} with {len(view)} octets of fields, "
+            f"it has {structure.size + tail_bytes}"
+        )
+    for name, value in zip(names, structure.unpack_from(view), strict=True):
+        setattr(packet, name, value)
+    place = structure.size
+    if flags & _WITH_IMMEDIATE:
+        (packet.immediate,) = _LONG.unpack_from(view, place)
+        place += _LONG.size
+    if flags & _PLACED:
+        (packet.length,) = _LONG.unpack_from(view, place)
+        place += _LONG.size
+    return view[place:]
+
+
+def _parse_selective(packet: Packet, view: memoryview, count: int) -> memoryview:
+    end = count * _RANGE.size
+    if packet.kind is not PacketKind.ACK or count > SELECTIVE_MAX or len(view) < end:
+        raise WireError(
+            f"{packet.kind.name} with {count} ranges in {len(view)} octets, limit {SELECTIVE_MAX}"
+        )
+    ranges = tuple(_RANGE.iter_unpack(view[:end]))
+    if any(psn > PSN_MASK for pair in ranges for psn in pair):
+        raise WireError(f"selective ranges {ranges} beyond 24 bits")
+    packet.selective = ranges
+    return view[end:]

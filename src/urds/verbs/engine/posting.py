@@ -1,0 +1,71 @@
+"""What may be posted: the checks of a send work request that its caller hears of at once.
+
+What depends on memory or on the peer is no matter of posting: it ends in a completion. Sizes are
+checked here, keys when the octets are used, except inline data, which is copied while posting.
+"""
+
+import errno
+
+from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
+from urds.verbs.engine.keys import WindowBinding
+from urds.verbs.engine.numbers import (
+    MESSAGE_BYTES_MAX,
+    QPType,
+    SendFlag,
+    WROpcode,
+)
+from urds.verbs.engine.pieces import total_bytes
+from urds.verbs.engine.work import SendWR
+
+ATOMIC_BYTES = 8
+
+_INLINE = int(SendFlag.INLINE)
+_DATAGRAM = {WROpcode.SEND, WROpcode.SEND_WITH_IMM}
+_ATOMIC = {WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD}
+_BRINGS_DATA = _ATOMIC | {WROpcode.RDMA_READ}
+
+
+def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: LinkTraits) -> None:
+    """Accept a send work request or say what is wrong with it. Raises OSError: EINVAL."""
+    if wr.opcode not in WROpcode.__members__.values():
+        raise _invalid(f"opcode {wr.opcode!r}")
+    length = total_bytes(wr.sg)
+    if len(wr.sg) > cap.max_send_sge:
+        raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
+    if any(piece.length < 0 for piece in wr.sg):
+        raise _invalid("a piece of negative length")
+    if length > MESSAGE_BYTES_MAX:
+        raise _invalid(f"message of {length} octets, limit {MESSAGE_BYTES_MAX}")
+    if int(wr.send_flags) & _INLINE:
+        if wr.opcode in _BRINGS_DATA:
+            raise _invalid(f"{wr.opcode.name} cannot be inline")
+        if length > cap.max_inline_data:
+            raise _invalid(f"{length} octets inline, limit {cap.max_inline_data} (max_inline_data)")
+    if qp_type is QPType.UD:
+        _check_datagram(wr, length, link)
+    else:
+        _check_connected(wr, length, attr)
+
+
+def _check_datagram(wr: SendWR, length: int, link: LinkTraits) -> None:
+    if wr.opcode not in _DATAGRAM:
+        raise _invalid(f"{wr.opcode.name} on a datagram queue pair")
+    if wr.ah is None:
+        raise _invalid("datagram without an address handle")
+    if length > link.mtu_bytes:
+        raise _invalid(f"datagram of {length} octets, limit {link.mtu_bytes} (mtu)")
+
+
+def _check_connected(wr: SendWR, length: int, attr: QPAttr) -> None:
+    if wr.opcode in _BRINGS_DATA and not attr.max_rd_atomic:
+        raise _invalid(f"{wr.opcode.name} with max_rd_atomic 0")
+    if wr.opcode in _ATOMIC and length != ATOMIC_BYTES:
+        raise _invalid(f"room of {length} octets for an atomic result of {ATOMIC_BYTES}")
+    if wr.opcode is WROpcode.BIND_MW and not (
+        wr.window is not None and isinstance(wr.bind, WindowBinding)
+    ):
+        raise _invalid("BIND_MW without a window and its WindowBinding")
+
+
+def _invalid(message: str) -> OSError:
+    return OSError(errno.EINVAL, message)

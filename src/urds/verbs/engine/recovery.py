@@ -1,0 +1,100 @@
+"""When a requester repeats without being asked: a timer that learns the round trip.
+
+The attribute `timeout` of a queue pair is often seconds, so that a lost last packet would stall
+the connection for as long. The timer here follows the measured round trip instead (as RFC 6298
+does, with 1 ms as the least) and doubles with each expiry up to that attribute. The attribute
+keeps its meaning for giving up: `retry_cnt` repeats, one `timeout` apart, must all have failed,
+so patience lasts (retry_cnt + 1) timeouts without any progress. Source: verbs-and-roce.md
+section 8, which allows local timers.
+"""
+
+from typing import Final
+
+MS: Final = 1_000_000
+LEAST_NS: Final = MS
+FIRST_NS: Final = 20 * MS  # before anything was measured
+MOST_NS: Final = 2_000 * MS  # between repeats, when the attribute sets no bound
+TIMEOUT_UNIT_NS: Final = 4096
+
+
+def timeout_ns(code: int) -> int | None:
+    """Return what a code of the attribute `timeout` stands for; `None` for 0, no timeout."""
+    return TIMEOUT_UNIT_NS << code if code else None
+
+
+class LossTimer:
+    """One timer for all that is unanswered. `deadline_ns` is `None` while nothing is."""
+
+    def __init__(self, period_ns: int | None, retry_count: int) -> None:
+        self.deadline_ns: int | None = None
+        self._most_ns = MOST_NS if period_ns is None else max(LEAST_NS, period_ns)
+        self._patience_ns = None if period_ns is None else self._most_ns * (retry_count + 1)
+        self._smooth_ns: int | None = None
+        self._variation_ns = 0
+        self._wait_ns = min(FIRST_NS, self._most_ns)
+        self._backoff = 0
+        self._since_ns = 0  # the last progress
+        self._probe: tuple[int, int] | None = None  # a PSN, and when it was sent for the first time
+
+    @property
+    def round_trip_ns(self) -> int:
+        """Return the smoothed round trip, 0 before it was measured."""
+        return self._smooth_ns or 0
+
+    def note_sent(self, psn: int, now_ns: int, *, is_repeat: bool) -> None:
+        """Take note of a packet; the timer runs from the first one on."""
+        if is_repeat:
+            # Whose answer comes cannot be told any more (Karn's rule).
+            if self._probe is not None and self._probe[0] >= psn:
+                self._probe = None
+        elif self._probe is None:
+            self._probe = (psn, now_ns)
+        if self.deadline_ns is None:
+            self._since_ns = now_ns
+            self._arm(now_ns)
+
+    def note_answered(self, psn: int, now_ns: int) -> None:
+        """Take note that a PSN was answered."""
+        if self._probe is not None and psn >= self._probe[0]:
+            sample_ns = now_ns - self._probe[1]
+            self._probe = None
+            self._measure(sample_ns)
+
+    def note_progress(self, now_ns: int, *, is_idle: bool) -> None:
+        """Begin anew after progress; stop when nothing is unanswered."""
+        self._backoff = 0
+        self._since_ns = now_ns
+        if is_idle:
+            self.deadline_ns = None
+        else:
+            self._arm(now_ns)
+
+    def stop(self) -> None:
+        """Stop until the next packet is sent."""
+        self.deadline_ns = None
+
+    def expire(self, now_ns: int) -> bool:
+        """Take an expiry; return whether patience is over."""
+        if self._patience_ns is not None and now_ns - self._since_ns >= self._patience_ns:
+            self.deadline_ns = None
+            return True
+        self._backoff += 1
+        self._probe = None
+        self._arm(now_ns)
+        return False
+
+    def _arm(self, now_ns: int) -> None:
+        deadline_ns = now_ns + min(self._wait_ns << min(self._backoff, 16), self._most_ns)
+        if self._patience_ns is not None:
+            deadline_ns = min(deadline_ns, self._since_ns + self._patience_ns)
+        self.deadline_ns = deadline_ns
+
+    def _measure(self, sample_ns: int) -> None:
+        if self._smooth_ns is None:
+            self._smooth_ns, self._variation_ns = sample_ns, sample_ns // 2
+        else:
+            deviation = abs(self._smooth_ns - sample_ns)
+            self._variation_ns = (3 * self._variation_ns + deviation) // 4
+            self._smooth_ns = (7 * self._smooth_ns + sample_ns) // 8
+        wait_ns = self._smooth_ns + 4 * self._variation_ns
+        self._wait_ns = min(max(LEAST_NS, wait_ns), self._most_ns)

@@ -1,0 +1,571 @@
+"""The requester of a connected queue pair: it sends requests until they are answered.
+
+Every packet has a PSN, and each PSN waits for its own answer: a send or write for an
+acknowledgement, a read for the octets that belong to it, an atomic operation for its result. What
+waits is bounded by a window. Requests complete in posting order, each when none of its PSNs waits.
+
+What is lost is found in four ways, and only what still waits is sent again:
+- the responder names the PSN from which it missed packets (go back N), or, when it accepts
+  selectively, the ranges that it has;
+- packets that were sent later have been answered: each transmission has an ordinal, and one that
+  is `REORDER_MAX` behind an answered one is lost. So a lost answer of a read is found as well;
+- the responder had no receive and named the PSN to repeat after a time;
+- nothing came at all until the timer ran out (`recovery`).
+Source: verbs-and-roce.md section 8.
+"""
+
+import heapq
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from urds.verbs.engine.keys import AccessError
+from urds.verbs.engine.numbers import (
+    PSN_BITS,
+    PSN_MASK,
+    RNR_RETRY_FOREVER,
+    RNR_TIMER_NS,
+    AsyncEventType,
+    QPState,
+    SendFlag,
+    WCStatus,
+    WROpcode,
+)
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.pieces import scatter
+from urds.verbs.engine.recovery import LossTimer, timeout_ns
+from urds.verbs.engine.requests import (
+    READ_PORTION_PACKETS,
+    WC_OPCODE,
+    Request,
+    build_atomic,
+    build_data,
+    build_read,
+)
+from urds.verbs.engine.work import WC
+
+if TYPE_CHECKING:
+    from urds.verbs.engine.queue_pair import QueuePair
+
+WINDOW_PACKETS: Final = 128  # PSNs that may wait for an answer
+REORDER_MAX: Final = 3  # transmissions by which an answer may be overtaken
+ATOMIC_BYTES: Final = 8
+
+_HALF: Final = 1 << PSN_BITS - 1
+_FENCE: Final = int(SendFlag.FENCE)
+_LAST: Final = int(PacketFlag.LAST)
+_RNR_CODES: Final = range(Syndrome.RNR_NAK, Syndrome.RNR_NAK + 32)
+_STATUS: Final = {
+    int(Syndrome.NAK_INVALID_REQUEST): WCStatus.REM_INV_REQ_ERR,
+    int(Syndrome.NAK_REMOTE_ACCESS): WCStatus.REM_ACCESS_ERR,
+    int(Syndrome.NAK_REMOTE_OPERATION): WCStatus.REM_OP_ERR,
+}
+
+
+class Requester:
+    """The half of a queue pair that asks its peer."""
+
+    def __init__(self, qp: "QueuePair", first_psn: int) -> None:
+        self._qp = qp
+        self._posted: deque[Request] = deque()  # not started
+        self._started: deque[Request] = deque()  # not completed
+        self._current: Request | None = None  # the last of them, while packets of it are unsent
+        self._is_stopped = False  # one has failed: what is behind it is not sent any more
+        self._next_psn = first_psn  # counted without wrapping
+        self._next_msn = 1
+        # PSNs that wait, lowest first: whose, and the ordinal of the last transmission.
+        self._waiting: dict[int, tuple[Request, int]] = {}
+        self._transmissions = 0
+        self._answered_transmission = 0
+        self._repeats: list[int] = []  # a heap
+        self._repeat_set: set[int] = set()
+        self._answered_open = 0  # reads and atomics that have not completed
+        self._resources_open = 0  # of them what the peer spends: portions of reads, atomics
+        self._writes_open = 0  # what would be overtaken by octets that the provider places
+        self._paused_until_ns: int | None = None
+        self._paused_psn = 0
+        self._went_back: tuple[int, int] = (-1, 0)
+        self._is_drained = False
+        self.configure()
+
+    def configure(self) -> None:
+        """Take over the attributes of the queue pair that were changed by a modify."""
+        attr = self._qp.attr
+        self._timer = LossTimer(timeout_ns(attr.timeout), attr.retry_cnt)
+        self._rnr_left = attr.rnr_retry
+
+    def __len__(self) -> int:
+        return len(self._posted) + len(self._started)
+
+    def post(self, request: Request) -> None:
+        """Queue a request that was found to be valid."""
+        self._posted.append(request)
+
+    # -- time
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """Return when `handle_timeout` is due."""
+        if self._paused_until_ns is not None:
+            return self._paused_until_ns
+        return self._timer.deadline_ns
+
+    def handle_timeout(self, now_ns: int) -> None:
+        """Go on after a pause, or repeat what was not answered in time."""
+        if self._paused_until_ns is not None:
+            if now_ns >= self._paused_until_ns:
+                self._paused_until_ns = None
+                self._repeat_from(self._paused_psn)
+            return
+        deadline_ns = self._timer.deadline_ns
+        if deadline_ns is None or now_ns < deadline_ns:
+            return
+        if self._timer.expire(now_ns):
+            self._fail(next(iter(self._waiting.values()))[0], WCStatus.RETRY_EXC_ERR)
+        else:
+            self._repeat_from(next(iter(self._waiting)))
+
+    # -- packets out
+
+    def poll(self, now_ns: int) -> Packet | None:
+        """Return the next request packet: a repeat first, then a new one."""
+        try:
+            while self._repeats:
+                if self._is_paused(self._repeats[0]):
+                    return None
+                if (packet := self._next_repeat(now_ns)) is not None:
+                    return packet
+            if self._paused_until_ns is None and not self._is_stopped:
+                return self._next_new(now_ns)
+        except _Unbuildable as fault:
+            self._stop_at(fault.request, fault.status)
+        return None
+
+    def _is_paused(self, psn: int) -> bool:
+        return self._paused_until_ns is not None and psn >= self._paused_psn
+
+    def _next_repeat(self, now_ns: int) -> Packet | None:
+        psn = self._take_repeat()
+        if psn not in self._waiting:
+            return None  # answered meanwhile
+        request = self._waiting[psn][0]
+        count = 1
+        if request.kind is PacketKind.READ_REQUEST:
+            # One request asks for all neighbours that are missing as well.
+            end = min(request.psn + request.psn_count, psn + READ_PORTION_PACKETS)
+            while psn + count < end and psn + count in self._repeat_set:
+                following = self._take_repeat()
+                assert following == psn + count, "a heap gives the lowest first"
+                if following not in self._waiting:
+                    break
+                count += 1
+        return self._emit(request, psn, count, now_ns, is_repeat=True)
+
+    def _take_repeat(self) -> int:
+        psn = heapq.heappop(self._repeats)
+        self._repeat_set.remove(psn)
+        return psn
+
+    def _next_new(self, now_ns: int) -> Packet | None:
+        while (request := self._current) is None:
+            if not self._start_next():
+                return None
+        psn = request.psn + request.sent
+        count = 1
+        if request.kind is PacketKind.READ_REQUEST:
+            if self._resources_open >= self._qp.attr.max_rd_atomic:
+                return None
+            count = min(READ_PORTION_PACKETS, request.psn_count - request.sent)
+        room = WINDOW_PACKETS - (psn - next(iter(self._waiting), psn))
+        if room < count:
+            return None
+        if request.is_answered:
+            if request.kind is PacketKind.READ_REQUEST:
+                request.portions_left[request.sent // READ_PORTION_PACKETS] = count
+            self._resources_open += 1
+        packet = self._emit(request, psn, count, now_ns, is_repeat=False)
+        request.sent += count
+        if request.sent == request.psn_count:
+            self._current = None
+        return packet
+
+    def _start_next(self) -> bool:
+        """Start the next posted request; return whether one was, or was carried out here."""
+        qp = self._qp
+        if not self._posted or qp.state is not QPState.RTS or self._is_stopped:
+            return False
+        request = self._posted[0]
+        if int(request.wr.send_flags) & _FENCE and self._answered_open:
+            return False
+        if request.is_answered and self._resources_open >= qp.attr.max_rd_atomic:
+            return False
+        self._started.append(self._posted.popleft())
+        if request.kind is None:
+            self._carry_out_here(request)
+            return True
+        msn = self._next_msn
+        if request.takes_receive:
+            self._next_msn += 1
+        request.is_placed = self._place_remote(request)
+        request.start(self._next_psn, msn, self._psn_count(request))
+        self._next_psn += request.psn_count
+        if request.is_answered:
+            self._answered_open += 1
+        if self._is_overtakable(request):
+            self._writes_open += 1
+        self._current = request
+        return True
+
+    def _psn_count(self, request: Request) -> int:
+        if request.is_placed or request.kind in (PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD):
+            return 1
+        if request.kind is PacketKind.READ_REQUEST and self._qp.link.lossless:
+            return 1
+        return max(1, -(-request.length // self._qp.mtu_bytes))
+
+    def _place_remote(self, request: Request) -> bool:
+        """Let the provider write the octets into the peer's memory itself, if it can.
+
+        Not while writes or atomics before it are on their way: theirs would land later.
+        """
+        place = self._qp.place_remote
+        wr = request.wr
+        if (
+            place is None
+            or request.kind is not PacketKind.WRITE
+            or not request.length
+            or self._writes_open
+        ):
+            return False
+        octets = memoryview(self._octets(request, 0, request.length))
+        target = Packet(
+            PacketKind.WRITE,
+            self._qp.attr.dest_qp_num,
+            length=request.length,
+            address=wr.remote_addr,
+            rkey=wr.rkey,
+        )
+        return place(target, octets)
+
+    def _is_overtakable(self, request: Request) -> bool:
+        return not request.is_placed and request.kind in (
+            PacketKind.WRITE,
+            PacketKind.ATOMIC_SWAP,
+            PacketKind.ATOMIC_ADD,
+        )
+
+    def _carry_out_here(self, request: Request) -> None:
+        """Bind or invalidate a memory window; no packet goes out."""
+        qp, wr = self._qp, request.wr
+        try:
+            if wr.opcode is WROpcode.LOCAL_INV:
+                qp.keys.invalidate(wr.invalidate_rkey, pd=qp.pd, qpn=qp.qpn)
+            else:
+                bind = wr.bind
+                qp.keys.bind(
+                    wr.window, bind.region, bind.address, bind.length, bind.access, qpn=qp.qpn
+                )
+        except AccessError as fault:
+            raise _Unbuildable(request, fault.status) from fault
+        self._complete()
+
+    def _emit(
+        self, request: Request, psn: int, count: int, now_ns: int, *, is_repeat: bool
+    ) -> Packet:
+        """Make the packet of a PSN, or of `count` of a read, and let them wait for answers."""
+        qp = self._qp
+        target_qpn, mtu_bytes = qp.attr.dest_qp_num, qp.mtu_bytes
+        if request.kind is PacketKind.READ_REQUEST:
+            packet = build_read(request, psn, count, target_qpn=target_qpn, mtu_bytes=mtu_bytes)
+        elif request.is_answered:
+            packet = build_atomic(request, target_qpn=target_qpn)
+        else:
+            offset = (psn - request.psn) * mtu_bytes
+            payload = (
+                b""
+                if request.is_placed
+                else self._octets(request, offset, min(mtu_bytes, request.length - offset))
+            )
+            packet = build_data(request, psn, payload, target_qpn=target_qpn, mtu_bytes=mtu_bytes)
+            if is_repeat:
+                packet.flags |= PacketFlag.ACK_REQUEST
+        for number in range(psn, psn + count):
+            self._transmissions += 1
+            self._waiting[number] = (request, self._transmissions)
+        if not qp.link.lossless:
+            self._timer.note_sent(psn, now_ns, is_repeat=is_repeat)
+        return packet
+
+    def _octets(self, request: Request, offset: int, length: int) -> memoryview | bytes | bytearray:
+        try:
+            return request.octets(self._qp.keys, self._qp.pd, offset, length)
+        except AccessError as fault:
+            raise _Unbuildable(request, fault.status) from fault
+
+    # -- answers in
+
+    def receive(self, packet: Packet, now_ns: int) -> None:
+        """Take in an answer. One to something that was never asked, or answered before, is lost."""
+        first = next(iter(self._waiting), self._next_psn)
+        psn = first + ((packet.psn - first + _HALF) & PSN_MASK) - _HALF
+        if psn >= self._next_psn:
+            return
+        if packet.kind is PacketKind.ACK:
+            progress = self._take_ack(packet, psn, now_ns)
+        else:
+            # A read or atomic was carried out, hence everything before it as well.
+            progress = self._acknowledge(psn - 1)
+            progress = self._take_data(packet, psn, now_ns) or progress
+        if progress:
+            self._go_on(now_ns)
+
+    def _take_ack(self, packet: Packet, psn: int, now_ns: int) -> bool:
+        """Take an acknowledgement, positive or not; return whether anything is new."""
+        syndrome = packet.syndrome
+        if syndrome <= Syndrome.ACK:
+            self._timer.note_answered(psn, now_ns)
+            progress = self._acknowledge(psn)
+            for first, last in packet.selective:
+                progress = self._acknowledge_range(psn, first, last) or progress
+            return progress
+        if syndrome in _RNR_CODES:
+            # Says nothing of what is before: a selective responder refuses ahead of a gap, too.
+            self._pause(psn, syndrome - Syndrome.RNR_NAK, now_ns)
+            return False
+        progress = self._acknowledge(psn - 1)
+        if syndrome == Syndrome.NAK_SEQUENCE:
+            self._go_back(psn, now_ns)
+        elif (status := _STATUS.get(syndrome)) is not None and psn in self._waiting:
+            self._fail(self._waiting[psn][0], status)
+            return False
+        return progress
+
+    def _acknowledge(self, up_to: int) -> bool:
+        """Count sends and writes as answered, up to a PSN."""
+        found = []
+        for psn, (request, _) in self._waiting.items():
+            if psn > up_to:
+                break
+            if not request.is_answered:
+                found.append(psn)
+        for psn in found:
+            self._settle(psn)
+        return bool(found)
+
+    def _acknowledge_range(self, base: int, first: int, last: int) -> bool:
+        """Count what a selective responder has beyond `base` as answered."""
+        progress = False
+        start = base + ((first - base) & PSN_MASK)
+        for psn in range(start, min(start + ((last - first) & PSN_MASK) + 1, self._next_psn)):
+            entry = self._waiting.get(psn)
+            if entry is None:
+                continue
+            if entry[0].is_answered:
+                # It is kept over there and its data follows; what was sent until now tells nothing.
+                self._waiting[psn] = (entry[0], self._transmissions)
+            else:
+                self._settle(psn)
+                progress = True
+        return progress
+
+    def _settle(self, psn: int) -> None:
+        request, transmission = self._waiting.pop(psn)
+        self._answered_transmission = max(self._answered_transmission, transmission)
+        request.unanswered -= 1
+        if request.unanswered:
+            return
+        if request.is_answered:
+            self._answered_open -= 1
+        if self._is_overtakable(request):
+            self._writes_open -= 1
+
+    def _take_data(self, packet: Packet, psn: int, now_ns: int) -> bool:
+        """Take an answer of a read or atomic; return whether it is new."""
+        entry = self._waiting.get(psn)
+        if entry is None or not entry[0].is_answered:
+            return False
+        request = entry[0]
+        is_read = request.kind is PacketKind.READ_REQUEST
+        if is_read is not (packet.kind is PacketKind.READ_RESPONSE):
+            return False
+        if is_read:
+            octets: bytes | bytearray | memoryview = packet.payload
+            offset = self._read_offset(request, packet, psn)
+        else:
+            octets, offset = packet.compare_add.to_bytes(ATOMIC_BYTES, sys.byteorder), 0
+        if offset is None:
+            return False
+        try:
+            scatter(self._qp.keys, self._qp.pd, request.wr.sg, offset, octets)
+        except AccessError as fault:
+            self._stop_at(request, fault.status)
+            return False
+        self._timer.note_answered(psn, now_ns)
+        if is_read and self._qp.link.lossless:
+            request.received += len(octets)
+            if not int(packet.flags) & _LAST:
+                return True
+        self._settle(psn)
+        self._release_resource(request, psn)
+        return True
+
+    def _read_offset(self, request: Request, packet: Packet, psn: int) -> int | None:
+        """Return where in the message an answer belongs, `None` if it cannot be an answer."""
+        size = len(packet.payload)
+        if not self._qp.link.lossless:
+            offset = (psn - request.psn) * self._qp.mtu_bytes
+            return offset if size == min(self._qp.mtu_bytes, request.length - offset) else None
+        offset = request.received
+        is_whole = offset + size == request.length
+        is_last = bool(int(packet.flags) & _LAST)
+        if packet.offset != offset or offset + size > request.length or is_last is not is_whole:
+            # No answer of this link is ever wrong by chance.
+            self._stop_at(request, WCStatus.BAD_RESP_ERR)
+            return None
+        return offset
+
+    def _release_resource(self, request: Request, psn: int) -> None:
+        """Give back what the peer spent: per portion of a read, per atomic."""
+        if request.kind is PacketKind.READ_REQUEST:
+            portion = (psn - request.psn) // READ_PORTION_PACKETS
+            request.portions_left[portion] -= 1
+            if request.portions_left[portion]:
+                return
+            del request.portions_left[portion]
+        self._resources_open -= 1
+
+    # -- what answers lead to
+
+    def _go_on(self, now_ns: int) -> None:
+        """Take stock after progress."""
+        if not self._qp.link.lossless:
+            self._timer.note_progress(now_ns, is_idle=not self._waiting)
+            self._find_lost()
+        self._rnr_left = self._qp.attr.rnr_retry
+        self._complete()
+
+    def _find_lost(self) -> None:
+        """Repeat what was overtaken by too many answered transmissions."""
+        limit = self._answered_transmission - REORDER_MAX
+        for psn, (_, transmission) in self._waiting.items():
+            if transmission <= limit:
+                self._repeat(psn)
+
+    def _repeat(self, psn: int) -> None:
+        if psn not in self._repeat_set:
+            self._repeat_set.add(psn)
+            heapq.heappush(self._repeats, psn)
+
+    def _repeat_from(self, first: int) -> None:
+        for psn in self._waiting:
+            if psn >= first:
+                self._repeat(psn)
+
+    def _go_back(self, psn: int, now_ns: int) -> None:
+        """Repeat everything from a PSN that the responder expects."""
+        # The same word twice within a round trip was said before the first repeat arrived there.
+        last_psn, last_ns = self._went_back
+        if psn == last_psn and now_ns - last_ns < self._timer.round_trip_ns // 2:
+            return
+        self._went_back = (psn, now_ns)
+        self._repeat_from(psn)
+
+    def _pause(self, psn: int, code: int, now_ns: int) -> None:
+        """Wait for a receive of the peer, and count it once per wait."""
+        if psn not in self._waiting:
+            return
+        if self._paused_until_ns is not None:
+            self._paused_psn = min(psn, self._paused_psn)
+            return
+        if self._qp.attr.rnr_retry != RNR_RETRY_FOREVER:
+            if not self._rnr_left:
+                self._fail(self._waiting[psn][0], WCStatus.RNR_RETRY_EXC_ERR)
+                return
+            self._rnr_left -= 1
+        self._timer.stop()
+        self._paused_psn = psn
+        self._paused_until_ns = now_ns + RNR_TIMER_NS[code]
+
+    # -- ends
+
+    def _complete(self) -> None:
+        """Complete requests from the oldest on, as far as they are done."""
+        qp = self._qp
+        while self._started:
+            request = self._started[0]
+            if request.failed is not None:
+                self._fail(request, request.failed)
+                return
+            if request.unanswered:
+                return
+            self._started.popleft()
+            self._push_success(request)
+        if qp.state is QPState.SQD:
+            self.note_draining()
+
+    def note_draining(self) -> None:
+        """Tell once per SQD that everything that was started has completed."""
+        if self._qp.state is not QPState.SQD:
+            self._is_drained = False
+        elif not self._started and not self._is_drained:
+            self._is_drained = True
+            self._qp.emit_event(AsyncEventType.SQ_DRAINED)
+
+    def _push_success(self, request: Request) -> None:
+        if not request.signalled:
+            return
+        byte_count = request.length if request.is_answered else 0
+        self._qp.send_cq.push(
+            WC(
+                request.wr.wr_id,
+                WCStatus.SUCCESS,
+                WC_OPCODE[request.wr.opcode],
+                byte_len=byte_count,
+                qp_num=self._qp.qpn,
+            )
+        )
+
+    def _stop_at(self, request: Request, status: WCStatus) -> None:
+        """Let a request fail once all before it are done; nothing behind it is sent."""
+        self._is_stopped = True
+        self._current = None
+        request.failed = request.failed or status
+        for psn in [psn for psn, entry in self._waiting.items() if entry[0] is request]:
+            del self._waiting[psn]
+        self._complete()
+
+    def _fail(self, request: Request, status: WCStatus) -> None:
+        """Complete a request with an error now, and flush all others."""
+        while self._started and (other := self._started.popleft()) is not request:
+            if other.unanswered:
+                self._push_failure(other, WCStatus.WR_FLUSH_ERR)
+            else:
+                self._push_success(other)
+        self._push_failure(request, status)
+        self._qp.enter_error()
+
+    def flush(self) -> None:
+        """Complete everything as flushed, in posting order."""
+        self._current = None
+        self._waiting.clear()
+        self._repeats.clear()
+        self._repeat_set.clear()
+        self._timer.stop()
+        self._paused_until_ns = None
+        for queue in (self._started, self._posted):
+            while queue:
+                self._push_failure(queue.popleft(), WCStatus.WR_FLUSH_ERR)
+
+    def _push_failure(self, request: Request, status: WCStatus) -> None:
+        self._qp.send_cq.push(
+            WC(request.wr.wr_id, status, WC_OPCODE[request.wr.opcode], qp_num=self._qp.qpn)
+        )
+
+
+class _Unbuildable(Exception):
+    """A request cannot be sent or carried out for a reason of this side."""
+
+    def __init__(self, request: Request, status: WCStatus) -> None:
+        super().__init__(f"{request.wr.opcode.name}: {status.name}")
+        self.request = request
+        self.status = status

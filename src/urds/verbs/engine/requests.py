@@ -1,0 +1,179 @@
+"""Send work requests on their way: what the requester keeps of each, and the packets it makes.
+
+The packets of a request have consecutive PSNs and each can be made anew from its PSN, so nothing
+is kept for a repeat but the request itself and, of inline data, the octets.
+"""
+
+from typing import Final
+
+from urds.verbs.engine.keys import KeyTable
+from urds.verbs.engine.numbers import (
+    PSN_MASK,
+    SendFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.pieces import Octets, gather, total_bytes
+from urds.verbs.engine.work import SendWR
+
+ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
+READ_PORTION_PACKETS: Final = 64  # answers that one READ_REQUEST asks for, on a lossy link
+
+_FIRST: Final = int(PacketFlag.FIRST)
+_LAST: Final = int(PacketFlag.LAST)
+_ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
+_SOLICITED: Final = int(SendFlag.SOLICITED)
+_INLINE: Final = int(SendFlag.INLINE)
+_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
+_MSN_MASK: Final = (1 << 32) - 1
+
+_KIND: Final = {
+    WROpcode.SEND: PacketKind.SEND,
+    WROpcode.SEND_WITH_IMM: PacketKind.SEND,
+    WROpcode.SEND_WITH_INV: PacketKind.SEND,
+    WROpcode.RDMA_WRITE: PacketKind.WRITE,
+    WROpcode.RDMA_WRITE_WITH_IMM: PacketKind.WRITE,
+    WROpcode.RDMA_READ: PacketKind.READ_REQUEST,
+    WROpcode.ATOMIC_CMP_AND_SWP: PacketKind.ATOMIC_SWAP,
+    WROpcode.ATOMIC_FETCH_AND_ADD: PacketKind.ATOMIC_ADD,
+}
+WC_OPCODE: Final = {
+    WROpcode.SEND: WCOpcode.SEND,
+    WROpcode.SEND_WITH_IMM: WCOpcode.SEND,
+    WROpcode.SEND_WITH_INV: WCOpcode.SEND,
+    WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
+    WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
+    WROpcode.RDMA_READ: WCOpcode.RDMA_READ,
+    WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
+    WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
+    WROpcode.BIND_MW: WCOpcode.BIND_MW,
+    WROpcode.LOCAL_INV: WCOpcode.LOCAL_INV,
+}
+# Marks that the last packet of a message carries.
+_LAST_MARKS: Final = {
+    WROpcode.SEND_WITH_IMM: int(PacketFlag.IMMEDIATE),
+    WROpcode.RDMA_WRITE_WITH_IMM: int(PacketFlag.IMMEDIATE),
+    WROpcode.SEND_WITH_INV: int(PacketFlag.INVALIDATE),
+}
+_TAKES_RECEIVE: Final = {
+    WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV, WROpcode.RDMA_WRITE_WITH_IMM,
+}  # fmt: skip
+_ANSWERED: Final = {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
+
+
+class Request:
+    """One posted send work request. PSNs and message numbers are counted without wrapping."""
+
+    __slots__ = (
+        "failed", "inline", "is_answered", "is_placed", "kind", "length", "msn", "portions_left",
+        "psn", "psn_count", "received", "sent", "signalled", "unanswered", "wr",
+    )  # fmt: skip
+
+    def __init__(self, wr: SendWR, *, signalled: bool, inline: bytes | None) -> None:
+        self.wr = wr
+        self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
+        self.length = total_bytes(wr.sg)
+        self.signalled = signalled
+        self.inline = inline
+        self.is_answered = self.kind in _ANSWERED  # by data that it brings back
+        self.is_placed = False  # by the provider itself, into shared memory
+        self.failed: WCStatus | None = None
+        self.psn = self.psn_count = 0  # known when it is started
+        self.msn = 0
+        self.sent = 0  # PSNs that were sent at least once
+        self.unanswered = 0
+        self.received = 0  # octets of a read, on a link without loss
+        self.portions_left: dict[int, int] = {}  # of a read: answers that are missing, by portion
+
+    @property
+    def takes_receive(self) -> bool:
+        """Return whether it consumes a receive of the peer."""
+        return self.wr.opcode in _TAKES_RECEIVE
+
+    def start(self, psn: int, msn: int, psn_count: int) -> None:
+        """Give it its numbers: from here on it is on its way."""
+        self.psn, self.msn, self.psn_count = psn, msn, psn_count
+        self.unanswered = psn_count
+
+    def octets(self, keys: KeyTable, pd: object, offset: int, length: int) -> Octets:
+        """Return octets of the message. Raises AccessError."""
+        if self.inline is not None:
+            return memoryview(self.inline)[offset : offset + length]
+        return gather(keys, pd, self.wr.sg, offset, length)
+
+
+def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | None:
+    """Return a copy of the octets of a request with INLINE. Raises AccessError.
+
+    No copy is due without octets, and none without the flag: `None`.
+    """
+    if not int(wr.send_flags) & _INLINE:
+        return None
+    return bytes(gather(keys, pd, wr.sg, 0, total_bytes(wr.sg)))
+
+
+def build_data(
+    request: Request, psn: int, payload: Octets, *, target_qpn: int, mtu_bytes: int
+) -> Packet:
+    """Return the packet of a SEND or WRITE that has the given PSN."""
+    wr = request.wr
+    index = psn - request.psn
+    offset = index * mtu_bytes
+    bits = 0 if index else _FIRST
+    if (is_last := index == request.psn_count - 1) or (index + 1) % ACK_EVERY_PACKETS == 0:
+        bits |= _ACK_REQUEST
+    packet = Packet(PacketKind.SEND, target_qpn, psn & PSN_MASK, offset=offset, payload=payload)
+    if request.kind is PacketKind.WRITE:
+        packet.kind = PacketKind.WRITE
+        packet.address, packet.rkey = wr.remote_addr + offset, wr.rkey
+    if request.takes_receive:
+        packet.msn = request.msn & _MSN_MASK
+    if is_last:
+        bits |= _LAST | _LAST_MARKS.get(wr.opcode, 0)
+        # SendFlag and PacketFlag name the same mark by different bits.
+        if int(wr.send_flags) & _SOLICITED:
+            bits |= int(PacketFlag.SOLICITED)
+        if bits & int(PacketFlag.IMMEDIATE):
+            packet.immediate = wr.imm_data
+        elif bits & int(PacketFlag.INVALIDATE):
+            packet.immediate = wr.invalidate_rkey
+    if request.is_placed:
+        bits |= int(PacketFlag.PLACED)
+        packet.length = request.length
+    packet.flags = _FLAGS[bits]
+    return packet
+
+
+def build_read(
+    request: Request, psn: int, count: int, *, target_qpn: int, mtu_bytes: int
+) -> Packet:
+    """Return a READ_REQUEST for the octets of `count` PSNs, the whole rest if that is all."""
+    offset = (psn - request.psn) * mtu_bytes
+    is_rest = psn + count == request.psn + request.psn_count
+    return Packet(
+        PacketKind.READ_REQUEST,
+        target_qpn,
+        psn & PSN_MASK,
+        _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
+        length=request.length - offset if is_rest else count * mtu_bytes,
+        address=request.wr.remote_addr + offset,
+        rkey=request.wr.rkey,
+    )
+
+
+def build_atomic(request: Request, *, target_qpn: int) -> Packet:
+    """Return the packet of an atomic operation."""
+    wr = request.wr
+    assert request.kind is not None
+    return Packet(
+        request.kind,
+        target_qpn,
+        request.psn & PSN_MASK,
+        _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
+        address=wr.remote_addr,
+        rkey=wr.rkey,
+        compare_add=wr.compare_add,
+        swap=wr.swap if request.kind is PacketKind.ATOMIC_SWAP else 0,
+    )

@@ -1,0 +1,451 @@
+"""The responder of a connected queue pair: it takes requests in and answers them.
+
+Requests take effect in the order of their PSNs. A packet at the expected PSN is checked, placed
+and carried out. One behind it is a repeat: sends and writes are only acknowledged again, reads
+are read again, atomic operations answered from memory and never done twice. One ahead is refused
+(the requester goes back), or, with selective acceptance, its octets are placed at once and the
+rest waits for what is missing. A packet ahead that breaks a rule counts as not arrived: it is
+judged when it is next.
+
+A request that breaks a rule is answered with the reason and ends the queue pair; the reason is
+repeated as long as the peer asks, for it may get lost. Source: verbs-and-roce.md sections 6, 7.
+"""
+
+import sys
+from collections import OrderedDict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from urds.verbs.engine.incoming import IncomingMessages
+from urds.verbs.engine.keys import AccessError
+from urds.verbs.engine.numbers import (
+    MESSAGE_BYTES_MAX,
+    PSN_BITS,
+    PSN_MASK,
+    Acceptance,
+    AccessFlag,
+    AsyncEventType,
+    QPState,
+    WCStatus,
+)
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.selective import AHEAD_MAX, AheadPackets
+
+if TYPE_CHECKING:
+    from urds.verbs.engine.queue_pair import QueuePair
+
+ATOMIC_RESULTS_MAX: Final = 128  # as many as a requester may have unacknowledged
+ANSWERS_MAX: Final = 256  # repeats of reads and atomics beyond it count as lost
+ATOMIC_BYTES: Final = 8
+
+_FIRST: Final = int(PacketFlag.FIRST)
+_LAST: Final = int(PacketFlag.LAST)
+_ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
+_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
+_INVALIDATE: Final = int(PacketFlag.INVALIDATE)
+_PLACED: Final = int(PacketFlag.PLACED)
+_ANSWER_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(_FIRST + _LAST + 1))
+_ACCESS: Final = {
+    PacketKind.WRITE: int(AccessFlag.REMOTE_WRITE),
+    PacketKind.READ_REQUEST: int(AccessFlag.REMOTE_READ),
+    PacketKind.ATOMIC_SWAP: int(AccessFlag.REMOTE_ATOMIC),
+    PacketKind.ATOMIC_ADD: int(AccessFlag.REMOTE_ATOMIC),
+}
+_ANSWERED: Final = {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
+_MSN_MASK: Final = (1 << 32) - 1
+_CELL_MASK: Final = (1 << 64) - 1
+_HALF: Final = 1 << PSN_BITS - 1
+
+
+class _NotNow(Exception):
+    """The packet counts as not arrived: the peer will repeat it."""
+
+
+class _NoReceive(_NotNow):
+    """A message needs a receive and there is none."""
+
+
+class _Reading:
+    """A read that is being answered."""
+
+    __slots__ = ("is_repeat", "offset", "psn", "request")
+
+    def __init__(self, request: Packet, psn: int, *, is_repeat: bool) -> None:
+        self.request = request
+        self.psn = psn  # of the next answer
+        self.offset = 0  # of the octets answered
+        self.is_repeat = is_repeat
+
+
+class Responder:
+    """The half of a queue pair that serves its peer."""
+
+    def __init__(self, qp: "QueuePair", incoming: IncomingMessages, expected_psn: int) -> None:
+        self._qp = qp
+        self._incoming = incoming
+        self._expected = expected_psn  # counted without wrapping
+        self._ahead = AheadPackets()
+        self._messages_done = 0
+        self._receives_done = 0  # of them those that consumed a receive: the last MSN
+        # The message whose packets come next: kind and octets so far; None between messages.
+        self._open: PacketKind | None = None
+        self._open_bytes = 0
+        self._told = expected_psn  # the expected PSN when it was last told
+        self._ack_due = False
+        self._gap_due = self._gap_told = False
+        self._refused_psn: int | None = None  # an RNR NAK to send
+        self._final: Packet | None = None  # what ended this queue pair
+        self._final_due = False
+        self._answers: deque[_Reading | Packet] = deque()
+        self._reads_open = 0
+        self._atomic_results: OrderedDict[int, int] = OrderedDict()
+
+    # -- packets in
+
+    def receive(self, packet: Packet) -> None:
+        """Take in one request packet."""
+        if self._final is not None:
+            self._final_due = True
+            return
+        ahead = ((packet.psn - self._expected + _HALF) & PSN_MASK) - _HALF
+        if ahead == 0:
+            self._accept_in_order(packet)
+        elif ahead < 0:
+            self._repeat(packet, self._expected + ahead)
+        elif self._qp.acceptance is Acceptance.IN_ORDER:
+            # Told once, until the sequence goes on. Without loss it is a resend that is awaited.
+            if not self._gap_told and not self._qp.link.lossless:
+                self._gap_told = self._gap_due = True
+        else:
+            self._accept_ahead(packet, self._expected + ahead)
+
+    def _accept_in_order(self, packet: Packet) -> None:
+        """Carry out the expected packet, then those that waited for it."""
+        try:
+            self._check(packet)
+            self._check_place(packet)
+            self._place(packet)
+            self._carry_out(packet)
+            while self._qp.state is not QPState.ERR:
+                following = self._ahead.take(self._expected)
+                if following is None:
+                    return
+                packet = following
+                self._check_place(packet)
+                self._carry_out(packet)
+        except _NoReceive:
+            self._refuse(self._expected)
+        except _NotNow:
+            return
+        except AccessError as fault:
+            self._fail(packet, self._expected, fault)
+
+    def _accept_ahead(self, packet: Packet, psn: int) -> None:
+        """Place a packet that arrived before others and keep its record."""
+        self._ack_due = True
+        distance = psn - self._expected
+        if distance > AHEAD_MAX or psn in self._ahead:
+            return
+        try:
+            self._check(packet)
+            if _takes_receive(packet):
+                # Each message has a packet at least: one that claims to be farther is not true.
+                beyond = self._qp.tracker.unwrap(packet.msn) - self._receives_done
+                if not 0 < beyond <= distance + 1:
+                    return
+            self._place(packet)
+        except _NoReceive:
+            self._refuse(psn)
+        except (_NotNow, AccessError):
+            return
+        else:
+            self._ahead.keep(psn, _without_payload(packet))
+
+    def _repeat(self, packet: Packet, psn: int) -> None:
+        """Answer a packet that was carried out before."""
+        self._ack_due = True
+        if packet.kind not in _ANSWERED or len(self._answers) >= ANSWERS_MAX:
+            return
+        if packet.kind is not PacketKind.READ_REQUEST:
+            if (value := self._atomic_results.get(psn)) is not None:
+                self._answers.append(self._atomic_answer(psn, value))
+            return
+        try:
+            self._check(packet)
+            self._source(packet, 0, packet.length)
+        except (_NotNow, AccessError):
+            return
+        self._answers.append(_Reading(packet, psn, is_repeat=True))
+        self._reads_open += 1
+        # The peer may ask in other portions than before: what is new of this one is done as well.
+        self._expected = max(self._expected, psn + self._psn_count(packet))
+
+    # -- checks
+
+    def _check(self, packet: Packet) -> None:
+        """Judge a packet by itself. Raises AccessError, _NotNow."""
+        kind, attr = packet.kind, self._qp.attr
+        needed = _ACCESS.get(kind, 0)
+        if needed and not int(attr.qp_access_flags) & needed:
+            raise _invalid(f"{kind.name}, which the queue pair does not allow")
+        if kind in _ANSWERED:
+            if not attr.max_dest_rd_atomic:
+                raise _invalid(f"{kind.name} with max_dest_rd_atomic 0")
+            if self._reads_open >= attr.max_dest_rd_atomic:
+                if self._qp.link.lossless:
+                    raise _invalid(f"more than {attr.max_dest_rd_atomic} reads outstanding")
+                raise _NotNow
+            if kind is not PacketKind.READ_REQUEST and packet.address % ATOMIC_BYTES:
+                raise _invalid(f"atomic operation at {packet.address:#x}, not a multiple of 8")
+            if packet.length > MESSAGE_BYTES_MAX:
+                raise _invalid(f"read of {packet.length} octets, limit {MESSAGE_BYTES_MAX}")
+            return
+        payload_bytes = len(packet.payload)
+        if payload_bytes > self._qp.mtu_bytes:
+            raise _invalid(f"payload of {payload_bytes} octets, limit {self._qp.mtu_bytes}")
+        if packet.offset + _placed_bytes(packet) > MESSAGE_BYTES_MAX:
+            raise _invalid(f"message beyond {MESSAGE_BYTES_MAX} octets")
+
+    def _check_place(self, packet: Packet) -> None:
+        """Judge a packet as the next of its message. Raises AccessError."""
+        kind, bits = packet.kind, int(packet.flags)
+        if kind in _ANSWERED:
+            if self._open is not None:
+                raise _invalid(f"{kind.name} inside a message of kind {self._open.name}")
+            return
+        if bits & _FIRST:
+            if self._open is not None or packet.offset:
+                raise _invalid(f"first packet at {packet.offset} inside a message")
+        elif self._open is not kind or packet.offset != self._open_bytes:
+            raise _invalid(f"{kind.name} packet at {packet.offset}, expected {self._open_bytes}")
+        if _takes_receive(packet) and packet.msn != (self._receives_done + 1) & _MSN_MASK:
+            raise _invalid(f"message {packet.msn} after {self._receives_done}")
+        if bits & _INVALIDATE and (kind is not PacketKind.SEND or not bits & _LAST):
+            raise _invalid(f"invalidation in a packet of kind {kind.name}")
+
+    # -- effects
+
+    def _place(self, packet: Packet) -> None:
+        """Put the octets of a packet where they belong. Raises AccessError, _NotNow."""
+        qp = self._qp
+        if packet.kind in _ANSWERED:
+            return
+        if _takes_receive(packet):
+            msn = qp.tracker.unwrap(packet.msn)
+            if not self._incoming.take(msn, qp.acceptance):
+                raise _NoReceive
+            qp.check_marks()
+            if qp.state is QPState.ERR:
+                raise _NotNow
+            if packet.kind is PacketKind.SEND:
+                self._incoming.place(packet, msn)
+                return
+        target = qp.keys.remote(
+            packet.rkey,
+            packet.address,
+            _placed_bytes(packet),
+            pd=qp.pd,
+            access=AccessFlag.REMOTE_WRITE,
+            qpn=qp.qpn,
+        )
+        if packet.payload:
+            target[:] = packet.payload
+
+    def _carry_out(self, packet: Packet) -> None:
+        """Do what a packet asks, now that everything before it is done. Raises AccessError."""
+        bits = int(packet.flags)
+        psn = self._expected
+        self._gap_told = False
+        if packet.kind is PacketKind.READ_REQUEST:
+            self._source(packet, 0, packet.length)
+            self._answers.append(_Reading(packet, psn, is_repeat=False))
+            self._reads_open += 1
+            self._expected += self._psn_count(packet)
+            self._messages_done += 1
+        elif packet.kind in _ANSWERED:
+            self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))
+            self._expected += 1
+            self._messages_done += 1
+        else:
+            self._carry_out_data(packet, bits)
+        if bits & _ACK_REQUEST:
+            self._ack_due = True
+
+    def _carry_out_data(self, packet: Packet, bits: int) -> None:
+        """Count a packet of a message, and finish the message with its last one."""
+        message_bytes = packet.offset + _placed_bytes(packet)
+        if bits & _INVALIDATE:
+            self._qp.keys.invalidate(packet.immediate, pd=self._qp.pd, qpn=self._qp.qpn)
+        self._expected += 1
+        if not bits & _LAST:
+            self._open, self._open_bytes = packet.kind, message_bytes
+            return
+        self._open = None
+        self._messages_done += 1
+        if _takes_receive(packet):
+            self._receives_done += 1
+            self._incoming.finish(packet, self._receives_done, message_bytes)
+
+    def _change_cell(self, packet: Packet, psn: int) -> int:
+        """Carry out an atomic operation and remember its result, the value before."""
+        qp = self._qp
+        cell = qp.keys.remote(
+            packet.rkey,
+            packet.address,
+            ATOMIC_BYTES,
+            pd=qp.pd,
+            access=AccessFlag.REMOTE_ATOMIC,
+            qpn=qp.qpn,
+        )
+        before = int.from_bytes(cell, sys.byteorder)
+        if packet.kind is PacketKind.ATOMIC_ADD:
+            after = (before + packet.compare_add) & _CELL_MASK
+        else:
+            after = packet.swap if before == packet.compare_add else before
+        cell[:] = after.to_bytes(ATOMIC_BYTES, sys.byteorder)
+        self._atomic_results[psn] = before
+        if len(self._atomic_results) > ATOMIC_RESULTS_MAX:
+            self._atomic_results.popitem(last=False)
+        return before
+
+    def _source(self, request: Packet, offset: int, length: int) -> memoryview:
+        """Return octets that a read asks for. Raises AccessError."""
+        return self._qp.keys.remote(
+            request.rkey,
+            request.address + offset,
+            length,
+            pd=self._qp.pd,
+            access=AccessFlag.REMOTE_READ,
+            qpn=self._qp.qpn,
+        )
+
+    def _psn_count(self, request: Packet) -> int:
+        """Return how many PSNs a read takes: one per packet of its answer."""
+        if self._qp.link.lossless:
+            return 1
+        return max(1, -(-request.length // self._qp.mtu_bytes))
+
+    def _refuse(self, psn: int) -> None:
+        """Ask the peer to repeat a packet later: there is no receive for its message."""
+        self._ack_due = self._ack_due or self._told != self._expected
+        self._gap_told = True  # the peer goes back to the refused packet anyway
+        self._refused_psn = psn if self._refused_psn is None else min(psn, self._refused_psn)
+
+    def _fail(self, packet: Packet, psn: int, fault: AccessError) -> None:
+        """End the queue pair over a request that breaks a rule."""
+        self._final = self._answer(psn, fault.syndrome)
+        self._final_due = True
+        # A receive that cannot take its message says so itself; anything else is an event.
+        if fault.status in (WCStatus.LOC_LEN_ERR, WCStatus.LOC_PROT_ERR):
+            self._incoming.fail(self._receives_done + 1, fault)
+        elif fault.syndrome == Syndrome.NAK_REMOTE_ACCESS:
+            self._qp.emit_event(AsyncEventType.QP_ACCESS_ERR)
+        else:
+            self._qp.emit_event(AsyncEventType.QP_REQ_ERR)
+        self._qp.enter_error()
+
+    # -- answers out
+
+    def poll(self) -> Packet | None:
+        """Return the next answer: of reads and atomics, then one for all that came meanwhile."""
+        while self._answers:
+            if (answer := self._next_answer()) is not None:
+                return answer
+        if self._final_due:
+            self._final_due = self._ack_due = self._gap_due = False
+            return self._final
+        if self._gap_due:
+            self._gap_due = self._ack_due = False
+            self._told = self._expected
+            return self._answer(self._expected, Syndrome.NAK_SEQUENCE)
+        if self._ack_due:
+            self._ack_due = False
+            self._told = self._expected
+            packet = self._answer(self._expected - 1, Syndrome.ACK)
+            if self._ahead:
+                packet.selective = self._ahead.ranges()
+            return packet
+        if self._refused_psn is not None:
+            psn, self._refused_psn = self._refused_psn, None
+            return self._answer(psn, Syndrome.RNR_NAK + self._qp.attr.min_rnr_timer)
+        return None
+
+    def abandon(self) -> None:
+        """Give up the reads that are not answered: the queue pair is over."""
+        self._answers = deque(answer for answer in self._answers if isinstance(answer, Packet))
+        self._ahead.clear()
+        self._refused_psn = None
+
+    def _next_answer(self) -> Packet | None:
+        reading = self._answers[0]
+        if isinstance(reading, Packet):
+            self._answers.popleft()
+            return reading
+        request, offset = reading.request, reading.offset
+        end = min(request.length, offset + self._qp.mtu_bytes)
+        try:
+            octets = self._source(request, offset, end - offset)
+        except AccessError as fault:  # the memory went away since the request came
+            self._finish_reading()
+            if not reading.is_repeat:
+                self._fail(request, reading.psn, fault)
+            return None
+        packet = self._answer(reading.psn)
+        packet.kind, packet.offset, packet.payload = PacketKind.READ_RESPONSE, offset, octets
+        is_last = end == request.length
+        packet.flags = _ANSWER_FLAGS[(0 if offset else _FIRST) | (_LAST if is_last else 0)]
+        reading.offset = end
+        if not self._qp.link.lossless:
+            reading.psn += 1
+        if is_last:
+            self._finish_reading()
+        return packet
+
+    def _finish_reading(self) -> None:
+        self._answers.popleft()
+        self._reads_open -= 1
+
+    def _atomic_answer(self, psn: int, value: int) -> Packet:
+        packet = self._answer(psn)
+        packet.kind, packet.compare_add = PacketKind.ATOMIC_RESPONSE, value
+        return packet
+
+    def _answer(self, psn: int, syndrome: int = 0) -> Packet:
+        return Packet(
+            PacketKind.ACK,
+            self._qp.attr.dest_qp_num,
+            psn & PSN_MASK,
+            msn=self._messages_done & _MSN_MASK,
+            syndrome=syndrome,
+        )
+
+
+def _takes_receive(packet: Packet) -> bool:
+    """Return whether a packet needs the receive of its message."""
+    if packet.kind is PacketKind.SEND:
+        return True
+    bits = int(packet.flags)
+    return packet.kind is PacketKind.WRITE and bool(bits & _IMMEDIATE) and bool(bits & _LAST)
+
+
+def _placed_bytes(packet: Packet) -> int:
+    """Return how many octets of its message a packet stands for."""
+    return packet.length if int(packet.flags) & _PLACED else len(packet.payload)
+
+
+def _without_payload(packet: Packet) -> Packet:
+    """Return the record of a packet whose octets are placed."""
+    if packet.kind in _ANSWERED:
+        return packet
+    return replace(
+        packet,
+        flags=packet.flags | PacketFlag.PLACED,
+        length=_placed_bytes(packet),
+        payload=b"",
+    )
+
+
+def _invalid(message: str) -> AccessError:
+    return AccessError(
+        message, status=WCStatus.REM_INV_REQ_ERR, syndrome=Syndrome.NAK_INVALID_REQUEST
+    )

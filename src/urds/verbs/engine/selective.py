@@ -1,0 +1,54 @@
+"""What arrived ahead of the packet that is expected next, on a responder that keeps it.
+
+The octets of such a packet are placed already; what is kept is its record, for what must wait
+until everything before it is there: the check of its place in the message, the completion of a
+receive, a read, an atomic operation, an invalidation.
+"""
+
+from typing import Final
+
+from urds.verbs.engine.numbers import PSN_MASK
+from urds.verbs.engine.packet_codec import SELECTIVE_MAX
+from urds.verbs.engine.packets import Packet
+
+AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stays within 128
+
+
+class AheadPackets:
+    """Packets by PSN (counted without wrapping), at most `AHEAD_MAX` beyond the expected."""
+
+    def __init__(self) -> None:
+        self._packets: dict[int, Packet] = {}
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    def __contains__(self, psn: int) -> bool:
+        return psn in self._packets
+
+    def keep(self, psn: int, packet: Packet) -> None:
+        """Keep a packet whose octets have been placed."""
+        self._packets[psn] = packet
+
+    def take(self, psn: int) -> Packet | None:
+        """Take the packet of a PSN, `None` if it did not arrive."""
+        return self._packets.pop(psn, None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._packets.clear()
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return what is here as ranges of wire PSNs, lowest first, at most `SELECTIVE_MAX`.
+
+        What does not fit is told later: the requester may repeat it, and is told again.
+        """
+        found: list[list[int]] = []
+        for psn in sorted(self._packets):
+            if found and psn == found[-1][1] + 1:
+                found[-1][1] = psn
+            elif len(found) == SELECTIVE_MAX:
+                break
+            else:
+                found.append([psn, psn])
+        return tuple((first & PSN_MASK, last & PSN_MASK) for first, last in found)
