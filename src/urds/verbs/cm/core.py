@@ -21,6 +21,7 @@ Source: verbs-and-roce.md 14.3 for behaviour; where we leave it, the comment say
 """
 
 import errno
+from collections.abc import KeysView
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -95,7 +96,7 @@ class CmCore(Exchange):
             offer=request.offer,
             private_data=request.private_data,
         ).emit()
-        self._connections[connection.local_id] = connection
+        self._add(connection)
         self.stats.requests_sent += 1
         self._repeat(connection, now_ns)
         return connection
@@ -182,7 +183,7 @@ class CmCore(Exchange):
 
     def handle_unreachable(self, route: Route, now_ns: int) -> None:
         """Note that a host says nobody is at a route: refuse requests, doubt connections."""
-        for connection in [each for each in self._connections.values() if each.route == route]:
+        for connection in self._of(route):
             if connection.state is CmState.REQUEST_SENT:
                 self._end(connection, CmEventKind.REFUSED, reason="nobody is there")
             elif connection.state is CmState.LEAVING:
@@ -191,8 +192,17 @@ class CmCore(Exchange):
 
     def handle_route_lost(self, route: Route) -> None:
         """End all connections of a route: the link knows that the peer is gone."""
-        for connection in [each for each in self._connections.values() if each.route == route]:
+        for connection in self._of(route):
             self._lose(connection, "peer is gone")
+
+    def routes(self) -> KeysView[Route]:
+        """Return the routes that connections use."""
+        return self._routes.keys()
+
+    def _of(self, route: Route) -> list[CmConnection]:
+        if route not in self._routes:
+            return []
+        return [each for each in self._connections.values() if each.route == route]
 
     # -- the five calls
 

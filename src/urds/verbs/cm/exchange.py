@@ -4,7 +4,7 @@ The half of the core below its calls; `core` has the theory and the sources.
 """
 
 import errno
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.cm.deadlines import Deadlines
@@ -56,6 +56,7 @@ class Exchange:
         self._events: deque[CmEvent] = deque()
         self._listeners: dict[tuple[int, str, int], CmListener] = {}
         self._connections: dict[int, CmConnection] = {}
+        self._routes: Counter[Route] = Counter()  # connections per route
         self._requests: dict[RequestKey, CmConnection] = {}
         self._queue_pairs: dict[RequestKey, CmConnection] = {}
         # Answers to requests that are over; empty: none is due. A late duplicate of a request
@@ -106,7 +107,8 @@ class Exchange:
             listener=listener,
             owner=listener.owner,
         )
-        self._connections[connection.local_id] = self._requests[key] = connection
+        self._add(connection)
+        self._requests[key] = connection
         if not connection.is_datagram:
             self._queue_pairs[message.opening, message.offer.qpn] = connection
         listener.pending += 1
@@ -321,13 +323,21 @@ class Exchange:
             connection.listener.pending -= 1
             self._pending -= 1
 
+    def _add(self, connection: CmConnection) -> None:
+        self._connections[connection.local_id] = connection
+        self._routes[connection.route] += 1
+
     def _drop(self, connection: CmConnection) -> None:
+        if self._connections.pop(connection.local_id, None) is None:
+            return
+        self._routes[connection.route] -= 1
+        if not self._routes[connection.route]:
+            del self._routes[connection.route]
         self._answered(connection)
         connection.state = CmState.OVER
         self._remember(connection)
         self._peers.leave(connection)
         self._deadlines.cancel(connection.local_id)
-        self._connections.pop(connection.local_id, None)
         for table, number in (
             (self._requests, connection.remote_id),
             (self._queue_pairs, connection.peer_offer.qpn),

@@ -65,7 +65,7 @@ class PacketMover(Adapter):
         *,
         gid: bytes,
         chance: random.Random,
-        lock: threading.RLock | None = None,
+        lock: "threading.RLock | None" = None,
     ) -> None:
         self.attributes = attributes
         self.gid = gid
@@ -92,6 +92,10 @@ class PacketMover(Adapter):
     def _has_room(self, destination: AddressVector) -> bool:
         """Tell whether one packet of any size can go to `destination` now."""
         return True
+
+    def _is_from(self, peer: AddressVector, source: AddressVector) -> bool:
+        """Tell whether a packet from `source` may speak for a queue pair's `peer`."""
+        return peer == source
 
     def _settled(self) -> None:
         """React to a batch that is over: wake who waits."""
@@ -264,7 +268,7 @@ class PacketMover(Adapter):
             self.packets.dropped_unknown += 1
             return
         qp = entry.qp
-        if qp.qp_type is QPType.RC and qp.peer != source:
+        if qp.qp_type is QPType.RC and (qp.peer is None or not self._is_from(qp.peer, source)):
             self.packets.dropped_source += 1
             return
         # The owner learns that it is connected before the data does anything.

@@ -1,0 +1,232 @@
+"""The `udp` provider: queue pairs whose packets are UDP datagrams, between processes and hosts.
+
+A packet of the engine, with its checksum, is one datagram. What UDP loses is lost: the queue pairs
+repeat it, and peers that fall silent are asked whether they live.
+
+Whoever connects sends from a socket of his own address, whatever listens answers from the address
+and port that was asked, and all packets of the connection take the same way. So a relay between
+two processes needs to know nothing: it passes datagrams on, and back to whom they came from.
+An opening has one socket for datagram queue pairs, whose port is `port`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from random import SystemRandom
+from select import EPOLLERR, EPOLLIN, EPOLLOUT
+from typing import Final
+
+from urds.verbs.cm.records import CmSettings
+from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.queue_pair import LinkTraits
+from urds.verbs.engine.work import AddressVector
+from urds.verbs.providers.base import Address, DeviceAttributes, PortSpace
+from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.packet_connection import packed
+from urds.verbs.providers.packet_mover import Buffer
+from urds.verbs.providers.tcp.reactor import Reactor, Timer
+from urds.verbs.providers.udp_endpoint import UdpEndpoint, UdpVector, own_host, socket_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UdpSettings:
+    """What an opening of the device may be told."""
+
+    address: str = "127.0.0.1"  # whose GID the opening has; its datagrams leave from there
+    mtu_bytes: int = 1400  # payload of a packet; up to 65,000 where the path takes it, as loopback
+    buffer_bytes: int = 4 << 20  # of each socket; the kernel may give less
+    manager: CmSettings = field(default_factory=CmSettings)
+
+
+MTU_BYTES_MAX: Final = 65_000
+
+
+class UdpAdapter(PacketAdapter):
+    """One opening of the `udp` device."""
+
+    has_checksum = True  # UDP's own has 16 bits, and none at all over loopback
+
+    def __init__(self, name: str = "udp0", settings: UdpSettings | None = None) -> None:
+        """Open the device. Raises OSError: the address is not ours, or no socket is left."""
+        self.settings = settings or UdpSettings()
+        if not 256 <= self.settings.mtu_bytes <= MTU_BYTES_MAX:
+            raise ValueError(f"mtu of {self.settings.mtu_bytes} octets, not 256 to {MTU_BYTES_MAX}")
+        attributes = DeviceAttributes(
+            name=name,
+            provider="udp",
+            link=LinkTraits(mtu_bytes=self.settings.mtu_bytes, lossless=False),
+            acceptance=frozenset(Acceptance),
+        )
+        super().__init__(
+            attributes,
+            gid=packed(self.settings.address),
+            chance=SystemRandom(),
+            settings=self.settings.manager,
+        )
+        self._endpoints: dict[Address, UdpEndpoint] = {}  # by host and port asked for; 0: any
+        self._claims: dict[Address, int] = {}  # listeners per endpoint
+        self._timer: Timer | None = None
+        self._reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
+        try:
+            with self.lock:
+                self._main = self._endpoint((self.settings.address, 0))
+        except OSError:
+            self._reactor.close()
+            raise
+        self.port = self._main.local[1]
+
+    # -- time and progress
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns()
+
+    def progress(self) -> None:
+        """Read what has arrived and run what is due."""
+        self._reactor.progress()
+
+    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """Wait, and serve the device meanwhile unless another thread does."""
+        return self._reactor.wait(is_ready, timeout_ns)
+
+    def notify(self) -> None:
+        """Let those who wait ask again."""
+        self._reactor.tell()
+
+    def close(self) -> None:
+        """Say goodbye to the peers and close the sockets."""
+        with self.lock:
+            if self.is_closed:
+                return
+            self._say_goodbye()
+        self._reactor.close()
+        with self.lock:
+            for endpoint in self._endpoints.values():
+                endpoint.close()
+            self._endpoints.clear()
+
+    # -- sockets
+
+    def _endpoint(self, local: Address, *, is_new: bool = False) -> UdpEndpoint:
+        """Return the endpoint for an address, made if there is none yet.
+
+        Port 0 is the one for what we ask; with `is_new` it is a free port, for a listener.
+        """
+        found = None if is_new else self._endpoints.get(local)
+        if found is not None:
+            found.is_retiring = False
+            return found
+        endpoint = UdpEndpoint(local, buffer_bytes=self.settings.buffer_bytes)
+        self._endpoints[endpoint.local if is_new else local] = endpoint
+
+        def handle(mask: int) -> None:
+            self._handle_ready(endpoint, mask)
+
+        self._reactor.watch(endpoint.fileno(), EPOLLIN, handle)
+        return endpoint
+
+    def _handle_ready(self, endpoint: UdpEndpoint, mask: int) -> None:
+        with self._batch():
+            for octets, source in endpoint.receive():
+                local = endpoint.local_of(source)
+                self._receive(octets, source, local=local, peer=(source.name[0], source.port))
+            if mask & EPOLLERR:
+                for gone in endpoint.unreachable():
+                    self.cm.handle_unreachable(gone, self.now_ns())
+        if mask & EPOLLOUT and endpoint.is_full:
+            endpoint.is_full = False
+            self._reactor.change(endpoint.fileno(), EPOLLIN)
+            with self._batch():
+                for destination in list(self._blocked):
+                    self._resume(destination)
+
+    def _close_retired(self) -> None:
+        """Close endpoints of former listeners that no connection needs any more."""
+        retiring = [key for key, each in self._endpoints.items() if each.is_retiring]
+        if not retiring:
+            return
+        used = {route.endpoint for route in self.cm.routes() if isinstance(route, UdpVector)}
+        for key in retiring:
+            endpoint = self._endpoints[key]
+            if endpoint not in used:
+                del self._endpoints[key]
+                self._reactor.unwatch(endpoint.fileno())
+                endpoint.close()
+
+    # -- hooks
+
+    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+        vector = self._way(destination)
+        if vector is None or vector.endpoint is None:
+            return
+        endpoint = vector.endpoint
+        endpoint.send(vector, parts)
+        if endpoint.is_full:
+            self._reactor.change(endpoint.fileno(), EPOLLIN | EPOLLOUT)
+
+    def _has_room(self, destination: AddressVector) -> bool:
+        vector = self._way(destination)
+        return vector is None or vector.endpoint is None or not vector.endpoint.is_full
+
+    def _way(self, destination: AddressVector) -> UdpVector | None:
+        """Return how to reach a vector that an application made from a GID and a port."""
+        if isinstance(destination, UdpVector):
+            return destination
+        address = IPv6Address(destination.dgid)
+        host = str(address.ipv4_mapped or address)
+        try:
+            name = socket_name((host, destination.port))
+            return self._main.vector(name)
+        except OSError:
+            return None
+
+    def _is_from(self, peer: AddressVector, source: AddressVector) -> bool:
+        if isinstance(peer, UdpVector):
+            return peer == source
+        return (peer.dgid, peer.port) == (source.dgid, source.port)
+
+    def _resolve(
+        self, peer: Address, local: Address | None, space: PortSpace
+    ) -> tuple[AddressVector | None, Address]:
+        own = local or (own_host(peer), 0)
+        endpoint = self._endpoint(own)
+        return endpoint.vector(socket_name(peer)), endpoint.local
+
+    def _claim(self, local: Address, space: PortSpace) -> Address:
+        endpoint = self._endpoint(local, is_new=not local[1])
+        self._claims[endpoint.local] = self._claims.get(endpoint.local, 0) + 1
+        return endpoint.local
+
+    def _release(self, local: Address, space: PortSpace) -> None:
+        self._claims[local] -= 1
+        if not self._claims[local]:
+            del self._claims[local]
+            self._endpoints[local].is_retiring = True
+            self._close_retired()
+
+    def _run_timers(self, now_ns: int) -> None:
+        super()._run_timers(now_ns)
+        self._close_retired()
+
+    def _settled(self) -> None:
+        deadline_ns = self._deadline()
+        timer = self._timer
+        if deadline_ns is not None and (timer is None or deadline_ns < timer.deadline_ns):
+            if timer is not None:
+                timer.cancel()
+            self._timer = self._reactor.call_at(deadline_ns, self._handle_timer)
+        self._reactor.tell()
+
+    def _nudge(self) -> None:
+        self._reactor.call_soon(self.settle)
+
+    def _handle_timer(self) -> None:
+        self._timer = None
+        with self._batch():
+            self._run_timers(self.now_ns())
+
+
+def open_adapter(name: str) -> UdpAdapter:
+    """Open the device."""
+    return UdpAdapter(name)
