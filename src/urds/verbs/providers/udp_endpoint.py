@@ -9,6 +9,7 @@ answers from there.
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -170,7 +171,7 @@ class UdpEndpoint:
 
 def _is_refusal(extended_error: bytes) -> bool:
     """Tell whether a `sock_extended_err` says that nobody is at a port."""
-    return int.from_bytes(extended_error[:4], "little") == errno.ECONNREFUSED
+    return int.from_bytes(extended_error[:4], sys.byteorder) == errno.ECONNREFUSED
 
 
 def own_host(peer: Address) -> str:
