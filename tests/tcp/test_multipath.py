@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import defaultdict
+from contextlib import ExitStack, suppress
 from random import Random
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from tests.tcp.conftest import Lab
 from tests.tcp.nodes import PORT, Node, wait_until
 from tests.tcp.relay import Way
-from urds.dataplane.base import Hold
+from urds.dataplane.base import Address, Hold
 from urds.dataplane.reference.stream_path import StreamPath
+from urds.driver.actions import Actions
+from urds.driver.hosts import PeerPaths
 from urds.proto.connection import Connection
 from urds.proto.paths import path_of_port
 from urds.transport.fault import reset_in_place
@@ -183,6 +186,33 @@ def move_while_path_0_is_slow(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list
             pass  # as it should be: path 1 waits for path 0
     wait_until(lambda: collector.look() == 41)
     return collector.by_port[moving.port]
+
+
+def test_what_is_sent_while_routes_change_is_not_overtaken(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket sends once more over path 0 in the middle of the fan-out, then over its own."""
+    one, other = lab.own_pair("lower", npaths=2)
+    moving = one.bind(next(port for port in PORTS[1:] if path_of_port(port, 2) == 1))
+    collector = Collector(other)
+    route = Actions._route
+    with ExitStack() as path_0_stands_still:
+
+        def route_late(self: Actions, peer: Address, paths: PeerPaths, npaths: int) -> None:
+            if self is one.driver.actions:
+                path_0_stands_still.enter_context(other.blind(one.address))
+                send_from_all([moving], other.address, range(1))
+            route(self, peer, paths, npaths)
+            if self is one.driver.actions:
+                send_from_all([moving], other.address, range(1, 5))
+
+        monkeypatch.setattr(Actions, "_route", route_late)
+        moving.sendto(b"-1", (other.address, PORT))
+        wait_until(lambda: is_spread(one, other, 2))
+        with suppress(AssertionError):  # as it should be: path 1 waits for path 0
+            wait_until(lambda: collector.look() > 1, wait_s=0.2)
+    wait_until(lambda: collector.look() == 6)
+    assert collector.by_port[moving.port] == list(range(-1, 5))
 
 
 @pytest.mark.rule("wire-generation-transport")

@@ -325,8 +325,7 @@ class Path(Protocol):
     def attach(self, stream: Stream, *, hold: Hold) -> None:
         """Take a connected stream: map first, then (once not held) repeats, then new messages.
 
-        A stream attached before is superseded: it is read until it would block, then closed,
-        before the new one is looked at.
+        A stream attached before is superseded: first it is read until it would block, and closed.
         """
 
     def detach(self) -> Stream | None:
@@ -359,8 +358,8 @@ class Path(Protocol):
     def peer_is_congested(self, port: int) -> bool:
         """Tell whether the peer's map in force marks a port: a pong to it is kept back."""
 
-    def hold_behind(self, other: Path) -> None:
-        """Hold new messages until `other` has nothing unacknowledged of what it has queued now."""
+    def hold_behind(self, other: Path | None) -> None:
+        """Hold new messages until `other` delivered what it has queued now; None: until told."""
 
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged."""
@@ -390,8 +389,7 @@ class Mailbox(Protocol):
     ) -> int:
         """Queue one message, as `socket.socket.sendto`; return its length.
 
-        A payload of 8 KiB or more is kept by reference until acknowledged: do not change a
-        bytearray in between.
+        One of 8 KiB or more is kept by reference until acknowledged: do not change a bytearray.
         """
 
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
@@ -417,8 +415,7 @@ class Mailbox(Protocol):
         """Have `callback` called once, from any thread, when a message or room may be there.
 
         For a message that is there already it is called at once; for room subscribe first, then
-        look. Return what cancels it; cancelled after the call, it passes the call on to the next
-        who waits.
+        look. Return what cancels it; once called, that passes the call on to the next who waits.
         """
 
     def configure(self, settings: MailboxSettings) -> None:

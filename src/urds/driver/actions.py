@@ -89,6 +89,8 @@ class Actions:
         while len(paths.paths) <= index:
             paths.paths.append(self._driver.new_path(host, peer, len(paths.paths)))
         return paths.paths[index]
+            if paths.agreed is not None:
+                paths.paths[-1].agree(paths.agreed)
 
     def _paths(self, host: LocalHost, peer: base.Address) -> PeerPaths:
         return self._driver.paths_to(host, peer)
@@ -141,13 +143,14 @@ class Actions:
 
     def _fan_out(self, host: LocalHost, action: events.FanOut) -> None:
         paths = self._paths(host, action.peer)
-        for index in range(len(paths.paths), action.count):
-            path = self._path(host, action.peer, index)
-            path.hold_behind(paths.paths[0])
-            if paths.agreed is not None:
-                path.agree(paths.agreed)
+        others = [self._path(host, action.peer, index) for index in range(1, action.count)]
+        for path in others:
+            path.hold_behind(None)
         self._route(action.peer, paths, action.count)
 
+        # Behind path 0 only now: until its route was changed, a socket went on sending there.
+        for path in others:
+            path.hold_behind(paths.paths[0])
     def _fan_in(self, host: LocalHost, action: events.FanIn) -> None:
         paths = self._paths(host, action.peer)
         self._route(action.peer, paths, action.count)

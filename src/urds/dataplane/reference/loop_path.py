@@ -95,7 +95,7 @@ class LoopPath:
         """Return false: nobody asks, pings are answered in place."""
         return False
 
-    def hold_behind(self, other: Path) -> None:
+    def hold_behind(self, other: Path | None) -> None:
         """Do nothing: nothing is in flight."""
 
     def holds_messages(self) -> bool:

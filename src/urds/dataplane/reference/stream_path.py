@@ -32,6 +32,7 @@ from urds.dataplane.base import (
 )
 from urds.dataplane.reference import stream_dues, stream_reading
 from urds.dataplane.reference.host import Host, socket_address
+from urds.dataplane.reference.outgoing import Fence
 from urds.dataplane.reference.path import PathCore
 from urds.dataplane.reference.stream_writing import end_direction, write
 
@@ -418,12 +419,14 @@ class StreamPath:
         with self.plane.lock:
             return self.host.congested_at(self.peer).test(port)
 
-    def hold_behind(self, other: Path) -> None:
+    def hold_behind(self, other: Path | None) -> None:
         """Hold new messages until `other` has delivered what it has queued now."""
-        assert isinstance(other, StreamPath)
+        assert other is None or isinstance(other, StreamPath)
         with self.plane.lock:
-            self.core.hold_behind(other.core.outgoing.fence())
-            other.dependents.append(self)
+            self.core.hold_behind(other.core.outgoing.fence() if other else Fence())
+            if other is not None:
+                other.dependents.append(self)
+        self.flush()
 
     def drop_queue(self) -> int:
         """Drop every message; its senders learn it once, by EHOSTUNREACH."""
