@@ -63,6 +63,7 @@ class Datagrams(PacketAdapter):
     def add(self, qp: QueuePair) -> None:
         """Take a queue pair in; its link is a datagram's, not the streams'."""
         qp.link = self.attributes.link
+        qp.mtu_bytes, qp.gid = qp.link.mtu_bytes, self.gid
         super().add(qp)
 
     # -- what the host does for us

@@ -56,6 +56,7 @@ class Reactor:
         self._waiting: list[Ready] = []
         self._is_driven = False  # a thread of the application is in `_turn`
         self._is_processing = False
+        self._turn_count = 0
         self._polling_count = 0  # threads inside a poll that waits
         self._driven_ns = 0
         self._closed = False
@@ -96,10 +97,11 @@ class Reactor:
             self._ring()
 
     def tell(self) -> None:
-        """Wake those who wait for what has just become true without a turn of the crank."""
+        """Wake those who wait for what another thread has just made true."""
         if self._waiting and not self._is_processing and any(ready() for ready in self._waiting):
             self._turned.notify_all()
-            self._ring()
+            if self._polling_count:
+                self._ring()
 
     # -- turning the crank
 
@@ -146,8 +148,9 @@ class Reactor:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
         events = self._poll(deadline_ns)
         if self._is_processing or self._closed:
-            return  # another thread was faster; what is ready stays ready
+            return
         self._is_processing = True
+        self._turn_count += 1
         try:
             self._run_soon()  # first: an owner hears that he is connected before data arrive
             for descriptor, mask in events:
@@ -158,6 +161,9 @@ class Reactor:
             self._run_soon()
         finally:
             self._is_processing = False
+        # The kernel wakes one of several pollers for an event, which may be the wrong one.
+        if self._polling_count or len(self._waiting) > 1:
+            self.tell()
 
     def _poll(self, deadline_ns: int | None) -> list[tuple[int, int]]:
         while self._timers and self._timers[0].callback is None:
@@ -173,16 +179,19 @@ class Reactor:
         if wait_s == 0:
             return self._epoll.poll(0, EVENTS_MAX)
         self._polling_count += 1
+        turn_count = self._turn_count
         self._lock.release()
         try:
-            return self._epoll.poll(wait_s, EVENTS_MAX)
+            events = self._epoll.poll(wait_s, EVENTS_MAX)
         except (OSError, ValueError):
             if not self._closed:
                 raise
-            return []
+            events = []
         finally:
             self._lock.acquire()
             self._polling_count -= 1
+        # If another thread was faster, what it left is still ready and comes with the next poll.
+        return events if turn_count == self._turn_count else []
 
     def _run_soon(self) -> None:
         for _ in range(len(self._soon)):
@@ -213,8 +222,6 @@ class Reactor:
                     self._parked.wait(PARKED_S)
                     continue
                 self._turn(None)
-                if self._waiting:
-                    self._turned.notify_all()
 
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""
