@@ -52,7 +52,7 @@ class PacketAdapter(PacketMover):
         gid: bytes,
         chance: random.Random,
         settings: CmSettings | None = None,
-        lock: threading.RLock | None = None,
+        lock: "threading.RLock | None" = None,
     ) -> None:
         super().__init__(attributes, gid=gid, chance=chance, lock=lock)
         self.cm = CmCore(random=chance, settings=settings)
