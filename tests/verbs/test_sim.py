@@ -1,0 +1,268 @@
+"""The simulated network: virtual time, one seed one run, faults and scripts."""
+
+import errno
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.verbs.pair import End, connect, exchange, octets_of
+from urds.verbs import Context, WCStatus
+from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
+from urds.verbs.providers.sim import SimAdapter, SimNetwork
+from urds.verbs.providers.sim_link import LinkProfile
+
+PORT = 5000
+SECOND_NS = 1_000_000_000
+ESTABLISHED = ConnectionEventKind.ESTABLISHED
+
+
+class Pair:
+    """A network with two ends."""
+
+    def __init__(self, network: SimNetwork) -> None:
+        self.network = network
+        self.adapters = (network.adapter("left"), network.adapter("right"))
+        self.left, self.right = (End(Context(adapter=adapter)) for adapter in self.adapters)
+
+    def connect(self) -> None:
+        """Connect left to right."""
+        connect(self.left, self.right, (self.adapters[1].address, PORT))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair(SimNetwork(1))
+    yield made
+    made.left.context.close()
+    made.right.context.close()
+
+
+def test_messages_arrive_over_a_good_link(pair: Pair) -> None:
+    pair.connect()
+    exchange(pair.left, pair.right)
+    exchange(pair.right, pair.left)
+
+
+def test_time_passes_only_as_things_happen(pair: Pair) -> None:
+    assert pair.network.now_ns == 0
+    assert not pair.network.step()
+    pair.connect()
+    assert 0 < pair.network.now_ns < SECOND_NS
+
+
+def test_a_wait_for_nothing_returns_at_once(pair: Pair) -> None:
+    assert not pair.adapters[0].wait(lambda: False, None)
+    assert pair.network.now_ns == 0
+    assert not pair.adapters[0].wait(lambda: False, 5 * SECOND_NS)
+    assert pair.network.now_ns == 5 * SECOND_NS
+
+
+def test_a_wait_without_limit_ends_though_peers_ask_for_ever(pair: Pair) -> None:
+    pair.connect()
+    assert not pair.adapters[0].wait(lambda: False, None)
+
+
+def run_of(seed: int) -> list[tuple[int, str, bytes]]:
+    """Return all that went over a bad link, with the times."""
+    network = SimNetwork(seed, loss=0.1, duplicate=0.1, reorder=0.2, corrupt=0.05, jitter_ns=9000)
+    seen: list[tuple[int, str, bytes]] = []
+
+    def note(octets: bytes, source: SimAdapter, _target: SimAdapter) -> None:
+        seen.append((network.now_ns, source.name, octets))
+
+    network.on_packet = note
+    pair = Pair(network)
+    pair.connect()
+    # Keys and addresses are the process's own, so only messages without them repeat exactly.
+    exchange(pair.left, pair.right, count=20, length=100)
+    pair.left.context.close()
+    pair.right.context.close()
+    return seen
+
+
+def test_one_seed_one_run() -> None:
+    assert run_of(7) == run_of(7)
+    assert run_of(7) != run_of(8)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"loss": 0.1},
+        {"duplicate": 0.3},
+        {"reorder": 0.3},
+        {"corrupt": 0.1},
+        {"jitter_ns": 200_000},
+        {"loss": 0.05, "duplicate": 0.1, "reorder": 0.1, "corrupt": 0.05, "jitter_ns": 50_000},
+    ],
+)
+def test_messages_survive_faults(faults: dict[str, float]) -> None:
+    pair = Pair(SimNetwork(3, **faults))  # type: ignore[arg-type]  # chances are floats
+    pair.connect()
+    exchange(pair.left, pair.right)
+
+
+def test_broken_octets_are_found_by_the_checksum() -> None:
+    pair = Pair(SimNetwork(4, corrupt=0.2))
+    pair.connect()
+    exchange(pair.left, pair.right)
+    assert pair.adapters[1].packets.dropped_malformed > 0
+
+
+def test_a_lossless_network_needs_no_repeats() -> None:
+    pair = Pair(SimNetwork(5, lossless=True))
+    pair.connect()
+    exchange(pair.left, pair.right)
+
+
+def test_directions_have_profiles_of_their_own(pair: Pair) -> None:
+    left, right = pair.adapters
+    pair.network.set_profile(left, right, LinkProfile(delay_ns=7_000_000))
+    pair.connect()
+    assert pair.network.profile_of(right, left).delay_ns == 50_000
+    assert pair.network.now_ns >= 14_000_000  # the request, and after the reply the RTU
+
+
+def test_a_cut_is_survived_and_a_long_one_breaks(pair: Pair) -> None:
+    pair.connect()
+    left, right = pair.adapters
+    pair.right.post_receives(1, 100)
+    pair.network.cut(left, right)
+    pair.left.send(0, octets_of(0, 100))
+    pair.network.run(SECOND_NS // 2)
+    pair.network.cut(left, right, is_cut=False)
+    assert pair.left.statuses(1) == [WCStatus.SUCCESS]
+    pair.network.cut(left, right)
+    pair.left.send(1, octets_of(1, 100))
+    assert pair.left.wait_for_end(60 * SECOND_NS) is ConnectionEventKind.BROKEN
+    assert pair.left.statuses(1) == [WCStatus.RETRY_EXC_ERR]
+
+
+def test_a_killed_adapter_falls_silent(pair: Pair) -> None:
+    pair.connect()
+    pair.network.kill(pair.adapters[1])
+    assert pair.left.wait_for_end(10 * SECOND_NS) is ConnectionEventKind.BROKEN
+    assert pair.network.now_ns < 10 * SECOND_NS
+
+
+def test_a_script_holds_packets_and_lets_them_go_in_its_order(pair: Pair) -> None:
+    pair.connect()
+
+    def is_second(packet: Packet, source: SimAdapter, _target: SimAdapter) -> bool:
+        return source is pair.adapters[0] and packet.kind is PacketKind.SEND and packet.msn == 2
+
+    hold = pair.network.hold(is_second)
+    pair.right.post_receives(3, 100)
+    for number in range(3):
+        pair.left.send(number, octets_of(number, 100))
+    pair.network.run(10_000_000)
+    assert [wc.wr_id for wc in pair.right.cq.poll(9)[1]] == [0]
+    assert hold.held
+    hold.close()
+    assert [wc.wr_id for wc in pair.right.cq.wait_for(2, 1.0)] == [1, 2]
+
+
+def test_a_script_decides_what_becomes_of_each_packet(pair: Pair) -> None:
+    pair.connect()
+    dropped: list[bytes] = []
+
+    def lose_three(
+        octets: bytes, _source: SimAdapter, _target: SimAdapter
+    ) -> list[tuple[int, bytes]] | None:
+        if len(dropped) < 3:
+            dropped.append(octets)
+            return []
+        return [(10, octets), (20, octets)]
+
+    pair.network.on_packet = lose_three
+    exchange(pair.left, pair.right, count=5)
+    assert len(dropped) == 3
+
+
+def test_injected_octets_of_any_kind_do_no_harm(pair: Pair) -> None:
+    pair.connect()
+    left, right = pair.adapters
+    for length in range(100):
+        with pair.network.lock:
+            pair.network.inject(bytes(range(length)), source=left, target=right)
+    exchange(pair.left, pair.right)
+    assert right.packets.dropped_malformed == 100
+
+
+def test_packets_of_another_source_are_not_the_peers(pair: Pair) -> None:
+    pair.connect()
+    stranger = pair.network.adapter("stranger")
+    hold = pair.network.hold(lambda packet, _source, _target: packet.kind is PacketKind.SEND)
+    pair.right.post_receives(1, 100)
+    pair.left.send(0, octets_of(0, 100))
+    with pair.network.lock:
+        pair.network.inject(hold.held[0].octets, source=stranger, target=pair.adapters[1])
+    pair.network.run(1_000_000)
+    assert len(pair.right.cq) == 0
+    assert pair.adapters[1].packets.dropped_source == 1
+    hold.close()
+    assert pair.right.statuses(1) == [WCStatus.SUCCESS]
+
+
+def test_addresses_are_of_one_adapter_each() -> None:
+    network = SimNetwork()
+    network.adapter("first", address="10.9.9.9")
+    with pytest.raises(OSError) as caught:
+        network.adapter("second", address="10.9.9.9")
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_only_own_addresses_can_be_listened_at(pair: Pair) -> None:
+    adapter = pair.adapters[0]
+    with pytest.raises(OSError) as caught, adapter.lock:
+        adapter.listen(("10.8.8.8", 1), PortSpace.TCP, backlog=1, on_event=print)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_a_connect_to_nowhere_is_refused_or_unreachable(pair: Pair) -> None:
+    pair.left.connect((pair.adapters[1].address, 9))
+    assert pair.left.wait_for_end() is ConnectionEventKind.REFUSED
+    pair.left.events.clear()
+    pair.left.connect(("10.8.8.8", 9))
+    assert pair.left.wait_for_end(60 * SECOND_NS) is ConnectionEventKind.UNREACHABLE
+
+
+def test_an_adapter_connects_to_itself(pair: Pair) -> None:
+    other = End(pair.left.context)
+    connect(pair.left, other, ("127.0.0.1", PORT))
+    exchange(pair.left, other)
+
+
+def test_private_data_over_the_limit_is_refused_with_the_limit(pair: Pair) -> None:
+    adapter = pair.adapters[0]
+    with pytest.raises(OSError, match="197 octets, limit 196"), adapter.lock:
+        adapter.connect(
+            pair.left.qp.engine,
+            ("10.0.0.2", 1),
+            PortSpace.TCP,
+            ConnectParameters(bytes(197)),
+            on_event=print,
+        )
+
+
+def test_several_threads_may_wait_at_once() -> None:
+    """Each drives the common clock; each sees its own messages whole and in order."""
+    network = SimNetwork(6, loss=0.02)
+    pairs = [Pair(network) for _ in range(3)]
+    failures: list[BaseException] = []
+
+    def run(pair: Pair) -> None:
+        try:
+            pair.connect()
+            exchange(pair.left, pair.right, count=20)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(pair,)) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
