@@ -128,9 +128,10 @@ class DatObject:
         self.ia.dismiss(self)
         self._dispose()
         for other in list(self._holds):
-            other.forget_user(self)
-        for other in list(self._holds.elements()):
-            self.drop(other)
+            with other.lock:  # another adapter's, if asynchronous events go to its dispatcher
+                other.forget_user(self)
+                while self._holds[other]:
+                    self.drop(other)
 
     def forget_user(self, user: DatObject) -> None:
         """Forget what else is known of a user that ends."""

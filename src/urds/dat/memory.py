@@ -1,0 +1,344 @@
+"""Local memory, registered for transfers, and remote memory: windows that are bound to parts of it.
+
+A region has a context for local pieces and, if its privileges let a peer in, one for peers; below
+they are the keys of the adapter, which check every access; what can be told when a request is
+posted is told then, by `urds.dat.iov`. Reading locally is always granted. Addresses are those of
+the buffer in this process; nothing follows one, they only count octets within a region.
+Source: dat.md section 11.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.handles import DatObject, live
+from urds.dat.numbers import CompletionFlag, DtoStatus, HandleType, MemPriv, MemType
+from urds.dat.records import LmrParam, LmrTriplet, RmrParam, RmrTriplet
+from urds.dat.returns import ReturnType, Subtype
+from urds.verbs.engine.keys import WindowBinding, next_variant
+from urds.verbs.engine.numbers import AccessFlag, WROpcode
+from urds.verbs.engine.work import SendWR
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from urds.dat.ep import Endpoint
+    from urds.dat.ia import InterfaceAdapter
+    from urds.dat.pz import ProtectionZone
+
+_REMOTE: Final = MemPriv.REMOTE_READ | MemPriv.REMOTE_WRITE
+
+
+class LocalMemory(DatObject):
+    """A registered buffer; the buffer stays alive and exported until the region is freed."""
+
+    handle_type: ClassVar[HandleType] = HandleType.LMR
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_LMR
+    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_LMR_IN_USE
+
+    def __init__(
+        self,
+        pz: ProtectionZone,
+        source: ReadableBuffer | LocalMemory,
+        privileges: int = MemPriv.ALL,
+        mem_type: int = MemType.VIRTUAL,
+        length_bytes: int | None = None,
+    ) -> None:
+        """Register `length_bytes` of a writable buffer, or all that another region covers.
+
+        `pz` is of the adapter that the other region is of, not needfully its zone. Raises
+        DatInvalidParameter: buffer, length, privileges; DatModelNotSupported: SHARED_VIRTUAL;
+        DatInsufficientResources.
+        """
+        ia = pz.ia
+        with ia.lock:
+            pz.demand_live()
+            super().__init__(ia)
+            if privileges & ~MemPriv.ALL:
+                raise bad_argument(6, f"privileges {privileges:#x}, known are {MemPriv.ALL:#x}")
+            self.privileges = MemPriv(privileges)
+            view, address = self._memory_of(source, mem_type, length_bytes)
+            try:
+                self.region = ia.adapter.keys.register(pz, view, address, _access(self.privileges))
+            except OSError as error:
+                raise from_os_error(error) from error
+            self.pz = pz
+            self._source = source
+            self._view = view
+            self.hold(pz)
+            self.enlist()
+            ia.regions[self.lmr_context] = self
+
+    # -- what it is
+
+    @property
+    def lmr_context(self) -> int:
+        """Return the context for local pieces."""
+        return self.region.lkey
+
+    @property
+    def rmr_context(self) -> int:
+        """Return the context for peers, 0 if the privileges let none in."""
+        return self.region.rkey if self.privileges & _REMOTE else 0
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first octet."""
+        return self.region.address
+
+    @property
+    def size(self) -> int:
+        """Return how many octets are registered; 0 once freed."""
+        return self.region.length
+
+    @property
+    def view(self) -> memoryview:
+        """Return the memory as octets; not a copy."""
+        with self.lock:
+            self.demand_live()
+            return self._view
+
+    def query(self) -> LmrParam:
+        """Return what the region is."""
+        with self.lock:
+            self.demand_live()
+            source = self._source
+            return LmrParam(
+                ia_handle=self.ia,
+                mem_type=self.mem_type,
+                region_desc=source if isinstance(source, LocalMemory) else self._view,
+                length=self.size,
+                pz_handle=self.pz,
+                mem_priv=self.privileges,
+                lmr_context=self.lmr_context,
+                rmr_context=self.rmr_context,
+                registered_size=self.size,
+                registered_address=self.address,
+            )
+
+    # -- pieces of it
+
+    def triplet(self, offset_bytes: int = 0, length_bytes: int | None = None) -> LmrTriplet:
+        """Return a piece for a local list, to the end unless told. Raises DatInvalidParameter."""
+        return LmrTriplet(self.lmr_context, *self._extent(offset_bytes, length_bytes))
+
+    def remote_triplet(self, offset_bytes: int = 0, length_bytes: int | None = None) -> RmrTriplet:
+        """Return a piece to tell a peer, to the end unless told.
+
+        Raises DatInvalidParameter; DatPrivilegesViolation if no peer is let in.
+        """
+        if not self.rmr_context:
+            detail = f"{self!r} was registered with {self.privileges!r}"
+            raise dat_error(ReturnType.PRIVILEGES_VIOLATION, detail=detail)
+        return RmrTriplet(self.rmr_context, *self._extent(offset_bytes, length_bytes))
+
+    # -- inside
+
+    def _extent(self, offset_bytes: int, length_bytes: int | None) -> tuple[int, int]:
+        with self.lock:
+            self.demand_live()
+            count = self.size - offset_bytes if length_bytes is None else length_bytes
+            if not (0 <= offset_bytes <= self.size and 0 <= count <= self.size - offset_bytes):
+                detail = f"{count} octets at offset {offset_bytes} of {self.size}"
+                raise dat_error(ReturnType.INVALID_PARAMETER, detail=detail)
+            return self.address + offset_bytes, count
+
+    def _memory_of(
+        self, source: ReadableBuffer | LocalMemory, mem_type: int, length_bytes: int | None
+    ) -> tuple[memoryview, int]:
+        if mem_type == MemType.LMR:
+            self.mem_type = MemType.LMR
+            other = live(source, LocalMemory)
+            self.ia.demand_own(other)
+            return other.region.view, other.address
+        if mem_type == MemType.SHARED_VIRTUAL:
+            raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="memory type SHARED_VIRTUAL")
+        if mem_type != MemType.VIRTUAL:
+            raise bad_argument(2, f"memory type {mem_type}")
+        self.mem_type = MemType.VIRTUAL
+        view = _octets(source)
+        count = view.nbytes if length_bytes is None else length_bytes
+        limit = min(view.nbytes, self.ia.attr.max_lmr_block_size)
+        if not 1 <= count <= limit:
+            raise bad_argument(4, f"{count} octets, from 1 to {limit}")
+        return view[:count], ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+    def _dispose(self) -> None:
+        self.ia.regions.pop(self.lmr_context, None)
+        keys = self.ia.adapter.keys
+        keys.unbind_all(self.region)
+        keys.deregister(self.region)
+        self._source = None
+        # A slice that a program holds keeps the buffer exported; that is its own affair.
+        with suppress(BufferError):
+            self._view.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """What a bind asked for, or what holds now."""
+
+    lmr: LocalMemory | None = None
+    triplet: LmrTriplet | None = None
+    privileges: MemPriv = MemPriv.NONE
+
+
+class RemoteMemory(DatObject):
+    """A window: a context for peers that stands for a part of a region while it is bound to it.
+
+    Its region cannot be freed from the post of the bind until it is bound elsewhere or freed.
+    """
+
+    handle_type: ClassVar[HandleType] = HandleType.RMR
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_RMR
+
+    def __init__(self, pz: ProtectionZone) -> None:
+        """Make an unbound window. Raises DatInsufficientResources, DatModelNotSupported."""
+        ia = pz.ia
+        with ia.lock:
+            pz.demand_live()
+            super().__init__(ia)
+            if not ia.adapter.attributes.memory_windows:
+                raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="memory windows")
+            try:
+                self.window = ia.adapter.keys.new_window(pz, kind=1)
+            except OSError as error:
+                raise from_os_error(error) from error
+            self.pz = pz
+            self._bound = _Binding()
+            self._pending: deque[_Binding] = deque()
+            self.rmr_context = self.window.rkey  # as of the bind that was posted last
+            self.hold(pz)
+            self.enlist()
+
+    def bind(
+        self,
+        ep: Endpoint,
+        triplet: LmrTriplet,
+        privileges: int,
+        cookie: Any = None,
+        flags: int = CompletionFlag.DEFAULT,
+    ) -> int:
+        """Post a bind on an endpoint and return the context that holds once it has completed.
+
+        Requests posted later on that endpoint wait for it. A piece of length 0 unbinds. Raises
+        DatInvalidParameter: piece, privileges, flags; DatProtectionViolation: endpoint, region
+        and window must be of one zone; DatPrivilegesViolation: REMOTE_WRITE needs LOCAL_WRITE;
+        DatInvalidState, DatInsufficientResources as any request of the endpoint.
+        """
+        from urds.dat.ep import Endpoint
+
+        with self.lock:
+            self.demand_live()
+            live(ep, Endpoint)
+            self.ia.demand_own(ep)
+            binding = self._checked_binding(ep, triplet, privileges)
+            region = binding.lmr.region if binding.lmr else self.pz.unbinding_region()
+            asked = WindowBinding(
+                region,
+                triplet.virtual_address if binding.lmr else region.address,
+                triplet.segment_length,
+                _access(binding.privileges & _REMOTE) & ~(AccessFlag.LOCAL_WRITE),
+            )
+            request = SendWR(opcode=WROpcode.BIND_MW, window=self.window, bind=asked)
+            ep.post_bind(self, request, cookie, CompletionFlag(flags))
+            self.hold(binding.lmr)
+            self._pending.append(binding)
+            self.rmr_context = next_variant(self.rmr_context)
+            return self.rmr_context
+
+    def query(self) -> RmrParam:
+        """Return what the window stands for."""
+        with self.lock:
+            self.demand_live()
+            bound = self._bound
+            return RmrParam(self.ia, self.pz, bound.triplet, bound.privileges, self.rmr_context)
+
+    def handle_bound(self, status: DtoStatus) -> None:
+        """Note that the oldest bind has completed; its endpoint tells. Lock held."""
+        if not self.live:
+            return
+        binding = self._pending.popleft()
+        if status is DtoStatus.SUCCESS:
+            binding, self._bound = self._bound, binding
+        self.drop(binding.lmr)
+        self.rmr_context = self.window.rkey
+        for _ in self._pending:
+            self.rmr_context = next_variant(self.rmr_context)
+
+    def _checked_binding(self, ep: Endpoint, triplet: LmrTriplet, privileges: int) -> _Binding:
+        if not isinstance(triplet, LmrTriplet):
+            raise bad_argument(2, f"{triplet!r} is no piece of local memory")
+        if privileges & ~MemPriv.ALL:
+            raise bad_argument(3, f"privileges {privileges:#x}, known are {MemPriv.ALL:#x}")
+        if ep.pz is not self.pz:
+            raise _foreign(Subtype.NO_SUBTYPE, f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}")
+        if triplet.segment_length == 0:
+            return _Binding()
+        lmr = find_piece(self.ia, triplet, argument=2)
+        if lmr.pz is not self.pz:
+            raise _foreign(Subtype.NO_SUBTYPE, f"{lmr!r} is of zone {lmr.pz!r}, not {self.pz!r}")
+        if privileges & MemPriv.REMOTE_WRITE and not lmr.privileges & MemPriv.LOCAL_WRITE:
+            detail = f"REMOTE_WRITE, but {lmr!r} has {lmr.privileges!r}"
+            subtype = Subtype.PRIVILEGES_RDMA_WRITE
+            raise dat_error(ReturnType.PRIVILEGES_VIOLATION, subtype, detail)
+        return _Binding(lmr, triplet, MemPriv(privileges))
+
+    def _dispose(self) -> None:
+        self.ia.adapter.keys.free(self.window)
+        self._pending.clear()
+        self._bound = _Binding()
+
+
+def find_piece(ia: InterfaceAdapter, triplet: LmrTriplet, *, argument: int = 2) -> LocalMemory:
+    """Return the region of a piece; lock held.
+
+    Raises DatPrivilegesViolation: no region has this context. DatInvalidParameter: the piece is
+    not inside.
+    """
+    lmr = ia.regions.get(triplet.lmr_context)
+    if lmr is None:
+        detail = f"context {triplet.lmr_context:#x} is not valid"
+        raise dat_error(ReturnType.PRIVILEGES_VIOLATION, detail=detail)
+    start = triplet.virtual_address - lmr.address
+    if not (0 <= start <= lmr.size and 0 <= triplet.segment_length <= lmr.size - start):
+        piece = f"{triplet.segment_length} octets at {triplet.virtual_address:#x}"
+        raise bad_argument(argument, f"{piece} outside {lmr.size} at {lmr.address:#x}")
+    return lmr
+
+
+def _access(privileges: MemPriv) -> AccessFlag:
+    """Return the access flags below. Writing by peers needs local writing beside it there."""
+    access = AccessFlag.MW_BIND
+    if privileges & (MemPriv.LOCAL_WRITE | MemPriv.REMOTE_WRITE):
+        access |= AccessFlag.LOCAL_WRITE
+    if privileges & MemPriv.REMOTE_WRITE:
+        access |= AccessFlag.REMOTE_WRITE
+    if privileges & MemPriv.REMOTE_READ:
+        access |= AccessFlag.REMOTE_READ
+    return access
+
+
+def _octets(source: object) -> memoryview:
+    """Return a view of a buffer's octets. Raises DatInvalidParameter: not writable, contiguous."""
+    try:
+        view = memoryview(source)  # type: ignore[arg-type]  # refuses what is no buffer
+    except TypeError as error:
+        raise bad_argument(3, str(error)) from error
+    if view.readonly or not view.c_contiguous or not view.nbytes:
+        kind = type(source).__name__
+        raise bad_argument(3, f"{kind}: a buffer must be writable, contiguous and not empty")
+    try:
+        return view.cast("B")
+    except (ValueError, TypeError):
+        # Items that memoryview cannot cast, such as records and complex numbers of NumPy.
+        return memoryview((ctypes.c_char * view.nbytes).from_buffer(view)).cast("B")
+
+
+def _foreign(subtype: Subtype, detail: str) -> Exception:
+    return dat_error(ReturnType.PROTECTION_VIOLATION, subtype, detail)

@@ -1,0 +1,225 @@
+"""The registry: which interface adapters there are by name, and what opens them.
+
+Entries come from two places. The static registry is dat.conf: the file that DAT_OVERRIDE names, or
+/etc/dat.conf and behind it the devices of urds itself. Its fifth field names a library, here a
+Python module; it is imported when an adapter of it is first opened and its `dat_provider_init`
+adds the provider. Libraries that are no Python modules, as those of other providers, are passed
+over. The dynamic registry holds what programs add: simulated adapters, above all.
+Source: dat.md section 16.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from urds.dat.conf import FILE_BYTES_MAX, ConfEntry, ConfError, parse_conf
+from urds.dat.errors import dat_error
+from urds.dat.numbers import EpRecvInfo, SrqInfo, SrqWatermarks
+from urds.dat.records import ProviderInfo
+from urds.dat.returns import ReturnType, Subtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from urds.verbs.providers.base import Adapter
+
+OVERRIDE_VARIABLE: Final = "DAT_OVERRIDE"
+SYSTEM_FILE: Final = Path("/etc/dat.conf")
+OWN_LIBRARY: Final = "urds.dat.devices"
+
+# One line per device of urds; the address is the adapter's own, of which it listens and connects.
+BUILT_IN: Final = "\n".join(
+    f'{device} u1.2 threadsafe default {OWN_LIBRARY} urds.1.2 "{device} 127.0.0.1" ""'
+    for device in ("shm0", "tcp0", "udp0")
+)
+
+_MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What a provider says it supports; less of it lets programs test what they do then.
+
+    Source: dat.md section 13.4.
+    """
+
+    ep_recv_info: int = EpRecvInfo.NBUFS_ALLOCATED | EpRecvInfo.BUFS_ALLOC_SPAN
+    srq_watermarks: int = (
+        SrqWatermarks.SRQ_LOW | SrqWatermarks.EP_SOFT_HIGH | SrqWatermarks.EP_HARD_HIGH
+    )
+    srq_info: int = SrqInfo.AVAILABLE_DTO_COUNT | SrqInfo.OUTSTANDING_DTO_COUNT
+
+
+@dataclass(slots=True, eq=False)
+class Provider:
+    """Who opens the adapters of one name. `address` is theirs, a numeric IP address."""
+
+    open_adapter: Callable[[], Adapter]
+    address: str = "127.0.0.1"
+    support: Support = field(default_factory=Support)
+    opened: int = 0  # adapters that are open now
+
+
+class Registry:
+    """All adapters of a process by name. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._providers: dict[ProviderInfo, Provider] = {}
+
+    # -- for providers
+
+    def add(self, provider: Provider, info: ProviderInfo) -> None:
+        """Add a provider. Raises DatProviderAlreadyRegistered: of all four parts of `info`."""
+        with self._lock:
+            if info in self._providers:
+                kind = ReturnType.PROVIDER_ALREADY_REGISTERED
+                raise dat_error(kind, detail=f"{info}")
+            self._providers[info] = provider
+
+    def remove(self, info: ProviderInfo) -> None:
+        """Remove a provider. Raises DatProviderNotFound, DatProviderInUse."""
+        with self._lock:
+            provider = self._providers.get(info)
+            if provider is None:
+                subtype = Subtype.NAME_NOT_REGISTERED
+                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, subtype, f"{info}")
+            if provider.opened:
+                detail = f"{provider.opened} adapters of {info.ia_name} are open"
+                raise dat_error(ReturnType.PROVIDER_IN_USE, detail=detail)
+            del self._providers[info]
+
+    # -- for programs
+
+    def list_providers(self) -> list[ProviderInfo]:
+        """Return what can be asked for, added providers first.
+
+        Raises DatInternalError: the file of the static registry cannot be read.
+        """
+        static = [_info(entry) for entry in static_entries()]
+        with self._lock:
+            return list(dict.fromkeys([*self._providers, *static]))
+
+    def find(
+        self, name: str, *, major: int, minor: int, is_thread_safe: bool
+    ) -> tuple[ProviderInfo, Provider]:
+        """Return the provider of an adapter, loaded if need be.
+
+        Name, major version and thread safety must be equal, the minor version at least the asked
+        one. Raises DatProviderNotFound with the most specific subtype.
+        """
+        wanted = ProviderInfo(name, major, minor, is_thread_safe)
+        with self._lock:
+            known = list(self._providers)
+            static = static_entries() if _closest(known, wanted) is not None else []
+            refusal = _closest([*known, *map(_info, static)], wanted)
+            if refusal is not None:
+                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, refusal, f"{wanted}")
+            for entry in static:
+                if _closest([_info(entry)], wanted) is None and _load(entry):
+                    break
+            for info, provider in self._providers.items():
+                if _closest([info], wanted) is None:
+                    return info, provider
+        detail = f"no library of {name} could be loaded"
+        raise dat_error(ReturnType.PROVIDER_NOT_FOUND, Subtype.NAME_NOT_REGISTERED, detail)
+
+    def count_open(self, provider: Provider, change: int) -> None:
+        """Count an adapter that was opened (1) or closed (-1)."""
+        with self._lock:
+            provider.opened += change
+
+
+REGISTRY: Final = Registry()
+
+
+def static_entries() -> list[ConfEntry]:
+    """Return the entries of dat.conf that a program can load, and behind them our own devices.
+
+    With DAT_OVERRIDE set its file stands alone. Raises DatInternalError: it cannot be read.
+    """
+    named = os.environ.get(OVERRIDE_VARIABLE)
+    try:
+        if named:
+            entries = _read(Path(named))
+        else:
+            entries = (_read(SYSTEM_FILE) if SYSTEM_FILE.is_file() else []) + parse_conf(BUILT_IN)
+    except (OSError, ConfError, UnicodeDecodeError) as error:
+        detail = f"{named or SYSTEM_FILE}: {error}"
+        raise dat_error(ReturnType.INTERNAL_ERROR, detail=detail) from error
+    return [entry for entry in entries if entry.is_loaded and _MODULE.fullmatch(entry.library)]
+
+
+def parse_params(ia_params: str) -> tuple[str, str, Support]:
+    """Return device, address and support from the seventh field of dat.conf.
+
+    Its form is `DEVICE [ADDRESS] [NAME=NUMBER ...]` with the fields of `Support` as names, such as
+    `shm0 127.0.0.1 ep_recv_info=0x01`. Raises ValueError: not of that form.
+    """
+    words = ia_params.split()
+    plain = [word for word in words if "=" not in word]
+    if not 1 <= len(plain) <= 2:
+        raise ValueError(f"adapter parameters {ia_params!r}, such as 'shm0 127.0.0.1'")
+    support = Support()
+    for word in words:
+        name, has_value, number = word.partition("=")
+        if has_value and name not in Support.__dataclass_fields__:
+            raise ValueError(f"unknown parameter {name!r}")
+        if has_value:
+            support = replace(support, **{name: int(number, 0)})
+    return plain[0], plain[1] if len(plain) > 1 else "127.0.0.1", support
+
+
+def _read(path: Path) -> list[ConfEntry]:
+    with path.open(encoding="utf-8") as file:
+        text = file.read(FILE_BYTES_MAX + 1)
+    if len(text) > FILE_BYTES_MAX:
+        raise ConfError(f"more than {FILE_BYTES_MAX} characters")
+    return parse_conf(text)
+
+
+def _info(entry: ConfEntry) -> ProviderInfo:
+    return ProviderInfo(entry.ia_name, entry.major, entry.minor, entry.is_thread_safe)
+
+
+def _load(entry: ConfEntry) -> bool:
+    """Import an entry's module and let it add its provider; return whether it did."""
+    try:
+        init = import_module(entry.library).dat_provider_init
+    except (ImportError, AttributeError):
+        return False
+    try:
+        init(_info(entry), entry.ia_params)
+    except ValueError as error:
+        detail = f"{entry.ia_name}: {error}"
+        raise dat_error(ReturnType.INTERNAL_ERROR, detail=detail) from error
+    return True
+
+
+def _closest(known: list[ProviderInfo], wanted: ProviderInfo) -> Subtype | None:
+    """Return why none of the known ones will do, as specific as can be; `None` if one does."""
+    for refusal, left in (
+        (Subtype.NAME_NOT_REGISTERED, lambda info: info.ia_name == wanted.ia_name),
+        (
+            Subtype.MAJOR_NOT_FOUND,
+            lambda info: info.dapl_version_major == wanted.dapl_version_major,
+        ),
+        (
+            Subtype.MINOR_NOT_FOUND,
+            lambda info: info.dapl_version_minor >= wanted.dapl_version_minor,
+        ),
+        (
+            Subtype.THREAD_SAFETY_NOT_FOUND,
+            lambda info: info.is_thread_safe == wanted.is_thread_safe,
+        ),
+    ):
+        known = [info for info in known if left(info)]
+        if not known:
+            return refusal
+    return None
