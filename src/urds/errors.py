@@ -72,6 +72,7 @@ class Refusal(Enum):
     # Life of a socket
     CLOSED = auto()
     AFTER_FORK = auto()
+    NODE_FAILED = auto()
     # Peers
     PEER_UNREACHABLE = auto()
     PEER_NOT_ALLOWED = auto()
@@ -115,11 +116,16 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.TRANSPORT_MISSING: errno.ENOPROTOOPT,  # chosen, but not loaded or not at this address
     Refusal.CLOSED: errno.EBADF,
     Refusal.AFTER_FORK: errno.EBADF,
+    Refusal.NODE_FAILED: errno.EIO,  # ours: a fault of urds itself ended its control thread
     Refusal.PEER_UNREACHABLE: errno.EHOSTUNREACH,  # ours: Linux never reports an absent peer
     Refusal.PEER_NOT_ALLOWED: errno.EACCES,  # ours: Linux knows no list of peers
     Refusal.TOO_MANY_PEERS: errno.EUSERS,  # ours; not ENOBUFS, which promises a map update
 }
 assert ERRNO_OF.keys() == set(Refusal), "each refusal has exactly one errno"
+
+_ADVICE = {
+    Refusal.NODE_FAILED: "a fault of urds, logged as 'urds' with its traceback; restart the process"
+}
 
 
 def os_error(refusal: Refusal, detail: str = "") -> OSError:
@@ -130,6 +136,7 @@ def os_error(refusal: Refusal, detail: str = "") -> OSError:
     """
     code = ERRNO_OF[refusal]
     text = os.strerror(code)
+    detail = detail or _ADVICE.get(refusal, "")
     words = refusal.name.lower().replace("_", " ")
     if words not in text.lower():
         text = f"{text} ({words})"

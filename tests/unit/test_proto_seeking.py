@@ -6,10 +6,31 @@ from random import Random
 import pytest
 
 from tests.unit.proto_world import down, first_frame
-from tests.unit.test_proto_linux import HIGH, LOW, MS, SECOND, actions, connection, up_as_lower
+from tests.unit.test_proto_linux import (
+    HIGH,
+    LINUX_6,
+    LOW,
+    MS,
+    SECOND,
+    actions,
+    connection,
+    hear,
+    up_as_lower,
+)
 from urds.proto.backoff import Backoff
 from urds.proto.connection import Connection
-from urds.proto.events import Connect, GiveUp, Knock, Poke, Refuse
+from urds.proto.events import (
+    Agree,
+    Connect,
+    Detach,
+    FanIn,
+    FanOut,
+    GiveUp,
+    Knock,
+    Poke,
+    Refuse,
+    RememberHandshake,
+)
 from urds.proto.settings import ConnectionSettings
 
 
@@ -210,3 +231,48 @@ def test_the_back_off_doubles_from_its_minimum_to_its_maximum() -> None:
     ]  # fmt: skip
     backoff.reset()
     assert backoff.next_ns(max_ns=5 * MS) == 0
+
+
+# -- a fault of ours
+
+
+def test_a_fault_takes_every_stream_down_and_seeks_after_a_rest() -> None:
+    core = up_as_lower()
+    core.handle_fault([1], SECOND)
+    assert actions(core) == [Detach(HIGH, 0)]
+    assert core.poll_timeout() is not None
+    assert len(attempts(core, 10 * SECOND, start_ns=SECOND)) > 1
+
+
+def test_a_fault_before_anything_was_looked_for_seeks_too() -> None:
+    """The report that messages wait may be what was lost."""
+    core = connection(lower=False)
+    core.handle_fault([0], 0)
+    assert attempts(core, 10 * SECOND, kind=Knock)
+
+
+def test_after_a_fault_the_streams_are_counted_as_the_plane_does() -> None:
+    core = up_as_lower()
+    core.handle_connected(0, 2, SECOND)  # its `Attach` fails: the plane has seen one stream only
+    core.handle_fault([1], SECOND)
+    core.handle_connected(0, 3, 2 * SECOND)
+    assert core._paths[0].attachment == 2
+
+
+def test_after_a_fault_what_is_known_is_told_again_once() -> None:
+    core = up_as_lower(npaths=8)
+    told = hear(core, LINUX_6, ping=False)
+    agree = next(action for action in told if isinstance(action, Agree))
+    core.handle_fault([1], SECOND)
+    actions(core)
+    core.handle_connected(0, 2, 2 * SECOND)
+    actions(core)
+    first_frame(core, 0, 2 * SECOND)
+    again = actions(core)
+    assert again[:2] == [FanOut(HIGH, 8), FanIn(HIGH, 8)]
+    assert agree in again
+    assert RememberHandshake(HIGH, None) in again
+    down(core, 0, 3, 3 * SECOND)
+    core.handle_connected(0, 3, 3 * SECOND)
+    first_frame(core, 0, 3 * SECOND)
+    assert agree not in actions(core)

@@ -148,8 +148,7 @@ class Wanted:
 class FirstFrame:
     """The peer's first whole header arrived on the current stream.
 
-    Events and calls cross: `attachment` counts the `attach` calls of the path, so that the control
-    plane sees which stream an event is about.
+    Events and calls cross: `attachment` counts the path's streams, to tell which one is meant.
     """
 
     path: Path
@@ -321,6 +320,7 @@ class Path(Protocol):
     local: Address
     peer: Address
     index: int
+    attachment: int  # streams so far; see FirstFrame
 
     def attach(self, stream: Stream, *, hold: Hold) -> None:
         """Take a connected stream: map first, then (once not held) repeats, then new messages.
@@ -493,4 +493,7 @@ class Plane(Protocol):
         """Drain for at most `drain_ns`, end the streams, wake all; return messages left."""
 
     def release(self) -> None:
+    def fail(self) -> None:
+        """Refuse everything with EIO from now on and wake all: the control plane failed."""
+
         """Close the plane's own descriptors; after `close`, with nobody in `help`."""

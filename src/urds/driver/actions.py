@@ -72,15 +72,16 @@ class Actions:
     def _attach(self, host: LocalHost, action: events.Attach) -> None:
         path = self._path(host, action.peer, action.index)
         stream = self._driver.streams.take(action.stream, path)
-        path.attach(stream, hold=_HOLDS[action.hold])
+        if stream is not None:
+            path.attach(stream, hold=_HOLDS[action.hold])
 
     def _refuse(self, host: LocalHost, action: events.Refuse) -> None:
         self._driver.streams.refuse(action.stream)
 
     def _detach(self, host: LocalHost, action: events.Detach) -> None:
-        stream = self._path(host, action.peer, action.index).detach()
-        if stream is not None:
-            stream.close()
+        path = self._path(host, action.peer, action.index)
+        path.detach()
+        self._driver.streams.end(path)
 
     # -- paths
 
@@ -88,9 +89,9 @@ class Actions:
         paths = self._driver.paths_to(host, peer)
         while len(paths.paths) <= index:
             paths.paths.append(self._driver.new_path(host, peer, len(paths.paths)))
-        return paths.paths[index]
             if paths.agreed is not None:
                 paths.paths[-1].agree(paths.agreed)
+        return paths.paths[index]
 
     def _paths(self, host: LocalHost, peer: base.Address) -> PeerPaths:
         return self._driver.paths_to(host, peer)
@@ -147,10 +148,10 @@ class Actions:
         for path in others:
             path.hold_behind(None)
         self._route(action.peer, paths, action.count)
-
         # Behind path 0 only now: until its route was changed, a socket went on sending there.
         for path in others:
             path.hold_behind(paths.paths[0])
+
     def _fan_in(self, host: LocalHost, action: events.FanIn) -> None:
         paths = self._paths(host, action.peer)
         self._route(action.peer, paths, action.count)

@@ -22,9 +22,11 @@ from urds.dataplane import base
 from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
 from urds.driver.actions import Actions
 from urds.driver.clock import now_ns
+from urds.driver.guard import Guard
 from urds.driver.hosts import LocalHost, PeerPaths
 from urds.driver.information import InformationSocket
 from urds.driver.streams import Streams
+from urds.errors import Refusal, os_error
 from urds.proto.connection import Connection
 from urds.proto.endpoint import Endpoint
 from urds.proto.settings import ConnectionSettings, EndpointSettings
@@ -32,6 +34,7 @@ from urds.proto.stats import Stats
 from urds.settings import Settings
 from urds.transport import subnets, tcp
 
+_PathEvent = base.Wanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
 _S = 1_000 * _MS
 _ACCEPTS_PER_TURN = 64
@@ -56,18 +59,22 @@ class Driver:
         self.tcp = tcp_settings_of(settings)
         self.streams = Streams(self)
         self.actions = Actions(self)
+        self.guard = Guard(self)
         self._paths: dict[Path, tuple[LocalHost, Address]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
         self._watch_at_ns: int | None = None
-        self._stopping = False
+        self.stopping = False
+        self.failed = False  # see `fail`
         # Sockets that were forgotten, not closed. Their finalisers may run in any thread inside any
         # call, so they append and ring, and take no lock.
         self._abandoned: deque[Mailbox] = deque()
         self._information: InformationSocket | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._serve_now(self._bell, self._close_abandoned, Interest.READ)
-        self._thread = threading.Thread(target=self._run, name="urds-driver", daemon=True)
+        self._thread = threading.Thread(
+            target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
+        )
         self._thread.start()
 
     # -- for application threads
@@ -75,11 +82,13 @@ class Driver:
     def bind(self, address: Address, port: int, settings: MailboxSettings) -> Mailbox:
         """Bind a mailbox; the first of an address makes this process the host of it.
 
-        Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL.
+        Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL, EIO.
         """
         with self.lock:
             host = self.hosts.get(address) or self._open(address)
             chosen = host.endpoint.bind(port)
+            if self.failed:
+                raise os_error(Refusal.NODE_FAILED)
             try:
                 mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
             except BaseException:
@@ -102,7 +111,7 @@ class Driver:
     def abandon(self, mailbox: Mailbox) -> None:
         """Have the control thread close a mailbox soon; for finalisers, takes no lock."""
         self._abandoned.append(mailbox)
-        if not self._stopping:  # else the plane closes it with everything
+        if not self.stopping:  # else the plane closes it with everything
             os.eventfd_write(self._bell, 1)
 
     def _close_abandoned(self) -> None:
@@ -125,7 +134,8 @@ class Driver:
         if information is not None:
 
             def answer() -> None:
-                information.handle_ready()
+                with self.guard.confine():
+                    information.handle_ready()
                 self._watch_information()
 
             self.serve(information.fileno(), answer, Interest.READ)
@@ -158,10 +168,10 @@ class Driver:
         The thread ends before the streams do: else a peer that comes back at once would be
         greeted, and hand its messages to a node that is about to die.
         """
-        if self._stopping:
+        if self.stopping:
             return 0
         left = self.plane.drain(drain_ns)
-        self._stopping = True
+        self.stopping = True
         self.plane.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
@@ -179,10 +189,21 @@ class Driver:
 
     def abandon_in_child(self) -> None:
         """After a fork, in the child: close our copies of the parent's descriptors.
+    def fail(self) -> None:
+        """Refuse every call of every socket with EIO: the control thread ends by a fault."""
+        self.failed = True
+        self.plane.fail()  # before anything that may fail as well: it wakes everybody
+        with self.lock:
+            for host in self.hosts.values():
+                host.listener.close()
+            self.streams.close()
+            if self._information is not None:
+                self._information.close()
+
 
         The lock is renewed: its holder, if it had one, is not here.
         """
-        self._stopping = True
+        self.stopping = True
         self.lock = threading.RLock()
         os.close(self._bell)
         for host in self.hosts.values():
@@ -245,9 +266,9 @@ class Driver:
 
     def _run(self) -> None:
         deadline_ns: int | None = None
-        while not self._stopping:
+        while not self.stopping:
             events = self.plane.help(deadline_ns)
-            if self._stopping:
+            if self.stopping:
                 return
             with self.lock:
                 for event in events:
@@ -263,7 +284,7 @@ class Driver:
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:
-                host.endpoint.handle_timeout(now)
+                self.guard.run_timers(host, now)
             self._carry_out(host)
             if host.listen_at_ns is not None and host.listen_at_ns <= now:
                 host.listen_at_ns = None
@@ -279,11 +300,11 @@ class Driver:
 
     def _carry_out(self, host: LocalHost) -> None:
         while (action := host.endpoint.poll_event()) is not None:
-            self.actions.carry_out(host, action)
+            with self.guard.confine(host, action.peer):
+                self.actions.carry_out(host, action)
 
     def _report(self, event: base.Event) -> None:
-        """Hand one report of the plane to the connection that it concerns."""
-        now = now_ns()
+        """Hand one report of the plane to whom it concerns."""
         if isinstance(event, base.Ready):
             handler = self._handlers.pop(event.descriptor, None)
             if handler is not None:
@@ -291,10 +312,16 @@ class Driver:
             return
         if isinstance(event, base.PeerMap | base.Congested | base.LimitHit):
             return  # counted by the plane; nothing to decide
-        connection = self._connection_of(event.path)
-        if connection is None:
+        host, peer = self._paths.get(event.path, (None, None))
+        if host is None or peer is None:
             return  # the path was forgotten meanwhile
-        index = event.path.index
+        connection = host.endpoint.find(peer)
+        if connection is not None:
+            with self.guard.confine(host, peer):
+                self._report_to(connection, event)
+
+    def _report_to(self, connection: Connection, event: _PathEvent) -> None:
+        index, now = event.path.index, now_ns()
         if isinstance(event, base.Wanted):
             connection.handle_wanted(index, now)
         elif isinstance(event, base.FirstFrame):
@@ -314,10 +341,6 @@ class Driver:
                 extension=event.extension,
                 now_ns=now,
             )
-
-    def _connection_of(self, path: Path) -> Connection | None:
-        known = self._paths.get(path)
-        return known[0].endpoint.find(known[1]) if known else None
 
     # -- hosts
 
@@ -370,8 +393,10 @@ class Driver:
             if accepted is None:
                 break
             stream, (name, port) = accepted
-            number = self.streams.keep(stream)
-            host.endpoint.handle_accepted(number, ip_address(name), port, now_ns())
+            peer = ip_address(name)
+            number = self.streams.keep(host, peer, stream)
+            with self.guard.confine(host, peer):
+                host.endpoint.handle_accepted(number, peer, port, now_ns())
         self._listen(host)
 
 

@@ -35,37 +35,60 @@ class _Knock:
     stands: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    host: LocalHost
+    peer: Address
+    stream: tcp.TcpStream
+
+
 class Streams:
     """Numbers, attempts and knocks of a driver; control lock held."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._next_number = 1
-        self._kept: dict[int, tcp.TcpStream] = {}
+        self._kept: dict[int, _Kept] = {}
         self._connecting: set[tcp.TcpStream] = set()
         self._knocks: dict[int, _Knock] = {}
         self._attached: dict[Path, tcp.TcpStream] = {}
 
-    def keep(self, stream: tcp.TcpStream) -> int:
+    def keep(self, host: LocalHost, peer: Address, stream: tcp.TcpStream) -> int:
         """Give a stream a number."""
         number = self._next_number
         self._next_number += 1
-        self._kept[number] = stream
+        self._kept[number] = _Kept(host, peer, stream)
         return number
 
-    def take(self, number: int, path: Path) -> tcp.TcpStream:
-        """Hand a stream to a path."""
-        stream = self._kept.pop(number)
-        self._attached[path] = stream
-        return stream
+    def take(self, number: int, path: Path) -> tcp.TcpStream | None:
+        """Hand a stream to a path; None after `abandon`, and a detach follows."""
+        kept = self._kept.pop(number, None)
+        if kept is None:
+            return None
+        self._attached[path] = kept.stream
+        return kept.stream
+
+    def end(self, path: Path) -> None:
+        """Close the stream that a path was given last, should nobody have done so."""
+        stream = self._attached.pop(path, None)
+        if stream is not None:
+            stream.close()
 
     def forget(self, path: Path) -> None:
         """Drop the record of a path that is closed for good."""
         self._attached.pop(path, None)
 
     def refuse(self, number: int) -> None:
-        """Close a stream with a reset."""
-        self._kept.pop(number).reset()
+        """Close a stream with a reset; after `abandon` it is gone already."""
+        kept = self._kept.pop(number, None)
+        if kept is not None:
+            kept.stream.reset()
+
+    def abandon(self, host: LocalHost, peer: Address) -> None:
+        """Reset every stream of a peer that no path has: nobody may read them any more."""
+        for number, kept in list(self._kept.items()):
+            if kept.host is host and kept.peer == peer:
+                self.refuse(number)
 
     def break_all(self) -> int:
         """Reset every attached connection from below: the plane finds it broken."""
@@ -104,9 +127,10 @@ class Streams:
                 if found is not None:
                     found.handle_connect_failed(index, failure, now_ns())
                 return
-            found.handle_connected(index, self.keep(stream), now_ns())
+            found.handle_connected(index, self.keep(host, peer, stream), now_ns())
 
-        driver.serve(stream.fileno(), finish, Interest.WRITE)
+        guarded = driver.guard.confined(host, peer, finish)
+        driver.serve(stream.fileno(), guarded, Interest.WRITE)
 
     def knock(self, host: LocalHost, peer: Address) -> None:
         """Connect without sending anything: the lower side answers by connecting itself."""
@@ -134,12 +158,13 @@ class Streams:
             driver.serve(descriptor, lambda: self._end_knock(descriptor), Interest.READ)
 
         self._knocks[descriptor] = knock
-        driver.serve(descriptor, finish, Interest.WRITE)
+        driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
     def _connect_failed(self, knock: _Knock, failure: int) -> None:
         connection = knock.host.endpoint.find(knock.peer)
         if connection is not None:
-            connection.handle_connect_failed(0, failure, now_ns())
+            with self._driver.guard.confine(knock.host, knock.peer):
+                connection.handle_connect_failed(0, failure, now_ns())
 
     def _end_knock(self, descriptor: int) -> None:
         knock = self._knocks.pop(descriptor, None)
@@ -158,7 +183,7 @@ class Streams:
 
     def close(self) -> None:
         """Close everything that is not attached to a path."""
-        for stream in (*self._kept.values(), *self._connecting):
+        for stream in (*(kept.stream for kept in self._kept.values()), *self._connecting):
             stream.close()
         for knock in self._knocks.values():
             knock.stream.close()

@@ -18,6 +18,7 @@ linux-peer-notes.md sections 1 and 3 (observed with linux v6.1, v6.12, v7.2).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from urds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
@@ -46,7 +47,7 @@ from urds.proto.peer import (
     taken_for_linux,
 )
 from urds.proto.settings import ConnectionSettings
-from urds.proto.state import PathLife, State
+from urds.proto.state import Input, PathLife, State
 from urds.proto.stats import Stats
 from urds.proto.strangers import Strangers
 from urds.proto.streams import Streams
@@ -88,6 +89,7 @@ class Connection(Streams):
             strangers=strangers,
         )
         self._announced = False  # SPORT_IDX was sent to this life of the peer
+        self._untold = False  # the plane may have missed what it was told of the peer
         self.used_ns = 0  # when something happened last, for eviction
 
     @property
@@ -148,6 +150,8 @@ class Connection(Streams):
             return
         self.used_ns = now_ns
         self._come_up(path)
+        if self._untold:
+            self._tell_again()
         if self.facts.kind is PeerKind.UNKNOWN:
             if self.lower:
                 self._probe(path)
@@ -170,11 +174,27 @@ class Connection(Streams):
         if path is not None:
             self.used_ns = now_ns
             if breach:
-                rest_ns = self._random.randrange(self.settings.reconnect_delay_max_ns)
-                path.rest_until_ns = now_ns + rest_ns
+                self._rest(path, now_ns)
             self.stats.downs += 1
             self.stats.refused_by_peer += not frames
             self._lose(path, now_ns)
+
+    def handle_fault(self, attachments: Sequence[int], now_ns: int) -> None:
+        """Take all streams down and look for others, after a rest: a mistake of ours was met.
+
+        Any action may have been lost with it. `attachments` are the plane's count of each path's
+        streams; what else the plane may not know is told again with the next stream.
+        """
+        self._untold = True
+        self._parked.clear()  # the driver closes every stream that no path has
+        for path in self._paths:
+            path.attachment = attachments[path.index] if path.index < len(attachments) else 0
+            self._rest(path, now_ns)
+            if path.stream is not None:
+                self._drop(path, now_ns)
+            else:
+                path.move(Input.ANSWERED)  # should an attempt be under way, it may never end
+                self._seek_again(path, now_ns)
 
     def handle_control(
         self,
@@ -325,6 +345,13 @@ class Connection(Streams):
             before.kind, before.npaths, before.capabilities,
         ):  # fmt: skip
             self._emit(PeerKnown(self.peer, facts.kind, facts.npaths, facts.capabilities))
+
+    def _tell_again(self) -> None:
+        """Tell all that is known of the peer; what was carried out before is not done twice."""
+        self._untold = False
+        self._emit(FanOut(self.peer, self.npaths))
+        self._emit(FanIn(self.peer, self.npaths))
+        self._tell(PeerFacts())
 
     def _react(
         self,

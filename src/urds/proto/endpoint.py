@@ -61,6 +61,7 @@ class Endpoint:
         self._strangers = Strangers(settings, self._timers)
         self._connections: dict[Address, Connection] = {}
         self._ports: set[int] = set()
+        self.timed_peer: Address | None = None  # whose timer runs: whom a fault in it concerns
 
     # -- ports
 
@@ -195,8 +196,11 @@ class Endpoint:
 
     def handle_timeout(self, now_ns: int) -> None:
         """Do what is due on any connection."""
+        self.timed_peer = None
         while (key := self._timers.pop_due(now_ns)) is not None:
+            self.timed_peer = key.peer
             self._connections[key.peer].handle_timer(key.kind, key.number, now_ns)
+            self.timed_peer = None
 
     def poll_timeout(self) -> int | None:
         """Return when `handle_timeout` is due next, None for never."""

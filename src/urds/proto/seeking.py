@@ -108,6 +108,11 @@ class Seeker:
         else:
             self._attempt(path, now_ns)
 
+    def _rest(self, path: PathLife, now_ns: int) -> None:
+        """Let the next attempt wait, by chance up to the longest delay."""
+        rest_ns = self._random.randrange(self.settings.reconnect_delay_max_ns)
+        path.rest_until_ns = now_ns + rest_ns
+
     def _seek_again(self, path: PathLife, now_ns: int) -> None:
         """Look for a stream after the back-off's delay."""
         settings = self.settings

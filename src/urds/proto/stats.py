@@ -35,3 +35,4 @@ class Stats:
     refused_peers: int = 0
     refused_no_path: int = 0
     strangers_silent: int = 0
+    control_faults: int = 0  # exceptions that nobody expected in the control thread

@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from urds.errors import Refusal
+
 if TYPE_CHECKING:
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
@@ -81,6 +83,19 @@ def close(plane: Plane, drain_ns: int) -> int:
         return 0
     left = drain(plane, drain_ns)
     _end_streams(_all_paths(plane))
+    _shut_all(plane)
+    _wait_until_empty(plane)
+    return left
+
+
+def fail(plane: Plane) -> None:
+    """Refuse everything with EIO and wake everybody, then end the streams: nobody is in control."""
+    plane.closed_refusal = Refusal.NODE_FAILED
+    _shut_all(plane)
+    _end_streams(_all_paths(plane))
+
+
+def _shut_all(plane: Plane) -> None:
     with plane.lock:
         plane.closed = True
         for host in plane.hosts.values():
@@ -89,9 +104,8 @@ def close(plane: Plane, drain_ns: int) -> int:
                 mailbox.shut(plane)
                 plane.touched.add(mailbox)  # who polls its descriptor must wake as well
         plane.helper.want(now=True)
+    plane.deliver()
     plane.settle()
-    _wait_until_empty(plane)
-    return left
 
 
 def _all_paths(plane: Plane) -> list[StreamPath]:

@@ -27,6 +27,7 @@ class LoopPath:
         self.local = local
         self.peer = peer
         self.index = 0
+        self.attachment = 0  # it has no stream
         self._plane = plane
 
     def deliver(

@@ -241,7 +241,7 @@ class Mailbox(Inbox):
 
         def attempt() -> Message | Notice | None:
             if self.closed:
-                raise os_error(plane.closed_refusal())
+                raise os_error(plane.closed_refusal)
             return self._take(peek)
 
         message = cast(
@@ -369,7 +369,7 @@ class Mailbox(Inbox):
         """Return the readiness descriptor, made on the first call."""
         with self._lock:
             if self.closed:
-                raise os_error(self._plane.closed_refusal())
+                raise os_error(self._plane.closed_refusal)
             if self.descriptor is None:
                 self.descriptor = ReadinessDescriptor(self._wanted_readiness)
                 self.special = True

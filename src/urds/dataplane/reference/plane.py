@@ -70,7 +70,7 @@ class Plane:
         self.tails = False
         self.driven = False
         self.closed = False
-        self.forked = False
+        self.closed_refusal = Refusal.CLOSED  # why a closed mailbox refuses
         self._events: list[Event] = []
         self._dirty: dict[StreamPath, None] = {}
         self.full_paths: set[object] = set()  # at their bound of messages
@@ -446,10 +446,6 @@ class Plane:
 
     # -- endings
 
-    def closed_refusal(self) -> Refusal:
-        """Return why a closed mailbox refuses."""
-        return Refusal.AFTER_FORK if self.forked else Refusal.CLOSED
-
     def close_mailbox(self, mailbox: Mailbox, linger_ns: int | None) -> None:
         """Unbind; linger in the foreground if asked, else in the background."""
         closing.close_mailbox(self, mailbox, linger_ns)
@@ -464,6 +460,10 @@ class Plane:
 
     def release(self) -> None:
         """Close the plane's own descriptors; kept if somebody did not leave his call."""
+    def fail(self) -> None:
+        """Refuse everything with EIO, wake everybody: the control plane failed."""
+        closing.fail(self)
+
         if self.desk.is_empty():
             self.helper.close()
             self.poll_set.close()
@@ -475,7 +475,8 @@ class Plane:
         No lock is taken, for its holder is not here. No `epoll_ctl` and no `shutdown` is made: the
         poll set and the connections are the parent's.
         """
-        self.closed = self.forked = True
+        self.closed = True
+        self.closed_refusal = Refusal.AFTER_FORK
         self.lock = threading.Lock()
         self.desk.abandon_in_child(self.lock)
         self.helper.abandon_in_child()

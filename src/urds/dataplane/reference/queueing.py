@@ -115,7 +115,7 @@ def _try(
     Raises what no waiting mends.
     """
     if mailbox.closed:
-        raise os_error(mailbox._plane.closed_refusal())
+        raise os_error(mailbox._plane.closed_refusal)
     if peer in mailbox._failed:
         mailbox._failed.remove(peer)
         raise os_error(Refusal.PEER_UNREACHABLE, f"{peer}: messages queued for it were dropped")

@@ -1,0 +1,91 @@
+"""What becomes of an exception that nobody expected in the control thread: it is never silent.
+
+Without a guard the thread would end, and every blocked caller would wait for it for ever. Each
+mistake is logged with its traceback and counted (`control_faults`). Where it is known whose affair
+it was, the connections to that peer start over: they are taken down and sought again, and their
+queued messages stay. Where it is not, nobody knows what still holds: then the node fails loudly,
+every call of its sockets is refused with EIO, and whoever waits wakes up to that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Address
+from urds.driver.clock import now_ns
+from urds.driver.hosts import LocalHost
+from urds.driver.logs import LogLimit
+
+if TYPE_CHECKING:
+    from urds.driver.driver import Driver
+
+_log = logging.getLogger("urds")
+
+
+class Guard:
+    """The one place of a driver that catches what it does not know."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._limit = LogLimit()
+
+    def run(self, loop: Callable[[], None]) -> None:
+        """Run the control thread's loop; let the node fail if it ends by an exception."""
+        try:
+            loop()
+        except BaseException:
+            if self._driver.stopping:  # its descriptors may be closed already
+                raise
+            self._driver.stats.control_faults += 1
+            _log.critical("urds failed: all of its sockets are refused from now on", exc_info=True)
+            self._driver.fail()
+
+    @contextmanager
+    def confine(self, host: LocalHost | None = None, peer: Address | None = None) -> Iterator[None]:
+        """Keep an exception from ending the thread; control lock held.
+
+        With a host and a peer the connections between them start over; else nothing needs to.
+        """
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - this is what the guard is for
+            self._start_over(host, peer)
+
+    def confined(
+        self, host: LocalHost, peer: Address, handler: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Return a handler whose exceptions are confined to the peer."""
+
+        def guarded() -> None:
+            with self.confine(host, peer):
+                handler()
+
+        return guarded
+
+    def run_timers(self, host: LocalHost, at_ns: int) -> None:
+        """Run the due timers of a host; an exception is confined to the peer whose timer it was."""
+        try:
+            host.endpoint.handle_timeout(at_ns)
+        except Exception:
+            peer = host.endpoint.timed_peer
+            if peer is None:
+                raise
+            self._start_over(host, peer)
+
+    def _start_over(self, host: LocalHost | None, peer: Address | None) -> None:
+        """Log, count, and have the peer's connections sought anew; called in an `except`."""
+        at_ns = now_ns()
+        self._driver.stats.control_faults += 1
+        connection = None
+        if host is not None and peer is not None:
+            connection = host.endpoint.find(peer)
+        if self._limit.admits(at_ns):
+            what = f"the connections to {peer} start over" if connection else "urds goes on"
+            _log.error("a fault of urds; %s%s", what, self._limit.note(), exc_info=True)
+        if host is not None and peer is not None and connection is not None:
+            self._driver.streams.abandon(host, peer)
+            paths = host.peers[peer].paths if peer in host.peers else []
+            connection.handle_fault([path.attachment for path in paths], at_ns)
