@@ -13,7 +13,7 @@ TCP, UDP = 0x0106, 0x0111
 DELAY_NS = 1_000_000
 PORT = 4000
 # Who lost a goodbye finds out by asking: at most this much later.
-LIVENESS_NS = 10_000_000_000
+LIVENESS_NS = 11_000_000_000
 
 
 class Side:

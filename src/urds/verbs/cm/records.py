@@ -32,7 +32,8 @@ class CmSettings:
     alive_idle_ns: int | None = 2_000_000_000  # silence before we ask; None: the link tells
     alive_retry_ns: int = 1_000_000_000
     alive_hasty_ns: int = 100_000_000  # after a hint that the peer is gone
-    alive_tries_max: int = 5
+    # Ten seconds in all, so that a queue pair with work under way fails first and says why.
+    alive_tries_max: int = 8
 
 
 @dataclass(slots=True)

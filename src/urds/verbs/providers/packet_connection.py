@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # rdma_cm gives 19 and 0, which is 2.1 s and 0.65 s; on a path that loses packets both only
 # stall (verbs-and-roce.md 8). The engine's own timer is the shorter one, this is its upper end.
-TIMEOUT_CODE: Final = 18  # 1.07 s
+TIMEOUT_CODE: Final = 18  # 1.07 s; eight of them without an answer end a connection
 RNR_TIMER_CODE: Final = 12  # 0.64 ms
 _CONNECTED: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
 
