@@ -123,8 +123,7 @@ class InterfaceAdapter(DatObject):
         provider_ep: bool = False,
     ) -> PublicServicePoint:
         """Listen at a connection qualifier, a free one with `None`; see `urds.dat.psp`."""
-        from urds.dat.memory import LocalMemory
-    from urds.dat.psp import PublicServicePoint
+        from urds.dat.psp import PublicServicePoint
 
         return PublicServicePoint(self, conn_qual, evd, provider_ep=provider_ep)
 

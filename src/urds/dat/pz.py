@@ -79,7 +79,6 @@ class ProtectionZone(DatObject):
     def create_srq(self, max_recv_dtos: int, max_recv_iov: int = 1) -> SharedReceiveQueue:
         """Make a shared receive queue; see `urds.dat.srq`."""
         from urds.dat.srq import SharedReceiveQueue
-    from urds.verbs.engine.keys import Region
 
         return SharedReceiveQueue(self, SrqAttr(max_recv_dtos, max_recv_iov))
 
