@@ -102,22 +102,21 @@ class Datagrams:
             self._push(request, fault.status)
             qp.enter_send_error()
             return None
-        wr = request.wr
         packet = Packet(
             PacketKind.DATAGRAM,
-            wr.remote_qpn,
+            request.remote_qpn,
             self._next_psn & PSN_MASK,
             PacketFlag.FIRST | PacketFlag.LAST,
             source_qpn=qp.qpn,
-            qkey=qp.attr.qkey if wr.remote_qkey & OWN_QKEY_BIT else wr.remote_qkey,
+            qkey=qp.attr.qkey if request.remote_qkey & OWN_QKEY_BIT else request.remote_qkey,
             payload=payload,
-            destination=wr.ah,
+            destination=request.ah,
         )
-        if int(wr.send_flags) & int(SendFlag.SOLICITED):
+        if request.flags & int(SendFlag.SOLICITED):
             packet.flags |= PacketFlag.SOLICITED
-        if wr.opcode is WROpcode.SEND_WITH_IMM:
+        if request.opcode is WROpcode.SEND_WITH_IMM:
             packet.flags |= PacketFlag.IMMEDIATE
-            packet.immediate = wr.imm_data
+            packet.immediate = request.immediate
         self._next_psn += 1
         if request.signalled:
             self._push(request, WCStatus.SUCCESS)
@@ -174,7 +173,7 @@ class Datagrams:
 
     def _push(self, request: Request, status: WCStatus) -> None:
         self._qp.send_cq.push(
-            WC(request.wr.wr_id, status, WC_OPCODE[request.wr.opcode], qp_num=self._qp.qpn)
+            WC(request.wr_id, status, WC_OPCODE[request.opcode], qp_num=self._qp.qpn)
         )
 
 

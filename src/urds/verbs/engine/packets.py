@@ -50,6 +50,9 @@ class Syndrome(IntEnum):
     NAK_REMOTE_OPERATION = 0x63
 
 
+_NO_FLAGS = PacketFlag(0)
+
+
 @dataclass(slots=True)
 class Packet:
     """One packet. Fields that its kind does not use are 0.
@@ -72,7 +75,7 @@ class Packet:
     kind: PacketKind
     target_qpn: int
     psn: int = 0
-    flags: PacketFlag = PacketFlag(0)
+    flags: PacketFlag = _NO_FLAGS
     msn: int = 0
     offset: int = 0
     length: int = 0

@@ -24,6 +24,7 @@ from urds.verbs.engine.numbers import (
     QPState,
     QPType,
     SendFlag,
+    WCOpcode,
     WCStatus,
 )
 from urds.verbs.engine.packets import Packet, PacketKind
@@ -165,14 +166,13 @@ class QueuePair:
     # -- work
 
     def post_send(self, wr: SendWR, now_ns: int) -> None:
-        """Queue a request. Its work request must stay unchanged until it completes.
+        """Queue a request.
 
         Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
         """
         if self.state is QPState.ERR or self.state is QPState.SQE:
-            self.send_cq.push(
-                WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WC_OPCODE[wr.opcode], qp_num=self.qpn)
-            )
+            opcode = WC_OPCODE.get(wr.opcode, WCOpcode.SEND)
+            self.send_cq.push(WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, opcode, qp_num=self.qpn))
             return
         if self.state not in _SENDING:
             raise OSError(errno.EINVAL, f"send posted in state {self.state.name}")
@@ -202,7 +202,7 @@ class QueuePair:
         if self.state is QPState.ERR:
             self._incoming.flush_one(wr)
             return
-        self._queue.post(wr)
+        self._queue.post(RecvWR(wr.wr_id, list(wr.sg)))
         if self.qp_type is QPType.RC:
             self.tracker.allocate_next()
 

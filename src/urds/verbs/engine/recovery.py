@@ -25,21 +25,31 @@ def timeout_ns(code: int) -> int | None:
 class LossTimer:
     """One timer for all that is unanswered. `deadline_ns` is `None` while nothing is."""
 
-    def __init__(self, period_ns: int | None, retry_count: int) -> None:
+    def __init__(self) -> None:
         self.deadline_ns: int | None = None
-        self._most_ns = MOST_NS if period_ns is None else max(LEAST_NS, period_ns)
-        self._patience_ns = None if period_ns is None else self._most_ns * (retry_count + 1)
+        self._most_ns = MOST_NS
+        self._patience_ns: int | None = None
         self._smooth_ns: int | None = None
         self._variation_ns = 0
-        self._wait_ns = min(FIRST_NS, self._most_ns)
+        self._wait_ns = FIRST_NS
         self._backoff = 0
         self._since_ns = 0  # the last progress
         self._probe: tuple[int, int] | None = None  # a PSN, and when it was sent for the first time
+
+    def configure(self, period_ns: int | None, retry_count: int) -> None:
+        """Set the longest wait, `None` for no bound, and how many repeats must fail."""
+        self._most_ns = MOST_NS if period_ns is None else max(LEAST_NS, period_ns)
+        self._patience_ns = None if period_ns is None else self._most_ns * (retry_count + 1)
 
     @property
     def round_trip_ns(self) -> int:
         """Return the smoothed round trip, 0 before it was measured."""
         return self._smooth_ns or 0
+
+    @property
+    def overdue_ns(self) -> int:
+        """Return the age from which an answer that others have overtaken does not come any more."""
+        return self.round_trip_ns + 2 * self._variation_ns
 
     def note_sent(self, psn: int, now_ns: int, *, is_repeat: bool) -> None:
         """Take note of a packet; the timer runs from the first one on."""
@@ -97,4 +107,4 @@ class LossTimer:
             self._variation_ns = (3 * self._variation_ns + deviation) // 4
             self._smooth_ns = (7 * self._smooth_ns + sample_ns) // 8
         wait_ns = self._smooth_ns + 4 * self._variation_ns
-        self._wait_ns = min(max(LEAST_NS, wait_ns), self._most_ns)
+        self._wait_ns = max(LEAST_NS, wait_ns)

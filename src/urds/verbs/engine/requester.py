@@ -14,11 +14,11 @@ What is lost is found in four ways, and only what still waits is sent again:
 Source: verbs-and-roce.md section 8.
 """
 
-import heapq
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from urds.verbs.engine.flight import Flight
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
     PSN_BITS,
@@ -41,14 +41,13 @@ from urds.verbs.engine.requests import (
     build_atomic,
     build_data,
     build_read,
+    psn_count,
 )
 from urds.verbs.engine.work import WC
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
 
-WINDOW_PACKETS: Final = 128  # PSNs that may wait for an answer
-REORDER_MAX: Final = 3  # transmissions by which an answer may be overtaken
 ATOMIC_BYTES: Final = 8
 
 _HALF: Final = 1 << PSN_BITS - 1
@@ -73,25 +72,20 @@ class Requester:
         self._is_stopped = False  # one has failed: what is behind it is not sent any more
         self._next_psn = first_psn  # counted without wrapping
         self._next_msn = 1
-        # PSNs that wait, lowest first: whose, and the ordinal of the last transmission.
-        self._waiting: dict[int, tuple[Request, int]] = {}
-        self._transmissions = 0
-        self._answered_transmission = 0
-        self._repeats: list[int] = []  # a heap
-        self._repeat_set: set[int] = set()
+        self._flight = Flight()
         self._answered_open = 0  # reads and atomics that have not completed
         self._resources_open = 0  # of them what the peer spends: portions of reads, atomics
         self._writes_open = 0  # what would be overtaken by octets that the provider places
         self._paused_until_ns: int | None = None
         self._paused_psn = 0
-        self._went_back: tuple[int, int] = (-1, 0)
         self._is_drained = False
+        self._timer = LossTimer()
         self.configure()
 
     def configure(self) -> None:
         """Take over the attributes of the queue pair that were changed by a modify."""
         attr = self._qp.attr
-        self._timer = LossTimer(timeout_ns(attr.timeout), attr.retry_cnt)
+        self._timer.configure(timeout_ns(attr.timeout), attr.retry_cnt)
         self._rnr_left = attr.rnr_retry
 
     def __len__(self) -> int:
@@ -115,56 +109,38 @@ class Requester:
         if self._paused_until_ns is not None:
             if now_ns >= self._paused_until_ns:
                 self._paused_until_ns = None
-                self._repeat_from(self._paused_psn)
+                self._flight.repeat_from(self._paused_psn)
             return
         deadline_ns = self._timer.deadline_ns
         if deadline_ns is None or now_ns < deadline_ns:
             return
-        if self._timer.expire(now_ns):
-            self._fail(next(iter(self._waiting.values()))[0], WCStatus.RETRY_EXC_ERR)
-        else:
-            self._repeat_from(next(iter(self._waiting)))
+        oldest = self._flight.oldest(self._next_psn)
+        if not self._timer.expire(now_ns):
+            self._flight.narrow()
+            self._flight.repeat_from(oldest)
+        elif (request := self._flight.request_of(oldest)) is not None:
+            self._fail(request, WCStatus.RETRY_EXC_ERR)
 
     # -- packets out
 
     def poll(self, now_ns: int) -> Packet | None:
         """Return the next request packet: a repeat first, then a new one."""
-        try:
-            while self._repeats:
-                if self._is_paused(self._repeats[0]):
+        while True:
+            try:
+                if (psn := self._flight.next_repeat()) is not None:
+                    return self._next_repeat(psn, now_ns)
+                if self._paused_until_ns is not None or self._is_stopped:
                     return None
-                if (packet := self._next_repeat(now_ns)) is not None:
-                    return packet
-            if self._paused_until_ns is None and not self._is_stopped:
                 return self._next_new(now_ns)
-        except _Unbuildable as fault:
-            self._stop_at(fault.request, fault.status)
-        return None
+            except _Unbuildable as fault:
+                self._stop_at(fault.request, fault.status)
 
-    def _is_paused(self, psn: int) -> bool:
-        return self._paused_until_ns is not None and psn >= self._paused_psn
-
-    def _next_repeat(self, now_ns: int) -> Packet | None:
-        psn = self._take_repeat()
-        if psn not in self._waiting:
-            return None  # answered meanwhile
-        request = self._waiting[psn][0]
-        count = 1
-        if request.kind is PacketKind.READ_REQUEST:
-            # One request asks for all neighbours that are missing as well.
-            end = min(request.psn + request.psn_count, psn + READ_PORTION_PACKETS)
-            while psn + count < end and psn + count in self._repeat_set:
-                following = self._take_repeat()
-                assert following == psn + count, "a heap gives the lowest first"
-                if following not in self._waiting:
-                    break
-                count += 1
+    def _next_repeat(self, psn: int, now_ns: int) -> Packet | None:
+        is_paused = self._paused_until_ns is not None and psn >= self._paused_psn
+        if is_paused or not self._flight.has_room(psn, 1):
+            return None
+        request, psn, count = self._flight.take_repeat()
         return self._emit(request, psn, count, now_ns, is_repeat=True)
-
-    def _take_repeat(self) -> int:
-        psn = heapq.heappop(self._repeats)
-        self._repeat_set.remove(psn)
-        return psn
 
     def _next_new(self, now_ns: int) -> Packet | None:
         while (request := self._current) is None:
@@ -176,8 +152,7 @@ class Requester:
             if self._resources_open >= self._qp.attr.max_rd_atomic:
                 return None
             count = min(READ_PORTION_PACKETS, request.psn_count - request.sent)
-        room = WINDOW_PACKETS - (psn - next(iter(self._waiting), psn))
-        if room < count:
+        if not self._flight.has_room(psn, count):
             return None
         if request.is_answered:
             if request.kind is PacketKind.READ_REQUEST:
@@ -195,7 +170,7 @@ class Requester:
         if not self._posted or qp.state is not QPState.RTS or self._is_stopped:
             return False
         request = self._posted[0]
-        if int(request.wr.send_flags) & _FENCE and self._answered_open:
+        if request.flags & _FENCE and self._answered_open:
             return False
         if request.is_answered and self._resources_open >= qp.attr.max_rd_atomic:
             return False
@@ -207,21 +182,14 @@ class Requester:
         if request.takes_receive:
             self._next_msn += 1
         request.is_placed = self._place_remote(request)
-        request.start(self._next_psn, msn, self._psn_count(request))
+        request.start(self._next_psn, msn, psn_count(request, qp.link, qp.mtu_bytes))
         self._next_psn += request.psn_count
         if request.is_answered:
             self._answered_open += 1
-        if self._is_overtakable(request):
+        if request.is_overtakable:
             self._writes_open += 1
         self._current = request
         return True
-
-    def _psn_count(self, request: Request) -> int:
-        if request.is_placed or request.kind in (PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD):
-            return 1
-        if request.kind is PacketKind.READ_REQUEST and self._qp.link.lossless:
-            return 1
-        return max(1, -(-request.length // self._qp.mtu_bytes))
 
     def _place_remote(self, request: Request) -> bool:
         """Let the provider write the octets into the peer's memory itself, if it can.
@@ -229,7 +197,6 @@ class Requester:
         Not while writes or atomics before it are on their way: theirs would land later.
         """
         place = self._qp.place_remote
-        wr = request.wr
         if (
             place is None
             or request.kind is not PacketKind.WRITE
@@ -238,33 +205,22 @@ class Requester:
         ):
             return False
         octets = memoryview(self._octets(request, 0, request.length))
+        target_qpn = self._qp.attr.dest_qp_num
+        address, rkey = request.remote_addr, request.rkey
         target = Packet(
-            PacketKind.WRITE,
-            self._qp.attr.dest_qp_num,
-            length=request.length,
-            address=wr.remote_addr,
-            rkey=wr.rkey,
+            PacketKind.WRITE, target_qpn, length=request.length, address=address, rkey=rkey
         )
         return place(target, octets)
 
-    def _is_overtakable(self, request: Request) -> bool:
-        return not request.is_placed and request.kind in (
-            PacketKind.WRITE,
-            PacketKind.ATOMIC_SWAP,
-            PacketKind.ATOMIC_ADD,
-        )
-
     def _carry_out_here(self, request: Request) -> None:
         """Bind or invalidate a memory window; no packet goes out."""
-        qp, wr = self._qp, request.wr
+        qp, bind = self._qp, request.bind
         try:
-            if wr.opcode is WROpcode.LOCAL_INV:
-                qp.keys.invalidate(wr.invalidate_rkey, pd=qp.pd, qpn=qp.qpn)
+            if request.opcode is WROpcode.LOCAL_INV:
+                qp.keys.invalidate(request.immediate, pd=qp.pd, qpn=qp.qpn)
             else:
-                bind = wr.bind
-                qp.keys.bind(
-                    wr.window, bind.region, bind.address, bind.length, bind.access, qpn=qp.qpn
-                )
+                region, access = bind.region, bind.access
+                qp.keys.bind(request.window, region, bind.address, bind.length, access, qpn=qp.qpn)
         except AccessError as fault:
             raise _Unbuildable(request, fault.status) from fault
         self._complete()
@@ -289,9 +245,7 @@ class Requester:
             packet = build_data(request, psn, payload, target_qpn=target_qpn, mtu_bytes=mtu_bytes)
             if is_repeat:
                 packet.flags |= PacketFlag.ACK_REQUEST
-        for number in range(psn, psn + count):
-            self._transmissions += 1
-            self._waiting[number] = (request, self._transmissions)
+        self._flight.note_sent(request, psn, count, now_ns)
         if not qp.link.lossless:
             self._timer.note_sent(psn, now_ns, is_repeat=is_repeat)
         return packet
@@ -306,7 +260,7 @@ class Requester:
 
     def receive(self, packet: Packet, now_ns: int) -> None:
         """Take in an answer. One to something that was never asked, or answered before, is lost."""
-        first = next(iter(self._waiting), self._next_psn)
+        first = self._flight.oldest(self._next_psn)
         psn = first + ((packet.psn - first + _HALF) & PSN_MASK) - _HALF
         if psn >= self._next_psn:
             return
@@ -335,19 +289,14 @@ class Requester:
         progress = self._acknowledge(psn - 1)
         if syndrome == Syndrome.NAK_SEQUENCE:
             self._go_back(psn, now_ns)
-        elif (status := _STATUS.get(syndrome)) is not None and psn in self._waiting:
-            self._fail(self._waiting[psn][0], status)
+        elif syndrome in _STATUS and (request := self._flight.request_of(psn)) is not None:
+            self._fail(request, _STATUS[syndrome])
             return False
         return progress
 
     def _acknowledge(self, up_to: int) -> bool:
         """Count sends and writes as answered, up to a PSN."""
-        found = []
-        for psn, (request, _) in self._waiting.items():
-            if psn > up_to:
-                break
-            if not request.is_answered:
-                found.append(psn)
+        found = self._flight.acknowledged(up_to)
         for psn in found:
             self._settle(psn)
         return bool(found)
@@ -356,35 +305,33 @@ class Requester:
         """Count what a selective responder has beyond `base` as answered."""
         progress = False
         start = base + ((first - base) & PSN_MASK)
-        for psn in range(start, min(start + ((last - first) & PSN_MASK) + 1, self._next_psn)):
-            entry = self._waiting.get(psn)
-            if entry is None:
+        end = start + ((last - first) & PSN_MASK) + 1
+        for psn in range(max(start, self._flight.oldest(start)), min(end, self._next_psn)):
+            request = self._flight.request_of(psn)
+            if request is None:
                 continue
-            if entry[0].is_answered:
-                # It is kept over there and its data follows; what was sent until now tells nothing.
-                self._waiting[psn] = (entry[0], self._transmissions)
+            if request.is_answered:
+                self._flight.note_kept(psn)
             else:
                 self._settle(psn)
                 progress = True
         return progress
 
     def _settle(self, psn: int) -> None:
-        request, transmission = self._waiting.pop(psn)
-        self._answered_transmission = max(self._answered_transmission, transmission)
+        request = self._flight.settle(psn)
         request.unanswered -= 1
         if request.unanswered:
             return
         if request.is_answered:
             self._answered_open -= 1
-        if self._is_overtakable(request):
+        if request.is_overtakable:
             self._writes_open -= 1
 
     def _take_data(self, packet: Packet, psn: int, now_ns: int) -> bool:
         """Take an answer of a read or atomic; return whether it is new."""
-        entry = self._waiting.get(psn)
-        if entry is None or not entry[0].is_answered:
+        request = self._flight.request_of(psn)
+        if request is None or not request.is_answered:
             return False
-        request = entry[0]
         is_read = request.kind is PacketKind.READ_REQUEST
         if is_read is not (packet.kind is PacketKind.READ_RESPONSE):
             return False
@@ -396,7 +343,7 @@ class Requester:
         if offset is None:
             return False
         try:
-            scatter(self._qp.keys, self._qp.pd, request.wr.sg, offset, octets)
+            scatter(self._qp.keys, self._qp.pd, request.sg, offset, octets)
         except AccessError as fault:
             self._stop_at(request, fault.status)
             return False
@@ -439,47 +386,31 @@ class Requester:
     def _go_on(self, now_ns: int) -> None:
         """Take stock after progress."""
         if not self._qp.link.lossless:
-            self._timer.note_progress(now_ns, is_idle=not self._waiting)
-            self._find_lost()
+            self._timer.note_progress(now_ns, is_idle=not self._flight)
+            self._flight.find_lost(now_ns, self._timer.overdue_ns)
         self._rnr_left = self._qp.attr.rnr_retry
         self._complete()
 
-    def _find_lost(self) -> None:
-        """Repeat what was overtaken by too many answered transmissions."""
-        limit = self._answered_transmission - REORDER_MAX
-        for psn, (_, transmission) in self._waiting.items():
-            if transmission <= limit:
-                self._repeat(psn)
-
-    def _repeat(self, psn: int) -> None:
-        if psn not in self._repeat_set:
-            self._repeat_set.add(psn)
-            heapq.heappush(self._repeats, psn)
-
-    def _repeat_from(self, first: int) -> None:
-        for psn in self._waiting:
-            if psn >= first:
-                self._repeat(psn)
-
     def _go_back(self, psn: int, now_ns: int) -> None:
         """Repeat everything from a PSN that the responder expects."""
-        # The same word twice within a round trip was said before the first repeat arrived there.
-        last_psn, last_ns = self._went_back
-        if psn == last_psn and now_ns - last_ns < self._timer.round_trip_ns // 2:
-            return
-        self._went_back = (psn, now_ns)
-        self._repeat_from(psn)
+        # What was sent within the round trip cannot be what the responder speaks of.
+        if psn in self._flight:
+            age_ns = now_ns - self._flight.sent_ns(psn)
+            if age_ns >= self._timer.round_trip_ns // 2:
+                self._flight.narrow()
+                self._flight.repeat_from(psn)
 
     def _pause(self, psn: int, code: int, now_ns: int) -> None:
         """Wait for a receive of the peer, and count it once per wait."""
-        if psn not in self._waiting:
+        request = self._flight.request_of(psn)
+        if request is None:
             return
         if self._paused_until_ns is not None:
             self._paused_psn = min(psn, self._paused_psn)
             return
         if self._qp.attr.rnr_retry != RNR_RETRY_FOREVER:
             if not self._rnr_left:
-                self._fail(self._waiting[psn][0], WCStatus.RNR_RETRY_EXC_ERR)
+                self._fail(request, WCStatus.RNR_RETRY_EXC_ERR)
                 return
             self._rnr_left -= 1
         self._timer.stop()
@@ -517,9 +448,9 @@ class Requester:
         byte_count = request.length if request.is_answered else 0
         self._qp.send_cq.push(
             WC(
-                request.wr.wr_id,
+                request.wr_id,
                 WCStatus.SUCCESS,
-                WC_OPCODE[request.wr.opcode],
+                WC_OPCODE[request.opcode],
                 byte_len=byte_count,
                 qp_num=self._qp.qpn,
             )
@@ -530,8 +461,7 @@ class Requester:
         self._is_stopped = True
         self._current = None
         request.failed = request.failed or status
-        for psn in [psn for psn, entry in self._waiting.items() if entry[0] is request]:
-            del self._waiting[psn]
+        self._flight.drop(request)
         self._complete()
 
     def _fail(self, request: Request, status: WCStatus) -> None:
@@ -547,9 +477,7 @@ class Requester:
     def flush(self) -> None:
         """Complete everything as flushed, in posting order."""
         self._current = None
-        self._waiting.clear()
-        self._repeats.clear()
-        self._repeat_set.clear()
+        self._flight.clear()
         self._timer.stop()
         self._paused_until_ns = None
         for queue in (self._started, self._posted):
@@ -558,7 +486,7 @@ class Requester:
 
     def _push_failure(self, request: Request, status: WCStatus) -> None:
         self._qp.send_cq.push(
-            WC(request.wr.wr_id, status, WC_OPCODE[request.wr.opcode], qp_num=self._qp.qpn)
+            WC(request.wr_id, status, WC_OPCODE[request.opcode], qp_num=self._qp.qpn)
         )
 
 
@@ -566,6 +494,6 @@ class _Unbuildable(Exception):
     """A request cannot be sent or carried out for a reason of this side."""
 
     def __init__(self, request: Request, status: WCStatus) -> None:
-        super().__init__(f"{request.wr.opcode.name}: {status.name}")
+        super().__init__(f"{request.opcode.name}: {status.name}")
         self.request = request
         self.status = status

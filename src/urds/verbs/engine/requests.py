@@ -6,6 +6,7 @@ is kept for a repeat but the request itself and, of inline data, the octets.
 
 from typing import Final
 
+from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import (
     PSN_MASK,
@@ -24,6 +25,7 @@ READ_PORTION_PACKETS: Final = 64  # answers that one READ_REQUEST asks for, on a
 _FIRST: Final = int(PacketFlag.FIRST)
 _LAST: Final = int(PacketFlag.LAST)
 _ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
+_WITH_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE)
 _SOLICITED: Final = int(SendFlag.SOLICITED)
 _INLINE: Final = int(SendFlag.INLINE)
 _FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
@@ -57,22 +59,37 @@ _LAST_MARKS: Final = {
     WROpcode.RDMA_WRITE_WITH_IMM: int(PacketFlag.IMMEDIATE),
     WROpcode.SEND_WITH_INV: int(PacketFlag.INVALIDATE),
 }
+_INVALIDATES: Final = {WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV}
 _TAKES_RECEIVE: Final = {
     WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV, WROpcode.RDMA_WRITE_WITH_IMM,
 }  # fmt: skip
 _ANSWERED: Final = {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
+_CHANGES: Final = {PacketKind.WRITE, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
 
 
 class Request:
-    """One posted send work request. PSNs and message numbers are counted without wrapping."""
+    """One posted send work request, copied: whoever posts may use his record again.
+
+    PSNs and message numbers are counted without wrapping.
+    """
 
     __slots__ = (
-        "failed", "inline", "is_answered", "is_placed", "kind", "length", "msn", "portions_left",
-        "psn", "psn_count", "received", "sent", "signalled", "unanswered", "wr",
+        "ah", "bind", "compare_add", "failed", "flags", "immediate", "inline", "is_answered",
+        "is_placed", "kind", "length", "msn", "opcode", "portions_left", "psn", "psn_count",
+        "received", "remote_addr", "remote_qkey", "remote_qpn", "rkey", "sent", "sg", "signalled",
+        "swap", "unanswered", "window", "wr_id",
     )  # fmt: skip
 
     def __init__(self, wr: SendWR, *, signalled: bool, inline: bytes | None) -> None:
-        self.wr = wr
+        self.wr_id = wr.wr_id
+        self.opcode = wr.opcode
+        self.flags = int(wr.send_flags)
+        self.sg = tuple(wr.sg)
+        self.immediate = wr.invalidate_rkey if wr.opcode in _INVALIDATES else wr.imm_data
+        self.remote_addr, self.rkey = wr.remote_addr, wr.rkey
+        self.compare_add, self.swap = wr.compare_add, wr.swap
+        self.ah, self.remote_qpn, self.remote_qkey = wr.ah, wr.remote_qpn, wr.remote_qkey
+        self.window, self.bind = wr.window, wr.bind
         self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
         self.length = total_bytes(wr.sg)
         self.signalled = signalled
@@ -90,7 +107,12 @@ class Request:
     @property
     def takes_receive(self) -> bool:
         """Return whether it consumes a receive of the peer."""
-        return self.wr.opcode in _TAKES_RECEIVE
+        return self.opcode in _TAKES_RECEIVE
+
+    @property
+    def is_overtakable(self) -> bool:
+        """Return whether octets that a provider places itself would land before its own."""
+        return self.kind in _CHANGES and not self.is_placed
 
     def start(self, psn: int, msn: int, psn_count: int) -> None:
         """Give it its numbers: from here on it is on its way."""
@@ -101,7 +123,7 @@ class Request:
         """Return octets of the message. Raises AccessError."""
         if self.inline is not None:
             return memoryview(self.inline)[offset : offset + length]
-        return gather(keys, pd, self.wr.sg, offset, length)
+        return gather(keys, pd, self.sg, offset, length)
 
 
 def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | None:
@@ -114,11 +136,19 @@ def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | None:
     return bytes(gather(keys, pd, wr.sg, 0, total_bytes(wr.sg)))
 
 
+def psn_count(request: Request, link: LinkTraits, mtu_bytes: int) -> int:
+    """Return how many PSNs a request takes: one per packet, of a read one per answer."""
+    if request.is_placed or request.kind in (PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD):
+        return 1
+    if request.kind is PacketKind.READ_REQUEST and link.lossless:
+        return 1
+    return max(1, -(-request.length // mtu_bytes))
+
+
 def build_data(
     request: Request, psn: int, payload: Octets, *, target_qpn: int, mtu_bytes: int
 ) -> Packet:
     """Return the packet of a SEND or WRITE that has the given PSN."""
-    wr = request.wr
     index = psn - request.psn
     offset = index * mtu_bytes
     bits = 0 if index else _FIRST
@@ -127,18 +157,16 @@ def build_data(
     packet = Packet(PacketKind.SEND, target_qpn, psn & PSN_MASK, offset=offset, payload=payload)
     if request.kind is PacketKind.WRITE:
         packet.kind = PacketKind.WRITE
-        packet.address, packet.rkey = wr.remote_addr + offset, wr.rkey
+        packet.address, packet.rkey = request.remote_addr + offset, request.rkey
     if request.takes_receive:
         packet.msn = request.msn & _MSN_MASK
     if is_last:
-        bits |= _LAST | _LAST_MARKS.get(wr.opcode, 0)
+        bits |= _LAST | _LAST_MARKS.get(request.opcode, 0)
         # SendFlag and PacketFlag name the same mark by different bits.
-        if int(wr.send_flags) & _SOLICITED:
+        if request.flags & _SOLICITED:
             bits |= int(PacketFlag.SOLICITED)
-        if bits & int(PacketFlag.IMMEDIATE):
-            packet.immediate = wr.imm_data
-        elif bits & int(PacketFlag.INVALIDATE):
-            packet.immediate = wr.invalidate_rkey
+        if bits & _WITH_IMMEDIATE:
+            packet.immediate = request.immediate
     if request.is_placed:
         bits |= int(PacketFlag.PLACED)
         packet.length = request.length
@@ -158,22 +186,21 @@ def build_read(
         psn & PSN_MASK,
         _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
         length=request.length - offset if is_rest else count * mtu_bytes,
-        address=request.wr.remote_addr + offset,
-        rkey=request.wr.rkey,
+        address=request.remote_addr + offset,
+        rkey=request.rkey,
     )
 
 
 def build_atomic(request: Request, *, target_qpn: int) -> Packet:
     """Return the packet of an atomic operation."""
-    wr = request.wr
     assert request.kind is not None
     return Packet(
         request.kind,
         target_qpn,
         request.psn & PSN_MASK,
         _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
-        address=wr.remote_addr,
-        rkey=wr.rkey,
-        compare_add=wr.compare_add,
-        swap=wr.swap if request.kind is PacketKind.ATOMIC_SWAP else 0,
+        address=request.remote_addr,
+        rkey=request.rkey,
+        compare_add=request.compare_add,
+        swap=request.swap if request.kind is PacketKind.ATOMIC_SWAP else 0,
     )

@@ -126,19 +126,27 @@ class Responder:
             self._check_place(packet)
             self._place(packet)
             self._carry_out(packet)
-            while self._qp.state is not QPState.ERR:
-                following = self._ahead.take(self._expected)
-                if following is None:
-                    return
-                packet = following
-                self._check_place(packet)
-                self._carry_out(packet)
         except _NoReceive:
             self._refuse(self._expected)
         except _NotNow:
             return
         except AccessError as fault:
-            self._fail(packet, self._expected, fault)
+            self._fail(self._expected, fault)
+        else:
+            self._carry_out_following()
+
+    def _carry_out_following(self) -> None:
+        """Carry out what arrived ahead and is next now."""
+        # A completion may have ended the queue pair: its owner was called back.
+        while self._ahead and self._qp.state is not QPState.ERR:
+            packet = self._ahead.take(self._expected)
+            if packet is None:
+                return
+            try:
+                self._check_place(packet)
+                self._carry_out(packet)
+            except AccessError as fault:
+                self._fail(self._expected, fault)
 
     def _accept_ahead(self, packet: Packet, psn: int) -> None:
         """Place a packet that arrived before others and keep its record."""
@@ -175,10 +183,13 @@ class Responder:
             self._source(packet, 0, packet.length)
         except (_NotNow, AccessError):
             return
-        self._answers.append(_Reading(packet, psn, is_repeat=True))
+        end = psn + self._psn_count(packet)
+        self._answers.append(_Reading(packet, psn, is_repeat=end <= self._expected))
         self._reads_open += 1
-        # The peer may ask in other portions than before: what is new of this one is done as well.
-        self._expected = max(self._expected, psn + self._psn_count(packet))
+        if end > self._expected:
+            # Asked in other portions than before: what is new of this one is done as well.
+            self._expected = end
+            self._carry_out_following()
 
     # -- checks
 
@@ -331,7 +342,7 @@ class Responder:
         self._gap_told = True  # the peer goes back to the refused packet anyway
         self._refused_psn = psn if self._refused_psn is None else min(psn, self._refused_psn)
 
-    def _fail(self, packet: Packet, psn: int, fault: AccessError) -> None:
+    def _fail(self, psn: int, fault: AccessError) -> None:
         """End the queue pair over a request that breaks a rule."""
         self._final = self._answer(psn, fault.syndrome)
         self._final_due = True
@@ -371,8 +382,12 @@ class Responder:
         return None
 
     def abandon(self) -> None:
-        """Give up the reads that are not answered: the queue pair is over."""
-        self._answers = deque(answer for answer in self._answers if isinstance(answer, Packet))
+        """Give up what is not carried out: the queue pair is over.
+
+        Reads before a request that ended it were good and are answered still.
+        """
+        if self._final is None:
+            self._answers = deque(answer for answer in self._answers if isinstance(answer, Packet))
         self._ahead.clear()
         self._refused_psn = None
 
@@ -387,8 +402,8 @@ class Responder:
             octets = self._source(request, offset, end - offset)
         except AccessError as fault:  # the memory went away since the request came
             self._finish_reading()
-            if not reading.is_repeat:
-                self._fail(request, reading.psn, fault)
+            if not reading.is_repeat and self._final is None:
+                self._fail(reading.psn, fault)
             return None
         packet = self._answer(reading.psn)
         packet.kind, packet.offset, packet.payload = PacketKind.READ_RESPONSE, offset, octets

@@ -85,6 +85,9 @@ class AddressVector:
     port: int = 0
 
 
+_NO_FLAGS = WCFlag(0)
+
+
 @dataclass(frozen=True, slots=True)
 class WC:
     """One work completion. On failure only `wr_id`, `status` and `qp_num` mean anything."""
@@ -96,7 +99,7 @@ class WC:
     qp_num: int = 0
     src_qp: int = 0
     imm_data: int = 0  # with WCFlag.WITH_INV: the key that was invalidated
-    wc_flags: WCFlag = WCFlag(0)
+    wc_flags: WCFlag = _NO_FLAGS
     vendor_err: int = 0
 
 
