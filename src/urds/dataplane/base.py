@@ -492,8 +492,8 @@ class Plane(Protocol):
     def close(self, drain_ns: int) -> int:
         """Drain for at most `drain_ns`, end the streams, wake all; return messages left."""
 
-    def release(self) -> None:
     def fail(self) -> None:
         """Refuse everything with EIO from now on and wake all: the control plane failed."""
 
+    def release(self) -> None:
         """Close the plane's own descriptors; after `close`, with nobody in `help`."""

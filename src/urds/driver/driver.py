@@ -57,9 +57,9 @@ class Driver:
         self.hosts: dict[Address, LocalHost] = {}
         self.plane = make_plane(limits=limits_of(settings), resolve=self.resolve)
         self.tcp = tcp_settings_of(settings)
+        self.guard = Guard(self)
         self.streams = Streams(self)
         self.actions = Actions(self)
-        self.guard = Guard(self)
         self._paths: dict[Path, tuple[LocalHost, Address]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
@@ -85,10 +85,10 @@ class Driver:
         Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL, EIO.
         """
         with self.lock:
-            host = self.hosts.get(address) or self._open(address)
-            chosen = host.endpoint.bind(port)
             if self.failed:
                 raise os_error(Refusal.NODE_FAILED)
+            host = self.hosts.get(address) or self._open(address)
+            chosen = host.endpoint.bind(port)
             try:
                 mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
             except BaseException:
@@ -187,8 +187,6 @@ class Driver:
             os.close(self._bell)
         return left
 
-    def abandon_in_child(self) -> None:
-        """After a fork, in the child: close our copies of the parent's descriptors.
     def fail(self) -> None:
         """Refuse every call of every socket with EIO: the control thread ends by a fault."""
         self.failed = True
@@ -200,6 +198,8 @@ class Driver:
             if self._information is not None:
                 self._information.close()
 
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: close our copies of the parent's descriptors.
 
         The lock is renewed: its holder, if it had one, is not here.
         """

@@ -458,12 +458,12 @@ class Plane:
         """Drain, end the streams in order, wake everybody."""
         return closing.close(self, drain_ns)
 
-    def release(self) -> None:
-        """Close the plane's own descriptors; kept if somebody did not leave his call."""
     def fail(self) -> None:
         """Refuse everything with EIO, wake everybody: the control plane failed."""
         closing.fail(self)
 
+    def release(self) -> None:
+        """Close the plane's own descriptors; kept if somebody did not leave his call."""
         if self.desk.is_empty():
             self.helper.close()
             self.poll_set.close()
