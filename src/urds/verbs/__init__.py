@@ -1,1 +1,95 @@
-"""Software RDMA: verbs objects, a connection manager and the providers under them."""
+"""Software verbs: the objects that RDMA programs stand on, without RDMA hardware.
+
+Names and habits are pyverbs'. An opened device is a `Context`; `PD`, `MR`, `CQ`, `QP` and the rest
+are made from it, are context managers, and may be closed in any order. All calls are safe from any
+thread. Source: verbs-and-roce.md section 18.
+"""
+
+from urds.verbs.ah import AH, AHAttr, GlobalRoute
+from urds.verbs.comp_channel import CompChannel
+from urds.verbs.context import GID, AsyncEvent, Context, PortAttr
+from urds.verbs.cq import CQ
+from urds.verbs.device import Device, get_device_list
+from urds.verbs.engine.attributes import QPAttr, QPCap
+from urds.verbs.engine.numbers import (
+    MTU,
+    Acceptance,
+    AccessFlag,
+    AsyncEventType,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlag,
+    SRQAttrMask,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from urds.verbs.engine.work import SGE, WC, AddressVector, RecvWR, SendWR
+from urds.verbs.errors import (
+    VerbsArgumentError,
+    VerbsClosedError,
+    VerbsError,
+    VerbsNotSupportedError,
+    VerbsPostError,
+    VerbsTimeoutError,
+)
+from urds.verbs.mr import MR
+from urds.verbs.mw import MW, MWBind, MWBindInfo, MWType
+from urds.verbs.pd import PD
+from urds.verbs.providers.base import DeviceAttributes
+from urds.verbs.qp import QP, QPInitAttr
+from urds.verbs.srq import SRQ, SrqAttr, SrqInitAttr
+
+__all__ = [
+    "AH",
+    "CQ",
+    "GID",
+    "MR",
+    "MTU",
+    "MW",
+    "PD",
+    "QP",
+    "SGE",
+    "SRQ",
+    "WC",
+    "AHAttr",
+    "Acceptance",
+    "AccessFlag",
+    "AddressVector",
+    "AsyncEvent",
+    "AsyncEventType",
+    "CompChannel",
+    "Context",
+    "Device",
+    "DeviceAttributes",
+    "GlobalRoute",
+    "MWBind",
+    "MWBindInfo",
+    "MWType",
+    "PortAttr",
+    "QPAttr",
+    "QPAttrMask",
+    "QPCap",
+    "QPInitAttr",
+    "QPState",
+    "QPType",
+    "RecvWR",
+    "SRQAttrMask",
+    "SendFlag",
+    "SendWR",
+    "SrqAttr",
+    "SrqInitAttr",
+    "VerbsArgumentError",
+    "VerbsClosedError",
+    "VerbsError",
+    "VerbsNotSupportedError",
+    "VerbsPostError",
+    "VerbsTimeoutError",
+    "WCFlag",
+    "WCOpcode",
+    "WCStatus",
+    "WROpcode",
+    "get_device_list",
+]

@@ -1,0 +1,69 @@
+"""Waiting for completions in asyncio: `await channel.event()`, `await cq.wait(n)`.
+
+An event wakes its waiters through the event loop's own door, from whichever thread made it; no
+descriptor is needed. Users of trio wait for `channel.fileno()` to become readable.
+
+In virtual time nobody else drives: a wait lets a simulated device run until the event is there,
+giving way to other tasks between the steps.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from urds.verbs.engine.work import WC
+from urds.verbs.errors import VerbsClosedError
+
+if TYPE_CHECKING:
+    from urds.verbs.comp_channel import CompChannel
+    from urds.verbs.cq import CQ
+
+
+async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
+    """Wait for an event of the channel, of `cq` if given; take it and return its queue.
+
+    A cancelled wait takes none. Raises VerbsClosedError: the channel is closed, or meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake(woken: "asyncio.Future[None]" = woken) -> None:
+            try:
+                loop.call_soon_threadsafe(_set, woken)
+            except RuntimeError:  # the loop is closed: nobody waits in it any more
+                return
+
+        with channel._calling():
+            found = channel.take(cq)
+            if found is not None:
+                return found
+            if cq is not None and cq.closed:
+                raise VerbsClosedError("CQ")
+            channel.listen(wake)
+        try:
+            await woken
+        finally:
+            with channel._lock:
+                channel.unlisten(wake)
+
+
+async def completions(cq: "CQ", count: int = 1) -> list[WC]:
+    """Wait until something is queued and take up to `count` completions, oldest first.
+
+    Arms the queue and acknowledges its event. Raises VerbsClosedError.
+    """
+    assert cq.channel is not None, "CQ.wait makes a channel"
+    while True:
+        found = cq.poll(count)[1]
+        if not found:
+            cq.req_notify()
+            found = cq.poll(count)[1]
+        if found:
+            return found
+        await event(cq.channel, cq)
+        cq.ack_events(1)
+
+
+def _set(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,235 @@
+"""An opened device: what it is, its one port, its asynchronous events."""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from typing import Any, ClassVar, Final
+
+from urds.verbs.descriptor import Descriptor
+from urds.verbs.device import Device, find_device
+from urds.verbs.engine import work
+from urds.verbs.engine.numbers import MTU, AsyncEventType
+from urds.verbs.errors import (
+    VerbsArgumentError,
+    VerbsTimeoutError,
+    verbs_error,
+)
+from urds.verbs.providers.base import Adapter, DeviceAttributes
+from urds.verbs.resource import Resource
+
+ASYNC_EVENTS_MAX: Final = 4096
+PORT_COUNT: Final = 1
+PKEY_DEFAULT: Final = 0xFFFF
+GID_BYTES: Final = 16
+_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class GID:
+    """An address of a port: 16 octets, printed as eight groups."""
+
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.raw) != GID_BYTES:
+            raise VerbsArgumentError(f"GID of {len(self.raw)} octets, not {GID_BYTES}")
+
+    def __str__(self) -> str:
+        return IPv6Address(self.raw).exploded
+
+    def __bytes__(self) -> bytes:
+        return self.raw
+
+    @classmethod
+    def of(cls, value: "GID | bytes | str") -> "GID":
+        """Return the GID that 16 octets or the text of an IPv6 address mean.
+
+        Raises VerbsArgumentError: they mean none.
+        """
+        if isinstance(value, GID):
+            return value
+        try:
+            return cls(IPv6Address(value).packed if isinstance(value, str) else bytes(value))
+        except ValueError as error:
+            raise VerbsArgumentError(f"no GID: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PortAttr:
+    """What a port is like. Names after `ibv_port_attr`."""
+
+    state: int  # 4: active
+    max_mtu: MTU
+    active_mtu: MTU
+    mtu_bytes: int  # what one packet of this link really carries
+    gid_tbl_len: int
+    pkey_tbl_len: int
+    max_msg_sz: int
+    lid: int = 0
+    link_layer: int = 2  # Ethernet: addresses are GIDs
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """Something that happened to a queue pair, a queue or the device outside any work request."""
+
+    event_type: AsyncEventType
+    element: Any  # QP, CQ or SRQ; `None` for the device
+
+    def ack(self) -> None:
+        """Do nothing: programs written for pyverbs acknowledge their events."""
+
+
+class Context(Resource):
+    """An opened device. Closing it closes all its objects, then the device.
+
+    `name`: a `Device`, its name, or `None` for the default; or `adapter`, for a simulated one.
+    Safe from any thread, as all objects of this package.
+    """
+
+    close_rank: ClassVar[int] = 9
+    num_comp_vectors: ClassVar[int] = 1
+
+    def __init__(
+        self, name: "str | Device | None" = None, *, adapter: Adapter | None = None
+    ) -> None:
+        """Open a device. Raises VerbsError: ENODEV, or what its provider says."""
+        if adapter is None:
+            try:
+                device = name if isinstance(name, Device) else find_device(name)
+                adapter = device.open_adapter()
+            except OSError as error:
+                raise verbs_error(error) from error
+        self.adapter = adapter
+        self.engine = adapter
+        self.attributes = adapter.attributes
+        self.async_events_lost = 0
+        self._events: deque[AsyncEvent] = deque()
+        self._descriptor = Descriptor()
+        # Engine object to ours, while both live; by identity, for engines may be slotted.
+        self._elements: dict[int, weakref.ref[Resource]] = {}
+        super().__init__(adapter.lock)
+        adapter.on_async_event = weak_call(self, Context._take_event)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the device."""
+        return self.attributes.name
+
+    # -- queries
+
+    def query_device(self) -> DeviceAttributes:
+        """Return what the device is and can do."""
+        return self.attributes
+
+    def query_port(self, port_num: int = 1) -> PortAttr:
+        """Return what the port is like; ports count from 1. Raises VerbsArgumentError."""
+        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
+        mtu_bytes = self.attributes.link.mtu_bytes
+        mtu = max((code for code in MTU if 128 << code <= mtu_bytes), default=MTU.MTU_256)
+        return PortAttr(
+            state=4,
+            max_mtu=MTU.MTU_4096,
+            active_mtu=mtu,
+            mtu_bytes=mtu_bytes,
+            gid_tbl_len=1,
+            pkey_tbl_len=1,
+            max_msg_sz=self.attributes.max_msg_sz,
+        )
+
+    def query_gid(self, port_num: int = 1, index: int = 0) -> GID:
+        """Return a GID of the port. Raises VerbsArgumentError: no such port or index."""
+        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
+        _demand_index(index, 1, f"GID index {index}")
+        return GID(self.adapter.gid)
+
+    def query_pkey(self, port_num: int = 1, index: int = 0) -> int:
+        """Return the partition key; there is one partition. Raises VerbsArgumentError."""
+        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
+        _demand_index(index, 1, f"P_Key index {index}")
+        return PKEY_DEFAULT
+
+    # -- asynchronous events
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while an asynchronous event waits."""
+        with self._calling():
+            return self._descriptor.fileno()
+
+    def get_async_event(self, timeout_s: float | None = None) -> AsyncEvent:
+        """Wait for the next asynchronous event; `timeout_s` 0 does not wait, `None` for ever.
+
+        Raises VerbsTimeoutError; VerbsClosedError if the context is closed meanwhile.
+        """
+        with self._calling():
+            pass
+        self.wait_until(lambda: bool(self._events), timeout_s)
+        with self._calling():
+            if not self._events:
+                raise VerbsTimeoutError(f"no asynchronous event in {timeout_s} s")
+            event = self._events.popleft()
+            self._descriptor.set(bool(self._events))
+            return event
+
+    # -- for the other objects
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait, without the lock, until `is_ready()` or the context is closed or time is over."""
+        timeout_ns = None if timeout_s is None else max(0, int(timeout_s * _NS))
+        return self.adapter.wait(lambda: not self._is_open or is_ready(), timeout_ns)
+
+    def adopt(self, engine: object, element: Resource) -> None:
+        """Remember whose engine this is: its events name the object. Lock held."""
+        self._elements[id(engine)] = weakref.ref(element)
+
+    def forget(self, engine: object, element: Resource) -> None:
+        """Forget an engine and the events of its object. Lock held."""
+        self._elements.pop(id(engine), None)
+        self._events = deque(event for event in self._events if event.element is not element)
+        self._descriptor.set(bool(self._events))
+
+    def report(self, event_type: AsyncEventType, element: Resource | None) -> None:
+        """Queue an asynchronous event. Lock held. Beyond ASYNC_EVENTS_MAX events are lost."""
+        if len(self._events) >= ASYNC_EVENTS_MAX:
+            self.async_events_lost += 1
+            return
+        self._events.append(AsyncEvent(event_type, element))
+        self._descriptor.set(True)
+
+    # -- inside
+
+    def _take_event(self, event: work.AsyncEvent) -> None:
+        """Take an event of the engine; one of an object that is gone says nothing any more."""
+        known = self._elements.get(id(event.element))
+        element = known() if known is not None else None
+        if element is not None or event.element is None:
+            self.report(event.event_type, element)
+
+    def _close(self, *, forced: bool) -> None:
+        was_open = self._is_open
+        super()._close(forced=forced)
+        if was_open:
+            # Without the lock: the adapter ends a thread that may wait for it.
+            self.adapter.close()
+
+    def _release(self, *, forced: bool) -> None:
+        self._events.clear()
+        self._descriptor.close()
+
+
+def _demand_index(index: int, count: int, what: str) -> None:
+    if not 0 <= index < count:
+        raise VerbsArgumentError(f"{what}, there is only one")
+
+
+def weak_call(owner: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of `method` that does not keep `owner` alive; afterwards it does nothing."""
+    reference = weakref.ref(owner)
+
+    def call(*arguments: Any) -> Any:
+        target = reference()
+        return None if target is None else method(target, *arguments)
+
+    return call

@@ -1,0 +1,165 @@
+"""Completion queues of an application. Source: verbs-and-roce.md sections 12 and 18."""
+
+from typing import Any, ClassVar
+
+from urds.verbs.comp_channel import CompChannel
+from urds.verbs.context import Context, weak_call
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.numbers import AsyncEventType, QPAttrMask, QPState
+from urds.verbs.engine.queue_pair import QPAttr
+from urds.verbs.engine.work import WC
+from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError
+from urds.verbs.resource import Resource
+
+
+class CQ(Resource):
+    """A completion queue of `cqe` entries. Closing it closes the queue pairs that use it first.
+
+    cq_context: anything of the caller's, kept for him.  channel: where events go.  vector: 0.
+    A completion that finds the queue full is lost: CQ_ERR comes as an asynchronous event, and
+    every queue pair of this queue goes to ERR, since nobody can know any more what happened.
+    """
+
+    close_rank: ClassVar[int] = 5
+
+    def __init__(
+        self,
+        context: Context,
+        cqe: int,
+        cq_context: Any = None,
+        channel: CompChannel | None = None,
+        vector: int = 0,
+    ) -> None:
+        """Make a queue. Raises VerbsArgumentError: `cqe` beyond `max_cqe`, another vector."""
+        self.context = context
+        self.cq_context = cq_context
+        self.channel = channel
+        self.unacked_events = 0
+        self._demand_capacity(cqe)
+        if not 0 <= vector < context.num_comp_vectors:
+            raise VerbsArgumentError(f"vector {vector}, from 0 to {context.num_comp_vectors - 1}")
+        if channel is not None and channel.context is not context:
+            raise VerbsArgumentError("the completion channel is another device's")
+        self.engine = CompletionQueue(cqe)
+        self.engine.on_event = weak_call(self, CQ._handle_event)
+        self.engine.on_overflow = weak_call(self, CQ._handle_overflow)
+        parents = [context] if channel is None else [context, channel]
+        super().__init__(context.adapter.lock, *parents)
+        with self._lock:
+            context.adopt(self.engine, self)
+
+    @property
+    def cqe(self) -> int:
+        """Return how many completions have room."""
+        return self.engine.capacity
+
+    def __len__(self) -> int:
+        """Return how many completions wait to be polled."""
+        return len(self.engine)
+
+    def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
+        """Take up to `num_entries` completions, oldest first; return how many, and them.
+
+        Never waits; where none is queued the device takes in what has arrived meanwhile.
+        """
+        with self._lock:
+            self._demand_open()
+            completions = self.engine.poll(num_entries)
+        if not completions:
+            self.context.adapter.progress()
+            with self._lock:
+                completions = self.engine.poll(num_entries)
+        return len(completions), completions
+
+    def wait_for(self, count: int = 1, timeout_s: float | None = None) -> list[WC]:
+        """Wait until `count` completions are queued and take them; blocks, without the channel.
+
+        `timeout_s` `None` waits for ever. Raises VerbsTimeoutError, and takes nothing then;
+        VerbsArgumentError: the queue has no room for so many; VerbsClosedError.
+        """
+        if not 1 <= count <= self.cqe:
+            raise VerbsArgumentError(f"{count} completions of a queue for {self.cqe}")
+        with self._calling():
+            pass
+        self.context.wait_until(lambda: not self._is_open or len(self.engine) >= count, timeout_s)
+        with self._calling():
+            if len(self.engine) < count:
+                raise VerbsTimeoutError(
+                    f"{len(self.engine)} of {count} completions in {timeout_s} s"
+                )
+            return self.engine.poll(count)
+
+    async def wait(self, count: int = 1) -> list[WC]:
+        """Wait in asyncio until something is queued; take up to `count` completions.
+
+        Uses the queue's channel, and makes one if there is none. A cancelled wait takes nothing.
+        Raises VerbsClosedError.
+        """
+        from urds.verbs import aio
+
+        with self._calling():
+            if self.channel is None:
+                self.channel = CompChannel(self.context)
+                self.channel._children.add(self)
+                self._parents = (*self._parents, self.channel)
+        return await aio.completions(self, count)
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Ask for one event at the next completion, or at the next solicited or failed one.
+
+        What is queued already causes no event: poll again after this call.
+        """
+        with self._calling():
+            self.engine.arm(solicited_only)
+
+    def ack_events(self, num_events: int) -> None:
+        """Acknowledge events taken from the channel. Closing acknowledges the rest.
+
+        Raises VerbsArgumentError: more than `unacked_events`.
+        """
+        with self._calling():
+            if not 0 <= num_events <= self.unacked_events:
+                raise VerbsArgumentError(
+                    f"{num_events} events to acknowledge, {self.unacked_events} are open"
+                )
+            self.unacked_events -= num_events
+
+    def resize(self, cqe: int) -> None:
+        """Change the number of entries; none is lost.
+
+        Raises VerbsArgumentError: fewer than are queued, or more than `max_cqe`.
+        """
+        self._demand_capacity(cqe)
+        with self._calling():
+            self.engine.resize(cqe)
+
+    # -- inside
+
+    def _demand_capacity(self, cqe: int) -> None:
+        cqe_max = self.context.attributes.max_cqe
+        if not 1 <= cqe <= cqe_max:
+            raise VerbsArgumentError(f"completion queue of {cqe} entries, from 1 to {cqe_max}")
+
+    def _handle_event(self) -> None:
+        if self.channel is not None and not self.channel.closed:
+            self.channel.post(self)
+
+    def _handle_overflow(self) -> None:
+        self.context.report(AsyncEventType.CQ_ERR, self)
+        # A queue pair is at work above us: it cannot be moved before it has finished.
+        self.context.adapter.call_soon(weak_call(self, CQ._break_queue_pairs))
+
+    def _break_queue_pairs(self) -> None:
+        adapter = self.context.adapter
+        for child in list(self._children):
+            engine = getattr(child, "engine", None)
+            if engine is not None and engine.state is not QPState.RESET:
+                error = QPAttr(qp_state=QPState.ERR)
+                engine.modify(error, QPAttrMask.STATE, adapter.now_ns())
+                adapter.kick(engine)
+
+    def _release(self, *, forced: bool) -> None:
+        if self.channel is not None:
+            self.channel.forget(self)
+        self.context.forget(self.engine, self)
+        self.engine.on_event = None

@@ -1,0 +1,77 @@
+"""Errors of the verbs objects: each an `OSError` with errno, its message with values and limits.
+
+`PyverbsError` has three kinds; here they are `VerbsError` itself, what was asked wrongly, what a
+device cannot do, and what took too long. A work request that fails later is no error: its
+completion carries a status. Source: verbs-and-roce.md section 18.
+"""
+
+import errno
+
+
+class VerbsError(OSError):
+    """A verbs call failed."""
+
+    @property
+    def error_code(self) -> int:
+        """Return the errno, under pyverbs' name."""
+        return self.errno or 0
+
+
+class VerbsArgumentError(VerbsError):
+    """An argument cannot be, or does not fit the state of its object (EINVAL)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EINVAL, message)
+
+
+class VerbsNotSupportedError(VerbsError):
+    """The device has not got the capability that a call needs (EOPNOTSUPP)."""
+
+    def __init__(self, device: str, capability: str) -> None:
+        super().__init__(errno.EOPNOTSUPP, f"device {device} has no capability `{capability}`")
+        self.device = device
+        self.capability = capability
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.device, self.capability)
+
+
+class VerbsClosedError(VerbsError):
+    """The object, or one that it stands on, is closed (EBADF)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EBADF, f"{what} is closed")
+        self.what = what
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self.what,)
+
+
+class VerbsTimeoutError(VerbsError, TimeoutError):
+    """What was waited for did not come in time, or, in virtual time, cannot come any more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.ETIMEDOUT, message)
+
+
+class VerbsPostError(VerbsError):
+    """A list of work requests was refused at `bad_wr`; those before it are posted."""
+
+    def __init__(self, error_number: int, message: str, bad_wr: int) -> None:
+        super().__init__(error_number, f"work request {bad_wr} of the list: {message}")
+        self.bad_wr = bad_wr
+
+    @classmethod
+    def of(cls, error: OSError, bad_wr: int) -> "VerbsPostError":
+        """Return this error for the one that refused the request at `bad_wr`."""
+        return cls(error.errno or errno.EIO, error.strerror or str(error), bad_wr)
+
+
+def verbs_error(error: OSError) -> VerbsError:
+    """Return the error of this module for one that an engine or a provider raised."""
+    if isinstance(error, VerbsError):
+        return error
+    message = error.strerror or str(error)
+    if error.errno == errno.EINVAL:
+        return VerbsArgumentError(message)
+    return VerbsError(error.errno or errno.EIO, message)

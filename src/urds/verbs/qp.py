@@ -1,0 +1,297 @@
+"""Queue pairs of an application.
+
+By hand a queue pair is led through its states: RESET, INIT (receives may be posted), RTR (it
+receives), RTS (it sends). The connection manager does the same for those who connect. Work that
+was accepted ends in exactly one completion, or without one where it was unsignalled and went well.
+Source: verbs-and-roce.md sections 10 and 18.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, TypeVar
+
+from urds.verbs.ah import vector_of
+from urds.verbs.cq import CQ
+from urds.verbs.engine.numbers import (
+    MESSAGE_BYTES_MAX,
+    Acceptance,
+    QPAttrMask,
+    QPState,
+    QPType,
+    WROpcode,
+)
+from urds.verbs.engine.qp_state import step
+from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
+from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
+from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
+from urds.verbs.mw import MW, MWBind, MWBindInfo
+from urds.verbs.pd import PD
+from urds.verbs.providers.base import DeviceAttributes
+from urds.verbs.resource import Resource
+from urds.verbs.srq import SRQ
+from urds.verbs.wr import requests_of
+
+_Request = TypeVar("_Request", SendWR, RecvWR)
+
+# Which capability of a device an opcode needs; the others every device has.
+_CAPABILITY: Final = {
+    WROpcode.SEND_WITH_IMM: "send_with_imm",
+    WROpcode.RDMA_WRITE_WITH_IMM: "rdma_with_imm",
+    WROpcode.ATOMIC_CMP_AND_SWP: "atomics",
+    WROpcode.ATOMIC_FETCH_AND_ADD: "atomics",
+    WROpcode.BIND_MW: "memory_windows",
+    WROpcode.LOCAL_INV: "memory_windows",
+    WROpcode.SEND_WITH_INV: "memory_windows",
+}
+
+
+@dataclass(slots=True)
+class QPInitAttr:
+    """What a queue pair is made with.
+
+    scq, rcq: where its sends and receives complete; one queue may be both.  srq: takes receives
+    from there; it has no receive queue of its own then.  sq_sig_all: each send completes, whatever
+    its flags.  acceptance: ours; what it does with a message that arrives ahead of others.
+    """
+
+    qp_type: QPType = QPType.RC
+    scq: CQ | None = None
+    rcq: CQ | None = None
+    srq: SRQ | None = None
+    cap: QPCap = field(default_factory=QPCap)
+    sq_sig_all: bool = False
+    qp_context: Any = None
+    acceptance: Acceptance = Acceptance.IN_ORDER
+
+
+class QP(Resource):
+    """A queue pair. Closing it drops what is posted, without completions.
+
+    With `qp_attr` it is led to RTS (UD) or to INIT (RC) at once.
+    """
+
+    close_rank: ClassVar[int] = 0
+
+    def __init__(self, pd: PD, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
+        """Make a queue pair.
+
+        Raises VerbsArgumentError: no completion queues, objects of another device, capacities
+        beyond the device's. VerbsNotSupportedError: datagrams or acceptance that the device has
+        not got. VerbsError: ENOMEM.
+        """
+        scq, rcq = _checked(pd, init_attr)
+        srq = init_attr.srq
+        parents: list[Resource] = [pd, scq, rcq, *([] if srq is None else [srq])]
+        self.pd, self.context, self.init_attr = pd, pd.context, init_attr
+        adapter, attributes = pd.context.adapter, pd.context.attributes
+        self._message_bytes_max = attributes.max_msg_sz
+        self._refused = {
+            opcode: capability
+            for opcode, capability in _CAPABILITY.items()
+            if not getattr(attributes, capability)
+        }
+        with pd._calling():
+            for parent in parents:
+                parent._demand_open()
+            self.engine = QueuePair(
+                qpn=adapter.new_qpn(),
+                qp_type=QPType(init_attr.qp_type),
+                pd=pd.engine,
+                send_cq=scq.engine,
+                recv_cq=rcq.engine,
+                srq=None if srq is None else srq.engine,
+                cap=replace(init_attr.cap),
+                sq_sig_all=init_attr.sq_sig_all,
+                keys=adapter.keys,
+                link=attributes.link,
+                acceptance=init_attr.acceptance,
+            )
+            adapter.add(self.engine)
+            super().__init__(adapter.lock, *parents)
+            self.context.adopt(self.engine, self)
+            if srq is not None:
+                srq.engine.attached += 1
+        if qp_attr is not None:
+            (self.to_rts if self.qp_type is QPType.UD else self.to_init)(qp_attr)
+
+    # -- what it is
+
+    @property
+    def qp_num(self) -> int:
+        """Return the number of the queue pair, 24 bits."""
+        return self.engine.qpn
+
+    @property
+    def qp_type(self) -> QPType:
+        """Return the kind of the queue pair."""
+        return self.engine.qp_type
+
+    @property
+    def qp_state(self) -> QPState:
+        """Return the state of the queue pair now."""
+        return self.engine.state
+
+    def query(self, attr_mask: int = 0) -> tuple[QPAttr, QPInitAttr]:
+        """Return the attributes now, all of them whatever the mask, and those of the creation."""
+        with self._calling():
+            attr = replace(self.engine.attr, qp_state=self.engine.state)
+            attr.cur_qp_state, attr.cap = attr.qp_state, replace(attr.cap)
+            return attr, self.init_attr
+
+    # -- states
+
+    def modify(self, qp_attr: QPAttr, attr_mask: int) -> None:
+        """Change state and attributes; the mask says which fields count.
+
+        Raises VerbsArgumentError: no such transition, bits missing or superfluous, a value that
+        cannot be; then nothing changes. VerbsNotSupportedError: RTR or RTS by hand where only the
+        connection manager leads there.
+        """
+        mask = QPAttrMask(attr_mask)
+        attributes = self.context.attributes
+        by_hand = QPAttrMask.STATE in mask and qp_attr.qp_state in (QPState.RTR, QPState.RTS)
+        if by_hand and not attributes.raw_connect and self.qp_type is QPType.RC:
+            raise VerbsNotSupportedError(attributes.name, "raw_connect")
+        if QPAttrMask.AV in mask and not isinstance(qp_attr.ah_attr, AddressVector):
+            qp_attr = replace(qp_attr, ah_attr=vector_of(qp_attr.ah_attr))
+        adapter = self.context.adapter
+        with self._calling():
+            self.engine.modify(qp_attr, mask, adapter.now_ns())
+            adapter.kick(self.engine)
+
+    def to_init(self, qp_attr: QPAttr) -> None:
+        """Lead the queue pair from RESET to INIT, with the attributes that this needs."""
+        self._lead(qp_attr, QPState.INIT)
+
+    def to_rtr(self, qp_attr: QPAttr) -> None:
+        """Lead the queue pair to RTR, through INIT if it is in RESET."""
+        if self.qp_state is QPState.RESET:
+            self.to_init(qp_attr)
+        self._lead(qp_attr, QPState.RTR)
+
+    def to_rts(self, qp_attr: QPAttr) -> None:
+        """Lead the queue pair to RTS, through INIT and RTR where it has not been there."""
+        if self.qp_state in (QPState.RESET, QPState.INIT):
+            self.to_rtr(qp_attr)
+        self._lead(qp_attr, QPState.RTS)
+
+    # -- work
+
+    def post_send(self, wr: SendWR | Iterable[SendWR]) -> None:
+        """Post a request, a list of them, or a chain by `next_wr`.
+
+        The memory of a request is the device's until it completes; with INLINE the data is copied
+        here. Raises VerbsPostError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM
+        (the queue is full), EOPNOTSUPP (naming the capability); `bad_wr` is the index of the one
+        refused, those before it are posted.
+        """
+        with self._lock:
+            self._demand_open()
+            now_ns = self.context.adapter.now_ns()
+            post = self.engine.post_send
+            self._post(wr, lambda one: post(self._prepared(one), now_ns))
+
+    def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
+        """Post a receive, a list of them, or a chain by `next_wr`.
+
+        Raises VerbsPostError as `post_send`; EINVAL for a queue pair with a shared receive queue.
+        """
+        with self._lock:
+            self._demand_open()
+            now_ns = self.context.adapter.now_ns()
+            post = self.engine.post_recv
+            self._post(wr, lambda one: post(one, now_ns))
+
+    def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
+        """Post the binding of a memory window; `mw.rkey` is new once it has completed.
+
+        Raises VerbsPostError as `post_send`. A binding that cannot be completes with MW_BIND_ERR.
+        """
+        self.post_send(
+            SendWR(
+                wr_id=mw_bind.wr_id,
+                opcode=WROpcode.BIND_MW,
+                send_flags=mw_bind.send_flags,
+                window=mw,
+                bind=mw_bind.info,
+            )
+        )
+
+    # -- inside
+
+    def _lead(self, qp_attr: QPAttr, state: QPState) -> None:
+        needs = step(self.qp_type, self.qp_state, state)
+        required = QPAttrMask(0) if needs is None else needs.required
+        self.modify(replace(qp_attr, qp_state=state), required | QPAttrMask.STATE)
+
+    def _post(self, wr: _Request | Iterable[_Request], post: Callable[[_Request], None]) -> None:
+        """Post each request; what was posted before a refusal is carried away all the same."""
+        posted = 0
+        try:
+            for one in requests_of(wr):
+                post(one)
+                posted += 1
+        except OSError as error:
+            raise VerbsPostError.of(error, posted) from error
+        finally:
+            self.context.adapter.kick(self.engine)
+
+    def _prepared(self, wr: SendWR) -> SendWR:
+        """Return the request as the engine wants it: without our objects."""
+        if self._refused and wr.opcode in self._refused:
+            raise VerbsNotSupportedError(self.context.name, self._refused[wr.opcode])
+        if self._message_bytes_max < MESSAGE_BYTES_MAX:
+            message_bytes = sum(piece.length for piece in wr.sg)
+            if message_bytes > self._message_bytes_max:
+                raise VerbsArgumentError(
+                    f"message of {message_bytes} octets, limit {self._message_bytes_max}"
+                )
+        if wr.opcode is WROpcode.BIND_MW and isinstance(wr.window, MW):
+            if not isinstance(wr.bind, MWBindInfo):
+                raise VerbsArgumentError("BIND_MW without an MWBindInfo in `bind`")
+            wr.window._demand_open()
+            wr.bind.mr._demand_open()
+            wr.window.bound_mr = wr.bind.mr
+            return replace(wr, window=wr.window.engine, bind=wr.bind.binding())
+        if self.qp_type is QPType.UD and not isinstance(wr.ah, AddressVector):
+            return replace(wr, ah=vector_of(wr.ah))
+        return wr
+
+    def _release(self, *, forced: bool) -> None:
+        self.context.adapter.remove(self.engine)
+        self.context.forget(self.engine, self)
+        if self.init_attr.srq is not None:
+            self.init_attr.srq.engine.attached -= 1
+
+
+def _checked(pd: PD, init_attr: QPInitAttr) -> tuple[CQ, CQ]:
+    """Return the completion queues, or raise VerbsError for what cannot be."""
+    attributes = pd.context.attributes
+    if init_attr.scq is None or init_attr.rcq is None:
+        raise VerbsArgumentError("a queue pair needs two completion queues: scq and rcq")
+    for other in (init_attr.scq, init_attr.rcq, init_attr.srq):
+        context = other.pd.context if isinstance(other, SRQ) else getattr(other, "context", None)
+        if context is not None and context is not pd.context:
+            raise VerbsArgumentError(f"the {type(other).__name__} is another device's")
+    if init_attr.qp_type not in list(QPType):
+        known = ", ".join(one.name for one in QPType)
+        raise VerbsArgumentError(f"queue pair of kind {init_attr.qp_type}, known are {known}")
+    if init_attr.qp_type == QPType.UD and not attributes.datagrams:
+        raise VerbsNotSupportedError(attributes.name, "datagrams")
+    if init_attr.acceptance not in attributes.acceptance:
+        raise VerbsNotSupportedError(attributes.name, f"acceptance {init_attr.acceptance.name}")
+    _check_capacities(init_attr.cap, attributes)
+    return init_attr.scq, init_attr.rcq
+
+
+def _check_capacities(cap: QPCap, attributes: DeviceAttributes) -> None:
+    limits = (
+        ("max_send_wr", cap.max_send_wr, attributes.max_qp_wr),
+        ("max_recv_wr", cap.max_recv_wr, attributes.max_qp_wr),
+        ("max_send_sge", cap.max_send_sge, attributes.max_sge),
+        ("max_recv_sge", cap.max_recv_sge, attributes.max_sge),
+        ("max_inline_data", cap.max_inline_data, attributes.max_inline_data),
+    )
+    for name, value, limit in limits:
+        if not 0 <= value <= limit:
+            raise VerbsArgumentError(f"{name} {value}, from 0 to {limit}")

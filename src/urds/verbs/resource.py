@@ -1,0 +1,109 @@
+"""What all verbs objects share: one lock, parents and children, an end in any order.
+
+A child holds its parents; a parent knows its children by weak references and closes them before
+itself. So any order of closing is safe, and an object that nobody holds is closed when it is
+collected. Everything runs under the lock of the adapter: each call is safe from any thread.
+
+The engine below never refers to these objects strongly: an opened device whose objects all went
+out of sight ends, thread included. Source: verbs-and-roce.md section 18.
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import ClassVar, Self
+
+from urds.verbs.errors import VerbsClosedError, VerbsError, verbs_error
+
+
+class Resource:
+    """Base of the verbs objects: a context manager that closes."""
+
+    # Children close in this order, so that none goes while another of them needs it.
+    close_rank: ClassVar[int] = 0
+    _is_open = False
+
+    def __init__(self, lock: threading.RLock, *parents: "Resource") -> None:  # type: ignore[valid-type, unused-ignore]  # a class from 3.13 on
+        """Become a child of `parents`, which must be open. Raises VerbsClosedError: one is not."""
+        self._lock = lock
+        self._children: weakref.WeakSet[Resource] = weakref.WeakSet()
+        self._parents: tuple[Resource, ...] = ()
+        with lock:
+            for parent in parents:
+                parent._demand_open()
+            for parent in parents:
+                parent._children.add(self)
+            self._parents = parents
+            self._is_open = True
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the object is closed."""
+        return not self._is_open
+
+    def close(self) -> None:
+        """Close what stands on this object, then the object. Closing again does nothing."""
+        self._close(forced=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        """Close an object that nobody holds.
+
+        A collection may begin anywhere: in the middle of an engine's work, or in a thread that
+        holds a lock for which the owner of ours waits. There, another thread closes.
+        """
+        if not self._is_open or sys.is_finalizing():
+            return
+        # `threading.Condition` asks a lock the same way; there is no public question.
+        is_ours: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # private, see above
+        if not is_ours and self._lock.acquire(blocking=False):
+            self._lock.release()
+            self._close(forced=True)
+        else:
+            threading.Thread(target=self._close, kwargs={"forced": True}, daemon=True).start()
+
+    def _close(self, *, forced: bool) -> None:
+        with self._lock:
+            if not self._is_open:
+                return
+            for child in sorted(self._children, key=lambda child: child.close_rank):
+                child._close(forced=True)
+            self._release(forced=forced)
+            self._is_open = False
+            for parent in self._parents:
+                parent._children.discard(self)
+
+    def _release(self, *, forced: bool) -> None:
+        """Give back what the object holds; called once, with the lock held, children closed.
+
+        May raise OSError unless `forced`; then the object stays open.
+        """
+
+    def _demand_open(self) -> None:
+        if not self._is_open:
+            raise VerbsClosedError(type(self).__name__)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Hold the lock for a call of an open object; what is raised becomes a `VerbsError`."""
+        with self._lock:
+            self._demand_open()
+            try:
+                yield
+            except VerbsError:
+                raise
+            except OSError as error:
+                raise verbs_error(error) from error
