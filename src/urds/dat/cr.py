@@ -1,0 +1,164 @@
+"""Connection requests: made when a peer asks, gone when they are accepted, rejected or passed on.
+
+Source: dat.md sections 3, 8 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from urds.dat.addresses import port_of
+from urds.dat.ep_state import Input
+from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.handles import DatObject, live
+from urds.dat.numbers import EpState, HandleType
+from urds.dat.records import CrParam
+from urds.dat.returns import ReturnType, Subtype
+
+if TYPE_CHECKING:
+    from urds.dat.ep import Endpoint
+    from urds.dat.ia import InterfaceAdapter
+    from urds.verbs.providers.base import Connection, ConnectionEvent
+
+
+class ConnectionRequest(DatObject):
+    """One pending request. A peer that gives up meanwhile is told of after the accept."""
+
+    handle_type: ClassVar[HandleType] = HandleType.CR
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_CR
+
+    def __init__(
+        self,
+        ia: InterfaceAdapter,
+        connection: Connection,
+        private_data: bytes,
+        local_ep: Endpoint | None = None,
+    ) -> None:
+        super().__init__(ia)
+        self.local_ep = local_ep  # of a reserved service point, or made by the provider
+        self.private_data = private_data
+        self.remote_address, self.remote_port_qual = connection.peer[:2]
+        self._connection: Connection | None = connection
+        self._is_gone = False
+        connection.on_event = self._note_end
+        self.enlist()
+
+    def query(self) -> CrParam:
+        """Return what the request says."""
+        with self.lock:
+            self.demand_live()
+            return CrParam(
+                remote_ia_address_ptr=self.remote_address,
+                remote_port_qual=self.remote_port_qual,
+                private_data_size=len(self.private_data),
+                private_data=self.private_data,
+                local_ep_handle=self.local_ep,
+            )
+
+    def accept(self, ep: Endpoint | None = None, private_data: bytes = b"") -> None:
+        """Accept with an unconnected endpoint, or with `None` if the request names its own.
+
+        An event on the endpoint's connect dispatcher tells how it went. Raises DatInvalidHandle:
+        the wrong endpoint, or one without zone and connect dispatcher. DatInvalidParameter:
+        private data too long. Then nothing has changed.
+        """
+        with self.lock:
+            self.demand_live()
+            chosen = self._choose(ep)
+            limit = self.ia.provider_attr.max_private_data_size
+            if len(private_data) > limit:
+                raise bad_argument(3, f"private data of {len(private_data)} octets, limit {limit}")
+            if chosen.pz is None or chosen.connect_evd is None:
+                raise _bad_endpoint(chosen, "it lacks a zone or a connect dispatcher")
+            connection, state = self._connection, chosen.state
+            assert connection is not None, "a live request has its connection"
+            chosen.begin_accept(connection.peer[:2], connection.local[:2])
+            try:
+                if not self._is_gone:
+                    chosen.link.accept(connection, bytes(private_data))
+            except OSError as error:
+                chosen.state = state
+                raise from_os_error(error) from error
+            if self._is_gone:
+                chosen.link.break_soon()
+            self._connection = self.local_ep = None
+            self.end()
+
+    def reject(self) -> None:
+        """Refuse the request; the peer learns that it was rejected."""
+        with self.lock:
+            self.demand_live()
+            connection, self._connection = self._connection, None
+            if connection is not None and not self._is_gone:
+                connection.reject()
+            self._return_endpoint()
+            self.end()
+
+    def handoff(self, conn_qual: int) -> None:
+        """Pass the request to the public service point at another qualifier of this adapter.
+
+        Raises DatInvalidParameter: there is none, or its dispatcher is full.
+        """
+        from urds.dat.psp import PublicServicePoint
+
+        with self.lock:
+            self.demand_live()
+            port_of(conn_qual, argument=2)
+            for child in list(self.ia.children.values()):
+                if isinstance(child, PublicServicePoint) and child.conn_qual == conn_qual:
+                    break
+            else:
+                raise bad_argument(2, f"no service point at {conn_qual}")
+            connection = self._connection
+            assert connection is not None, "a live request has its connection"
+            if not child.take(connection, self.private_data):
+                connection.on_event = self._note_end
+                raise bad_argument(2, f"the dispatcher of {child!r} is full")
+            self._connection = None
+            self._return_endpoint()
+            self.end()
+
+    def withdraw(self) -> None:
+        """Forget the request, which nobody learned of, and leave its connection alone. Lock held.
+
+        What the connection's owner does with it is his affair.
+        """
+        self._connection = None
+        self._return_endpoint()
+        self.end()
+
+    # -- inside
+
+    def _choose(self, ep: Endpoint | None) -> Endpoint:
+        from urds.dat.ep import Endpoint
+
+        if self.local_ep is not None:
+            if ep is not None:
+                raise _bad_endpoint(ep, "the request names its own endpoint")
+            return self.local_ep
+        chosen = live(ep, Endpoint)
+        self.ia.demand_own(chosen)
+        if chosen.state is not EpState.UNCONNECTED:
+            raise _bad_endpoint(chosen, f"it is {chosen.state.name}")
+        return chosen
+
+    def _return_endpoint(self) -> None:
+        ep, self.local_ep = self.local_ep, None
+        if ep is None or not ep.live:
+            return
+        if ep.state is EpState.TENTATIVE_CONNECTION_PENDING:
+            ep.end()
+        else:
+            ep.move(Input.REJECT)
+
+    def _note_end(self, _event: ConnectionEvent) -> None:
+        self._is_gone = True
+
+    def _dispose(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._return_endpoint()
+
+
+def _bad_endpoint(ep: object, detail: str) -> Exception:
+    return dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_EP, f"{ep!r}: {detail}")

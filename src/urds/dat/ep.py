@@ -1,0 +1,615 @@
+"""Endpoints: reliable connections that transfer data, and `recv_query` that counts their buffers.
+
+An endpoint stands on one queue pair, which numbers the messages of its peer and knows which of
+them hold a receive buffer. Source: dat.md sections 4, 9, 10, 13 and 14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from urds.dat.addresses import IaAddress, numeric_address, port_of
+from urds.dat.ep_attr import check_attr, default_attr, high_watermark
+from urds.dat.ep_link import Link
+from urds.dat.ep_state import MODIFIABLE, UNDECIDED, Input, next_state, wrong_state
+from urds.dat.ep_transfers import (
+    RDMA_FLAGS,
+    RECV_FLAGS,
+    SEND_FLAGS,
+    Transfers,
+    breaks_connection,
+    demand_flags,
+)
+from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.evd import EventDispatcher, Role
+from urds.dat.handles import DatObject, live
+from urds.dat.iov import pieces_of
+from urds.dat.numbers import (
+    CompletionFlag,
+    ConnectFlag,
+    DtoStatus,
+    EpRecvInfo,
+    EpState,
+    EventNumber,
+    HandleType,
+    Qos,
+    SrqWatermarks,
+)
+from urds.dat.records import EpAttr, EpParam, EpStatus, RecvInfo
+from urds.dat.returns import ReturnType, Subtype
+from urds.dat.timeouts import ns_of_s
+from urds.verbs.engine.numbers import Acceptance, AsyncEventType, QPType, WROpcode
+from urds.verbs.engine.queue_pair import QPCap, QueuePair
+from urds.verbs.engine.work import SendWR
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from urds.dat.ia import InterfaceAdapter
+    from urds.dat.memory import RemoteMemory
+    from urds.dat.pz import ProtectionZone
+    from urds.dat.records import LmrTriplet, RmrTriplet
+    from urds.dat.srq import SharedReceiveQueue
+
+_BREAKING_EVENTS: Final = {
+    AsyncEventType.QP_FATAL,
+    AsyncEventType.QP_REQ_ERR,
+    AsyncEventType.QP_ACCESS_ERR,
+    AsyncEventType.QP_RECV_HARD_WATERMARK,
+}
+_EVD_FIELDS: Final = {
+    "recv_evd_handle": (Role.RECV, "recv_evd"),
+    "request_evd_handle": (Role.REQUEST, "request_evd"),
+    "connect_evd_handle": (Role.CONNECTION, "connect_evd"),
+}
+_ATTR_FIELDS: Final = {field.name for field in fields(EpAttr)}
+
+
+class Endpoint(DatObject):
+    """One endpoint, UNCONNECTED when it is made. Every call is safe from any thread."""
+
+    handle_type: ClassVar[HandleType] = HandleType.EP
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_EP
+
+    def __init__(
+        self,
+        ia: InterfaceAdapter,
+        pz: ProtectionZone | None,
+        recv_evd: EventDispatcher | None = None,
+        request_evd: EventDispatcher | None = None,
+        connect_evd: EventDispatcher | None = None,
+        attr: EpAttr | None = None,
+        srq: SharedReceiveQueue | None = None,
+    ) -> None:
+        """Make an endpoint of `ia` in `pz`; one without a zone cannot connect until it has one.
+
+        Without `attr` the provider's defaults count. With `srq` receives come from there for life,
+        `attr` is required, its max_recv_dtos is the hard high watermark and srq_soft_hw the soft
+        one. Raises DatInvalidHandle, DatInvalidParameter, DatModelNotSupported,
+        DatInsufficientResources.
+        """
+        with ia.lock:
+            ia.demand_live()
+            if pz is not None:
+                _demand_zone(pz)
+            ia.demand_own(pz, recv_evd, request_evd, connect_evd, srq)
+            self.attr = _checked_attr(ia, attr, recv_evd, request_evd, srq)
+            super().__init__(ia)
+            self.pz, self.srq, self.state = pz, srq, EpState.UNCONNECTED
+            self.recv_evd: EventDispatcher | None = None
+            self.request_evd: EventDispatcher | None = None
+            self.connect_evd: EventDispatcher | None = None
+            self.transfers = Transfers(self)
+            self._attach_all(recv_evd, request_evd, connect_evd)
+            self.engine = self._make_engine()
+            self.link = Link(self)
+            self.link.prepare()
+            self._local: tuple[str, int] | None = None
+            self._remote: tuple[str, int] | None = None
+            if srq is not None:
+                srq.engine.attached += 1
+                soft, hard = self.attr.srq_soft_hw, self.attr.max_recv_dtos
+                self.engine.set_recv_watermarks(high_watermark(soft), high_watermark(hard))
+            self.hold(pz)
+            self.hold(srq)
+            self.enlist()
+
+    # -- what it is
+
+    @property
+    def recv_idle(self) -> bool:
+        """Return whether no receive buffer is allocated to the endpoint."""
+        with self.lock:
+            return self.engine.recv_query()[0] == 0
+
+    @property
+    def request_idle(self) -> bool:
+        """Return whether no request is outstanding."""
+        with self.lock:
+            return self.transfers.requests_outstanding == 0
+
+    def get_status(self) -> EpStatus:
+        """Return the state and whether either direction is idle, of one moment."""
+        with self.lock:
+            self.demand_live()
+            return EpStatus(self.state, self.recv_idle, self.request_idle)
+
+    def query(self) -> EpParam:
+        """Return what the endpoint is, its attributes and watermarks as they are now."""
+        with self.lock:
+            self.demand_live()
+            local, remote = self._local, self._remote
+            return EpParam(
+                ia_handle=self.ia,
+                ep_state=self.state,
+                local_ia_address_ptr=local[0] if local else self.ia.address,
+                local_port_qual=local[1] if local else 0,
+                remote_ia_address_ptr=remote[0] if remote else None,
+                remote_port_qual=remote[1] if remote else 0,
+                pz_handle=self.pz,
+                recv_evd_handle=self.recv_evd,
+                request_evd_handle=self.request_evd,
+                connect_evd_handle=self.connect_evd,
+                srq_handle=self.srq,
+                ep_attr=self.attr,
+            )
+
+    def modify(self, **changes: Any) -> None:
+        """Change fields of EpParam or EpAttr by name; all of them or none.
+
+        Raises DatInvalidParameter: a field that nobody may change. DatInvalidState: one that may
+        not change in this state: the zone only unconnected, the others until it connects.
+        """
+        with self.lock:
+            self.demand_live()
+            known = _ATTR_FIELDS | _EVD_FIELDS.keys() | {"pz_handle"}
+            unknown = sorted(changes.keys() - known)
+            if unknown:
+                raise bad_argument(2, f"{', '.join(unknown)} cannot be changed")
+            zone_states = {EpState.UNCONNECTED, EpState.TENTATIVE_CONNECTION_PENDING}
+            allowed = zone_states if "pz_handle" in changes else MODIFIABLE
+            if self.state not in allowed:
+                raise wrong_state(self.state, f"{', '.join(sorted(changes))} cannot change")
+            self._change(changes)
+
+    # -- receive buffers
+
+    def recv_query(self) -> RecvInfo:
+        """Return how many receive buffers the endpoint holds and over how many messages they reach.
+
+        Both are of one moment and one set of buffers, whatever completes meanwhile: one look at
+        counters that the engine keeps, under the lock that guards them. The span is never below
+        the count. A value that the provider does not support is `None`; without both,
+        DatModelNotSupported is raised. Allowed in every state. Source: dat.md section 13.
+        """
+        with self.lock:
+            self.demand_live()
+            info = EpRecvInfo(self.ia.provider_attr.ep_recv_info_supported)
+            if not info:
+                detail = "neither count: see ep_recv_info_supported"
+                raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
+            count, span = self.engine.recv_query()
+            return RecvInfo(
+                count if EpRecvInfo.NBUFS_ALLOCATED in info else None,
+                span if EpRecvInfo.BUFS_ALLOC_SPAN in info else None,
+            )
+
+    def set_watermark(self, soft: int | None = None, hard: int | None = None) -> None:
+        """Set the soft and the hard high watermark, and arm both; `None` is none.
+
+        More held buffers than the soft one: one event, handle the endpoint, reason 2. More than
+        the hard one: the connection breaks. Either may happen in this call. Raises
+        DatInvalidParameter: below 0. DatModelNotSupported: the provider is degraded.
+        """
+        with self.lock:
+            self.demand_live()
+            marks = SrqWatermarks(self.ia.provider_attr.srq_watermarks_supported)
+            for number, value, bit in (
+                (2, soft, SrqWatermarks.EP_SOFT_HIGH),
+                (3, hard, SrqWatermarks.EP_HARD_HIGH),
+            ):
+                if value is not None and value < 0:
+                    raise bad_argument(number, f"watermark {value}, at least 0, or none")
+                if bit not in marks:
+                    raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=f"{bit.name} watermark")
+            self.attr = replace(
+                self.attr,
+                srq_soft_hw=-1 if soft is None else soft,
+                max_recv_dtos=self.attr.max_recv_dtos if self.srq is None else _mark(hard),
+            )
+            self.engine.set_recv_watermarks(soft, hard)
+            self.ia.adapter.kick(self.engine)
+
+    # -- transfers
+
+    def post_recv(
+        self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT
+    ) -> None:
+        """Post a receive, in any state; a disconnected endpoint flushes it at once.
+
+        Raises DatInvalidState on an endpoint with a shared receive queue.
+        """
+        with self.lock:
+            self.demand_live()
+            if self.srq is not None:
+                raise wrong_state(self.state, f"receives come from {self.srq!r}")
+            wanted, attribute = CompletionFlag(flags), self.attr.recv_completion_flags
+            demand_flags(wanted, RECV_FLAGS, attribute, argument=5)
+            sg = self._pieces(iov, self.attr.max_recv_iov, write=True)
+            self.transfers.post_receive(sg, cookie, wanted)
+
+    def post_send(
+        self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT
+    ) -> None:
+        """Send a message; no segments are an empty one.
+
+        Raises DatInvalidState unless connected, or disconnected: then it is flushed at once.
+        """
+        with self.lock:
+            wanted = self._demand_request(flags, SEND_FLAGS, argument=5)
+            sg = self._pieces(iov, self.attr.max_request_iov, write=False)
+            _demand_length(iov, self.attr.max_message_size, argument=3)
+            self.transfers.post_request(SendWR(opcode=WROpcode.SEND, sg=sg), cookie, wanted)
+
+    def post_rdma_write(
+        self,
+        iov: Sequence[LmrTriplet],
+        remote: RmrTriplet,
+        cookie: Any = None,
+        flags: int = CompletionFlag.DEFAULT,
+    ) -> None:
+        """Write local segments to a peer's memory. Raises as `post_send`, and DatLengthError."""
+        with self.lock:
+            wanted = self._demand_request(flags, RDMA_FLAGS, argument=6)
+            sg = self._pieces(iov, self.attr.max_rdma_write_iov, write=False)
+            self._post_rdma(WROpcode.RDMA_WRITE, iov, sg, remote, cookie, wanted)
+
+    def post_rdma_read(
+        self,
+        iov: Sequence[LmrTriplet],
+        remote: RmrTriplet,
+        cookie: Any = None,
+        flags: int = CompletionFlag.DEFAULT,
+    ) -> None:
+        """Read a peer's memory into local segments. Raises as `post_send`, and DatLengthError."""
+        with self.lock:
+            wanted = self._demand_request(flags, RDMA_FLAGS, argument=6)
+            sg = self._pieces(iov, self.attr.max_rdma_read_iov, write=True)
+            self._post_rdma(WROpcode.RDMA_READ, iov, sg, remote, cookie, wanted)
+
+    def post_bind(
+        self, rmr: RemoteMemory, request: SendWR, cookie: Any, flags: int = CompletionFlag.DEFAULT
+    ) -> None:
+        """Post the bind of a window; `urds.dat.memory` makes the request. Raises as `post_send`."""
+        with self.lock:
+            wanted = self._demand_request(flags, RDMA_FLAGS, argument=6)
+            self.transfers.post_request(request, cookie, wanted, window=rmr)
+
+    # -- connection
+
+    def connect(
+        self,
+        address: IaAddress,
+        conn_qual: int,
+        *,
+        timeout_s: float | None = None,
+        private_data: bytes = b"",
+        qos: int = Qos.BEST_EFFORT,
+        flags: int = ConnectFlag.DEFAULT,
+    ) -> None:
+        """Ask for a connection; one event on the connect dispatcher tells how it went.
+
+        Raises DatInvalidState: not UNCONNECTED. DatInvalidHandle: no connect dispatcher.
+        DatInvalidParameter: timeout 0, a qualifier or private data that cannot be.
+        DatInvalidAddress. DatModelNotSupported: quality or multipath.
+        """
+        with self.lock:
+            self.demand_live()
+            peer = (numeric_address(address), port_of(conn_qual, argument=3))
+            timeout_ns = ns_of_s(timeout_s, argument=4)
+            if timeout_ns == 0:
+                raise bad_argument(4, "timeout 0: at least one microsecond")
+            self._demand_private_data(private_data, argument=5)
+            if qos != Qos.BEST_EFFORT or flags != ConnectFlag.DEFAULT:
+                detail = f"quality {qos}, flags {flags}: only best effort on one path"
+                raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
+            self.demand_ready()
+            after = next_state(self.state, Input.CONNECT)
+            try:
+                self.link.connect(peer, bytes(private_data), timeout_ns)
+            except OSError as error:
+                raise from_os_error(error) from error
+            self.state = after
+            self._remote = peer
+            connection = self.link.connection
+            self._local = connection.local if connection is not None else None
+
+    def dup_connect(
+        self,
+        connected: Endpoint,
+        *,
+        timeout_s: float | None = None,
+        private_data: bytes = b"",
+        qos: int = Qos.BEST_EFFORT,
+    ) -> None:
+        """Connect to where another endpoint is connected. Raises as `connect`."""
+        with self.lock:
+            live(connected, Endpoint)
+            if connected.state is not EpState.CONNECTED or connected._remote is None:
+                raise wrong_state(connected.state, "the endpoint to follow is not connected")
+            address, port = connected._remote
+            self.connect(address, port, timeout_s=timeout_s, private_data=private_data, qos=qos)
+
+    def disconnect(self, *, graceful: bool = False) -> None:
+        """End the connection; gracefully it ends when the requests under way are over.
+
+        Does nothing when it is over already. Raises DatInvalidState where there is none yet.
+        """
+        with self.lock:
+            self.demand_live()
+            if self.state in UNDECIDED or self.state is EpState.UNCONNECTED:
+                raise wrong_state(self.state, "there is no connection")
+            if self.state is EpState.DISCONNECTED:
+                return
+            if not graceful or self.state not in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
+                self.link.end(EventNumber.CONNECTION_DISCONNECTED)
+            elif self.state is EpState.CONNECTED:
+                self.move(Input.DRAIN)
+                self.link.drain()
+
+    def reset(self) -> None:
+        """Make a disconnected endpoint unconnected; an unconnected one keeps its receives.
+
+        Raises DatInvalidState in any other state.
+        """
+        with self.lock:
+            self.demand_live()
+            was_over = self.state is EpState.DISCONNECTED
+            self.move(Input.RESET)
+            if was_over:
+                self.transfers.forget()
+                self.link.reset()
+                self._local = self._remote = None
+
+    # -- for the parts and the service points; lock held
+
+    def move(self, event: Input) -> None:
+        """Change the state. Raises DatInvalidState if it cannot be left so."""
+        self.state = next_state(self.state, event)
+
+    def demand_ready(self) -> None:
+        """Raise DatInvalidHandle or DatInvalidState without what a connection needs."""
+        if self.connect_evd is None:
+            detail = "no connect dispatcher"
+            raise dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_EVD_CONN, detail)
+        if self.pz is None:
+            subtype = Subtype.INVALID_STATE_EP_NOTREADY
+            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
+
+    def begin_accept(self, remote: tuple[str, int], local: tuple[str, int]) -> None:
+        """Note whose request is being answered."""
+        self.move(Input.ACCEPT)
+        self._remote, self._local = remote, local
+
+    def note_request(self, remote: tuple[str, int], local: tuple[str, int]) -> None:
+        """Note whose request met the reserved service point of this endpoint."""
+        self.move(Input.REQUEST)
+        self._remote, self._local = remote, local
+
+    def note_status(self, status: DtoStatus) -> None:
+        """Break the connection after a completion that failed by itself."""
+        if breaks_connection(status):
+            self.link.break_soon()
+
+    def note_drained(self) -> None:
+        """Go on with a graceful disconnect: no request is outstanding."""
+        if self.state is EpState.DISCONNECT_PENDING:
+            self.link.drain()
+
+    def handle_async(self, kind: AsyncEventType) -> None:
+        """Break the connection where the engine says that it cannot go on."""
+        if kind in _BREAKING_EVENTS:
+            self.link.break_soon()
+
+    def handle_evd_overflow(self, evd: EventDispatcher) -> None:
+        """Break the connection: a completion or an event of it was lost."""
+        self.link.break_soon()
+
+    def demand_free(self) -> None:
+        """Raise DatInvalidState while a service point or a request owns the endpoint."""
+        if self.state in UNDECIDED:
+            raise wrong_state(self.state, "the endpoint belongs to a service point or a request")
+        super().demand_free()
+
+    def _dispose(self) -> None:
+        self.link.dispose()
+        self.ia.adapter.remove(self.engine)
+        self.ia.disown(self.engine)
+        if self.srq is not None:
+            self.srq.engine.attached -= 1
+
+    # -- inside
+
+    def _make_engine(self) -> QueuePair:
+        limits, device = self.ia.attr, self.ia.adapter.attributes
+        # Depths are this object's to watch: they may change while the queue pair exists.
+        cap = QPCap(
+            max_send_wr=limits.max_dto_per_ep,
+            max_recv_wr=limits.max_dto_per_ep,
+            max_send_sge=limits.max_iov_segments_per_dto,
+            max_recv_sge=limits.max_iov_segments_per_dto,
+        )
+        engine = QueuePair(
+            qpn=self.ia.adapter.new_qpn(),
+            qp_type=QPType.RC,
+            pd=self.pz,
+            send_cq=self.transfers.send_cq,
+            recv_cq=self.transfers.recv_cq,
+            srq=None if self.srq is None else self.srq.engine,
+            cap=cap,
+            keys=self.ia.adapter.keys,
+            link=device.link,
+            acceptance=_acceptance(self.ia),
+        )
+        self.ia.adapter.add(engine)
+        self.ia.adopt(engine, self)
+        return engine
+
+    def _attach_all(
+        self,
+        recv_evd: EventDispatcher | None,
+        request_evd: EventDispatcher | None,
+        connect_evd: EventDispatcher | None,
+    ) -> None:
+        """Attach the dispatchers, all of them or none."""
+        try:
+            self._attach(Role.RECV, "recv_evd", recv_evd)
+            self._attach(Role.REQUEST, "request_evd", request_evd)
+            self._attach(Role.CONNECTION, "connect_evd", connect_evd)
+        except Exception:
+            for role, name in _EVD_FIELDS.values():
+                self._attach(role, name, None)
+            raise
+
+    def _attach(self, role: Role, name: str, evd: EventDispatcher | None) -> None:
+        before = getattr(self, name)
+        if evd is before:
+            return
+        if evd is not None:
+            live(evd, EventDispatcher, role.subtype)
+            self.ia.demand_own(evd)
+            flags = {
+                Role.RECV: self.attr.recv_completion_flags,
+                Role.REQUEST: self.attr.request_completion_flags,
+            }
+            evd.attach(role, self, flags.get(role, CompletionFlag.DEFAULT))
+        if before is not None:
+            before.detach(role, self)
+        setattr(self, name, evd)
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        evds = {
+            name: changes.get(field, getattr(self, name))
+            for field, (_, name) in _EVD_FIELDS.items()
+        }
+        attr_changes = {name: value for name, value in changes.items() if name in _ATTR_FIELDS}
+        attr = replace(self.attr, **attr_changes)
+        check_attr(
+            attr,
+            self.ia.attr,
+            argument=3,
+            has_recv_evd=evds["recv_evd"] is not None,
+            has_request_evd=evds["request_evd"] is not None,
+            has_srq=self.srq is not None,
+        )
+        if "pz_handle" in changes:
+            zone = _demand_zone(changes["pz_handle"])
+            self.ia.demand_own(zone)
+            self.hold(zone)
+            self.drop(self.pz)
+            self.pz = self.engine.pd = zone
+        before, self.attr = self.attr, attr
+        try:
+            for role, name in _EVD_FIELDS.values():
+                self._attach(role, name, evds[name])
+        except Exception:
+            self.attr = before
+            raise
+        if self.srq is not None and {"srq_soft_hw", "max_recv_dtos"} & attr_changes.keys():
+            soft, hard = high_watermark(attr.srq_soft_hw), high_watermark(attr.max_recv_dtos)
+            self.engine.set_recv_watermarks(soft, hard)
+
+    def _pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[Any]:
+        if self.pz is None:
+            subtype = Subtype.INVALID_STATE_EP_NOTREADY
+            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
+        keys = self.ia.adapter.keys
+        return list(pieces_of(iov, keys, self.pz, write=write, segments_max=segments_max))
+
+    def _demand_request(
+        self, flags: int, allowed: CompletionFlag, *, argument: int
+    ) -> CompletionFlag:
+        self.demand_live()
+        if self.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
+            raise wrong_state(self.state, "requests need a connection")
+        wanted, attribute = CompletionFlag(flags), self.attr.request_completion_flags
+        demand_flags(wanted, allowed, attribute, argument=argument)
+        return wanted
+
+    def _post_rdma(
+        self,
+        opcode: WROpcode,
+        iov: Sequence[LmrTriplet],
+        sg: list[Any],
+        remote: RmrTriplet,
+        cookie: Any,
+        flags: CompletionFlag,
+    ) -> None:
+        octets = sum(segment.segment_length for segment in iov)
+        limit = min(remote.segment_length, self.attr.max_rdma_size)
+        if octets > limit:
+            raise dat_error(
+                ReturnType.LENGTH_ERROR, detail=f"{octets} octets, the peer's segment has {limit}"
+            )
+        request = SendWR(opcode=opcode, sg=sg)
+        request.set_wr_rdma(remote.rmr_context, remote.target_address)
+        self.transfers.post_request(request, cookie, flags)
+
+    def _demand_private_data(self, private_data: bytes, *, argument: int) -> None:
+        limit = self.ia.provider_attr.max_private_data_size
+        if len(private_data) > limit:
+            raise bad_argument(
+                argument, f"private data of {len(private_data)} octets, limit {limit}"
+            )
+
+
+def _acceptance(ia: InterfaceAdapter) -> Acceptance:
+    """Return what the adapter was opened with, else by arrival where messages can overtake."""
+    offered = ia.adapter.attributes.acceptance
+    wanted = ia.support.acceptance
+    if wanted is None:
+        wanted = Acceptance.BY_ARRIVAL if Acceptance.BY_ARRIVAL in offered else Acceptance.IN_ORDER
+    return wanted
+
+
+def _demand_zone(pz: object) -> ProtectionZone:
+    from urds.dat.pz import ProtectionZone
+
+    return live(pz, ProtectionZone)
+
+
+def _checked_attr(
+    ia: InterfaceAdapter,
+    attr: EpAttr | None,
+    recv_evd: EventDispatcher | None,
+    request_evd: EventDispatcher | None,
+    srq: SharedReceiveQueue | None,
+) -> EpAttr:
+    has_recv_evd, has_request_evd = recv_evd is not None, request_evd is not None
+    if srq is not None:
+        from urds.dat.srq import SharedReceiveQueue
+
+        live(srq, SharedReceiveQueue)
+        if attr is None:
+            raise bad_argument(7, "no attributes: an endpoint on a shared queue needs them")
+    found = attr or default_attr(has_recv_evd=has_recv_evd, has_request_evd=has_request_evd)
+    check_attr(
+        found,
+        ia.attr,
+        argument=6 if srq is None else 7,
+        has_recv_evd=has_recv_evd,
+        has_request_evd=has_request_evd,
+        has_srq=srq is not None,
+    )
+    return found
+
+
+def _demand_length(iov: Sequence[LmrTriplet], limit: int, *, argument: int) -> None:
+    octets = sum(segment.segment_length for segment in iov)
+    if octets > limit:
+        raise bad_argument(argument, f"message of {octets} octets, max_message_size is {limit}")
+
+
+def _mark(value: int | None) -> int:
+    return -1 if value is None else value

@@ -1,0 +1,226 @@
+"""The connection of an endpoint: how it begins, what its events mean, how it ends.
+
+One terminal event per attempt or connection. Callbacks of the layers below may come from inside
+the engine, so what touches the queue pair from there waits for `adapter.call_soon`.
+Source: dat.md sections 4.3 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from urds.dat.ep_state import CONNECTING, Input
+from urds.dat.numbers import EpState, EventNumber
+from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
+from urds.verbs.engine.queue_pair import QPAttr
+from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters
+
+if TYPE_CHECKING:
+    from urds.dat.ep import Endpoint
+    from urds.verbs.providers.base import Address, Connection, ConnectionEvent
+
+Kind = ConnectionEventKind
+
+_REMOTE_ACCESS: Final = (
+    AccessFlag.LOCAL_WRITE
+    | AccessFlag.REMOTE_WRITE
+    | AccessFlag.REMOTE_READ
+    | AccessFlag.REMOTE_ATOMIC
+)
+_TO_INIT: Final = (
+    QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
+)
+
+# How an attempt of ours ends, and how a connection does; an accepted one that is not established
+# ends in ACCEPT_COMPLETION_ERROR whatever the reason.
+_ATTEMPT_ENDS: Final = {
+    Kind.REJECTED: EventNumber.CONNECTION_PEER_REJECTED,
+    Kind.REFUSED: EventNumber.CONNECTION_NON_PEER_REJECTED,
+    Kind.UNREACHABLE: EventNumber.CONNECTION_UNREACHABLE,
+    Kind.ERROR: EventNumber.CONNECTION_NON_PEER_REJECTED,
+    Kind.DISCONNECTED: EventNumber.CONNECTION_NON_PEER_REJECTED,
+    Kind.BROKEN: EventNumber.CONNECTION_NON_PEER_REJECTED,
+}
+
+
+class Link:
+    """What ties an endpoint to its peer, from connect or accept to the reset. Lock held."""
+
+    def __init__(self, ep: Endpoint) -> None:
+        self._ep = ep
+        self._adapter = ep.ia.adapter
+        self.connection: Connection | None = None
+        self._deadline_ns: int | None = None
+        self._breaking = False
+
+    # -- how it begins
+
+    def prepare(self) -> None:
+        """Lead the queue pair to INIT: from here on receives may be posted."""
+        attr = QPAttr(qp_state=QPState.INIT, qp_access_flags=_REMOTE_ACCESS)
+        self._ep.engine.modify(attr, _TO_INIT, self._adapter.now_ns())
+
+    def connect(self, peer: Address, private_data: bytes, timeout_ns: int | None) -> None:
+        """Ask for a connection. Raises OSError for what can be told at once."""
+        from urds.verbs.providers.base import PortSpace
+
+        now_ns = self._adapter.now_ns()
+        self._deadline_ns = None if timeout_ns is None else now_ns + timeout_ns
+        self._ep.engine.hold_receives = True
+        self.connection = self._adapter.connect(
+            self._ep.engine,
+            peer,
+            PortSpace.TCP,
+            self._parameters(private_data),
+            on_event=self._handle_event,
+            timeout_ns=timeout_ns,
+        )
+
+    def accept(self, connection: Connection, private_data: bytes) -> None:
+        """Answer a request. Raises OSError; then nothing has changed."""
+        before = connection.on_event
+        connection.on_event = self._handle_event
+        self._ep.engine.hold_receives = True
+        self.connection = connection
+        try:
+            connection.accept(self._ep.engine, self._parameters(private_data))
+        except OSError:
+            connection.on_event = before
+            self._ep.engine.hold_receives = False
+            self.connection = None
+            raise
+
+    # -- how it ends
+
+    def drain(self) -> None:
+        """Disconnect once nothing is outstanding; called again when a request completes."""
+        if self._ep.transfers.requests_outstanding == 0:
+            self._adapter.call_soon(self._finish_drain)
+
+    def end(self, number: EventNumber | None, private_data: bytes = b"") -> None:
+        """End the connection from this side, whatever its state: flush, tell the peer, tell us."""
+        ep, connection = self._ep, self.connection
+        was_up = ep.state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING)
+        self.connection = None
+        ep.move(Input.ENDED)
+        if connection is not None:
+            if was_up:
+                connection.disconnect()
+            else:
+                connection.close()
+        self._flush()
+        if number is not None and ep.connect_evd is not None:
+            ep.connect_evd.post_connection(ep, number, private_data)
+
+    def break_soon(self) -> None:
+        """Break the connection once the engine call under way is over."""
+        if not self._breaking:
+            self._breaking = True
+            self._adapter.call_soon(self._break)
+
+    def reset(self) -> None:
+        """Make the queue pair new, for another connection."""
+        now_ns = self._adapter.now_ns()
+        self._breaking = False
+        self._ep.engine.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, now_ns)
+        self._ep.engine.hold_receives = False
+        self.prepare()
+
+    def dispose(self) -> None:
+        """Let go of everything: the endpoint is being freed."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            if self._ep.state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
+                connection.on_event = _ignore
+                connection.disconnect()
+            else:
+                connection.close()
+        self._flush()
+
+    # -- inside
+
+    def _parameters(self, private_data: bytes) -> ConnectParameters:
+        return ConnectParameters(
+            private_data=private_data,
+            responder_resources=self._ep.attr.max_rdma_read_in,
+            initiator_depth=self._ep.attr.max_rdma_read_out,
+        )
+
+    def _handle_event(self, event: ConnectionEvent) -> None:
+        if event.connection is not self.connection:
+            return  # of a connection that this endpoint has ended
+        if event.kind is Kind.ESTABLISHED:
+            self._establish(event)
+        elif event.kind is not Kind.REQUEST:
+            self._lose(event)
+
+    def _establish(self, event: ConnectionEvent) -> None:
+        ep = self._ep
+        is_active = ep.state is EpState.ACTIVE_CONNECTION_PENDING
+        ep.move(Input.ESTABLISHED)
+        # Only the side that asked learns what the other said; the accepting one gave it itself.
+        private_data = event.parameters.private_data if is_active else b""
+        assert ep.connect_evd is not None, "no connection without its dispatcher"
+        ep.connect_evd.post_connection(ep, EventNumber.CONNECTION_ESTABLISHED, private_data)
+        # What arrived meanwhile comes after the event of the connection that it came by.
+        ep.engine.hold_receives = False
+
+    def _lose(self, event: ConnectionEvent) -> None:
+        ep = self._ep
+        private_data = event.parameters.private_data if event.kind is Kind.REJECTED else b""
+        number = self._number_of_end(event.kind)
+        self.connection = None
+        ep.move(Input.ENDED)
+        if ep.engine.state is QPState.ERR:
+            self._tell(number, private_data)
+        else:
+            # The flushed transfers come before the event.
+            def finish() -> None:
+                self._flush()
+                self._tell(number, private_data)
+
+            self._adapter.call_soon(finish)
+
+    def _number_of_end(self, kind: Kind) -> EventNumber:
+        state = self._ep.state
+        if state is EpState.COMPLETION_PENDING:
+            return EventNumber.CONNECTION_ACCEPT_COMPLETION_ERROR
+        if state in CONNECTING:
+            is_late = self._deadline_ns is not None and self._adapter.now_ns() >= self._deadline_ns
+            if kind is Kind.UNREACHABLE and is_late:
+                return EventNumber.CONNECTION_TIMED_OUT
+            return _ATTEMPT_ENDS[kind]
+        if kind is Kind.DISCONNECTED or state is EpState.DISCONNECT_PENDING:
+            return EventNumber.CONNECTION_DISCONNECTED
+        return EventNumber.CONNECTION_BROKEN
+
+    def _tell(self, number: EventNumber, private_data: bytes) -> None:
+        if self._ep.live and self._ep.connect_evd is not None:
+            self._ep.connect_evd.post_connection(self._ep, number, private_data)
+
+    def _finish_drain(self) -> None:
+        ep = self._ep
+        if ep.live and ep.state is EpState.DISCONNECT_PENDING:
+            self.end(EventNumber.CONNECTION_DISCONNECTED)
+
+    def _break(self) -> None:
+        self._breaking = False
+        state = self._ep.state
+        if not self._ep.live:
+            return
+        if state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
+            self.end(EventNumber.CONNECTION_BROKEN)
+        elif state is EpState.COMPLETION_PENDING:
+            self.end(EventNumber.CONNECTION_ACCEPT_COMPLETION_ERROR)
+        elif state is EpState.ACTIVE_CONNECTION_PENDING:
+            self.end(EventNumber.CONNECTION_NON_PEER_REJECTED)
+
+    def _flush(self) -> None:
+        engine = self._ep.engine
+        if engine.state is not QPState.ERR:
+            engine.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self._adapter.now_ns())
+        self._adapter.kick(engine)
+
+
+def _ignore(_event: ConnectionEvent) -> None:
+    """Take no notice: the endpoint is gone."""

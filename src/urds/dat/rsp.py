@@ -1,0 +1,92 @@
+"""Reserved service points: they listen for one request, which is for one endpoint.
+
+Source: dat.md sections 3, 4.3, 8 and 9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from urds.dat.addresses import port_of
+from urds.dat.ep_state import Input
+from urds.dat.errors import from_os_error
+from urds.dat.evd import EventDispatcher, Role
+from urds.dat.handles import DatObject, live
+from urds.dat.numbers import EpState, HandleType
+from urds.dat.records import RspParam
+from urds.dat.returns import Subtype
+from urds.verbs.providers.base import ConnectionEventKind, PortSpace
+
+if TYPE_CHECKING:
+    from urds.dat.ep import Endpoint
+    from urds.dat.ia import InterfaceAdapter
+    from urds.verbs.providers.base import ConnectionEvent
+
+
+class ReservedServicePoint(DatObject):
+    """A listener that its first request ends; freed before, its endpoint is unconnected again."""
+
+    handle_type: ClassVar[HandleType] = HandleType.RSP
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_RSP
+
+    def __init__(
+        self, ia: InterfaceAdapter, conn_qual: int, ep: Endpoint, evd: EventDispatcher
+    ) -> None:
+        """Listen at `conn_qual` for `ep`, which must be UNCONNECTED.
+
+        Raises DatConnQualInUse, DatInvalidHandle, DatInvalidParameter, DatInvalidState.
+        """
+        from urds.dat.ep import Endpoint
+
+        with ia.lock:
+            ia.demand_live()
+            port = port_of(conn_qual, argument=2)
+            live(ep, Endpoint)
+            live(evd, EventDispatcher, Role.CR.subtype)
+            ia.demand_own(ep, evd)
+            ep.move(Input.RESERVE)
+            super().__init__(ia)
+            self.conn_qual, self.ep, self.evd = conn_qual, ep, evd
+            try:
+                evd.attach(Role.CR, self)
+                self._listener = ia.adapter.listen(
+                    (ia.address, port), PortSpace.TCP, backlog=1, on_event=self._handle_event
+                )
+            except Exception as error:
+                evd.forget_user(self)
+                for other in list(self._holds):
+                    self.drop(other)
+                ep.move(Input.UNRESERVE)
+                if isinstance(error, OSError):
+                    raise from_os_error(error) from error
+                raise
+            self.hold(ep)
+            self.enlist()
+
+    def query(self) -> RspParam:
+        """Return what the service point is."""
+        with self.lock:
+            self.demand_live()
+            return RspParam(self.ia, self.conn_qual, self.evd, self.ep)
+
+    def _handle_event(self, event: ConnectionEvent) -> None:
+        from urds.dat.cr import ConnectionRequest
+
+        if event.kind is not ConnectionEventKind.REQUEST:
+            return
+        if not self.live:
+            event.connection.close()
+            return
+        connection = event.connection
+        self.ep.note_request(connection.peer[:2], connection.local[:2])
+        data = event.parameters.private_data
+        request = ConnectionRequest(self.ia, connection, data, self.ep)
+        if not self.evd.post_request(None, self.ia.address, self.conn_qual, request):
+            request.withdraw()
+            connection.close()
+        self.end()
+
+    def _dispose(self) -> None:
+        if self.ep.live and self.ep.state is EpState.RESERVED:
+            self.ep.move(Input.UNRESERVE)
+        self.ia.adapter.call_soon(self._listener.close)
