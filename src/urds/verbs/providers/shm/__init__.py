@@ -4,3 +4,7 @@
 peers may map and `grants` lets them; `adapter` puts the queue pairs on top. What one context
 believes of another is bounded: see `ring` and `grants` for what a hostile peer can do.
 """
+
+from urds.verbs.providers.shm.adapter import ShmAdapter, open_adapter
+
+__all__ = ["ShmAdapter", "open_adapter"]

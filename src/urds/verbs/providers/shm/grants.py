@@ -37,6 +37,7 @@ from urds.verbs.providers.shm.ring import Fence, Octets, RingReader, RingWriter
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
 _REVOKE_STEP_S: Final = 0.000_05
 LOANS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
+COPY_BYTES: Final = 1 << 22  # at once; a longer copy looks at the generation in between
 _ADDRESS_END: Final = 1 << 64
 
 
@@ -211,18 +212,24 @@ class Borrowings:
         # What is out of range goes to the owner as a packet, to be refused there.
         if not 0 <= start <= len(mapping.octets) - len(payload):
             return False
+        for first in range(0, len(payload), COPY_BYTES):
+            piece = payload[first : first + COPY_BYTES]
+            if not self._copy(mapping, loan.generation, start + first, piece):
+                self._end(qpn, rkey)
+                return False
+        self.placed += 1
+        return True
+
+    def _copy(self, mapping: _Mapping, generation: int, start: int, octets: Octets) -> bool:
+        """Copy unless the loan has ended; return whether it was done."""
         self._writer.begin_placing()
         try:
-            is_valid = mapping.generation[0] == loan.generation
-            if is_valid:
-                mapping.octets[start : start + len(payload)] = payload
+            if mapping.generation[0] != generation:
+                return False
+            mapping.octets[start : start + len(octets)] = octets
+            return True
         finally:
             self._writer.end_placing()
-        if is_valid:
-            self.placed += 1
-            return True
-        self._end(qpn, rkey)
-        return False
 
     def take(self, loan: Lend, descriptor: int) -> None:
         """Map what the peer lends; an answer that nobody asked for is a mistake of the peer.
@@ -241,6 +248,10 @@ class Borrowings:
         """Remember that this key is for the ring. Raises RemoteProtocolError as `take`."""
         if (known := self._asked(answer)) is not None:
             known.is_declined = True
+
+    def withdraw(self, question: Borrow) -> None:
+        """Forget a question that did not go."""
+        del self._loans[question.qpn, question.rkey]
 
     def forget(self, qpn: int) -> None:
         """Release what was borrowed from a queue pair of the peer."""

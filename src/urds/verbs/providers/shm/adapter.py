@@ -1,0 +1,348 @@
+"""The `shm` provider: queue pairs of processes of one host and one user, over shared memory.
+
+A packet goes through the ring towards its peer. A write into memory that the peer has lent goes
+there at once, with one copy by this side; then the packet says PLACED and carries no octets. The
+engine places a request only while no write before it is on its way, so the last one wins.
+
+Between the two the initiator's checks are those of an honest peer, and come early: octets may
+be there before a request in front of them has failed. What the responder would refuse is not
+placed, as long as both keep the rules of `grants`.
+
+A ring that is full holds packets back in their queue pairs; none is lost. Datagrams have no way
+that could be asked before they are taken: those that find no room are lost and counted.
+"""
+
+import errno
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from random import SystemRandom
+from typing import Final
+
+from urds.errors import RemoteProtocolError
+from urds.verbs.cm.records import CmSettings
+from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
+from urds.verbs.engine.packets import Packet
+from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
+from urds.verbs.engine.work import AddressVector
+from urds.verbs.providers.base import Address, DeviceAttributes, PortSpace
+from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.packet_mover import Buffer, Entry
+from urds.verbs.providers.shm.channel import RING_BYTES, Channel
+from urds.verbs.providers.shm.grants import LendingKeys
+from urds.verbs.providers.shm.memory import Allocations
+from urds.verbs.providers.shm.messages import GID_BYTES, Borrow, Decline
+from urds.verbs.providers.shm.peers import FRAME_PACKET, Peers
+from urds.verbs.providers.shm.pump import Pump
+from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
+
+MTU_BYTES: Final = 256 * 1024
+_PACKET_BYTES_MAX: Final = MTU_BYTES + 128  # with the headers of the packet codec
+_LOOK_NS: Final = 1_000_000  # how often who spins looks at sockets as well
+_RECEIVING: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
+_GID_PREFIX: Final = 0xFD  # of addresses that belong to nobody: RFC 4193
+
+
+class ShmAdapter(PacketAdapter):
+    """One opening of the `shm` device."""
+
+    def __init__(self, name: str = "shm0", *, directory: Path | None = None) -> None:
+        """Open the device; `directory` is where contexts meet, if not the user's usual place.
+
+        Raises OSError: PermissionError if the directory is not this user's alone.
+        """
+        chance = SystemRandom()
+        attributes = DeviceAttributes(
+            name=name,
+            provider="shm",
+            link=LinkTraits(mtu_bytes=MTU_BYTES, lossless=True),
+        )
+        super().__init__(
+            attributes,
+            gid=bytes([_GID_PREFIX]) + chance.randbytes(GID_BYTES - 1),
+            chance=chance,
+            # The end of a socket tells at once that a peer is gone: nobody has to be asked.
+            settings=CmSettings(alive_idle_ns=None),
+        )
+        self.datagrams_lost = 0
+        self._rendezvous = Rendezvous(self.gid, directory)
+        self.peers = Peers(
+            self.gid,
+            self._rendezvous,
+            self,
+            payload_bytes_max=_PACKET_BYTES_MAX,
+            now_ns=time.monotonic_ns,
+        )
+        self.allocations = Allocations()
+        self.lending = LendingKeys(
+            self.allocations,
+            lambda: [channel.reader for channel in self.peers],
+            on_overdue=lambda reader: self.call_soon(partial(self.peers.break_off_reader, reader)),
+        )
+        self.keys = self.lending
+        self._names: dict[tuple[Address, PortSpace], ListenerName] = {}
+        self._starved: set[AddressVector] = set()  # ways that were full
+        self._looped: deque[bytes] = deque()  # packets to ourselves
+        self._looped_bytes = 0
+        self._looked_ns = 0
+        self._pump = Pump(self, self.lock, self.peers.epoll, name=f"urds-verbs-{name}")
+
+    # -- time and progress
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns()
+
+    def progress(self) -> None:
+        """Read the rings and run what is due; look at the sockets now and then."""
+        with self.lock:
+            if self._depth or self.is_closed:
+                return
+            now_ns = time.monotonic_ns()
+            self._pump.note_driving(now_ns)
+            ready: list[tuple[int, int]] = []
+            if now_ns - self._looked_ns >= _LOOK_NS:
+                self._looked_ns = now_ns
+                ready = self.peers.epoll.poll(0)
+            self.turn([descriptor for descriptor, _ in ready])
+
+    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """Wait, and drive the device meanwhile unless another thread does."""
+        return self._pump.wait(is_ready, timeout_ns)
+
+    def close(self) -> None:
+        """Tell the peers and close everything."""
+        with self.lock:
+            if self.is_closed:
+                return
+            for qpn in self._entries:
+                self.lending.end_loans(qpn)
+            self._say_goodbye()
+        self._pump.close()
+        with self.lock:
+            for name in self._names.values():
+                name.close()
+            self._names.clear()
+            self._rendezvous.close()
+            self.peers.close()
+
+    # -- as the pump's
+
+    def turn(self, descriptors: Iterable[int]) -> None:
+        """Serve ready descriptors, read all rings, run what is due."""
+        if self.is_closed or self._depth:
+            return
+        with self._batch():
+            now_ns = time.monotonic_ns()
+            self.peers.handle_ready(descriptors)
+            self.peers.take_in()
+            self._run_timers(now_ns)
+            self.peers.handle_time(now_ns)
+            if self._starved:
+                self._feed()
+
+    def fall_asleep(self) -> bool:
+        """Ask to be rung for; false if there is something to do instead."""
+        return not self._looped and self.peers.fall_asleep()
+
+    def awake(self) -> None:
+        """Ask not to be rung for."""
+        self.peers.awake()
+
+    def deadline(self) -> int | None:
+        """Return when something is due."""
+        return self._deadline()
+
+    # -- as the owner of peers
+
+    def handle_packet(self, gid: bytes, octets: bytes) -> None:
+        """Take one packet."""
+        self._receive(octets, AddressVector(gid))
+
+    def handle_borrow(self, channel: Channel, borrow: Borrow) -> None:
+        """Lend memory to the peer of a queue pair that receives and allows writes."""
+        entry = self._entries.get(borrow.qpn)
+        peer = None if entry is None else entry.qp.peer
+        if entry is None or peer is None or peer.dgid != channel.gid or not _may_lend(entry.qp):
+            channel.say(Decline(borrow.qpn, borrow.rkey))
+            return
+        answer = self.lending.lend(borrow, pd=entry.qp.pd)
+        if isinstance(answer, Decline):
+            channel.say(answer)
+        else:
+            channel.say(answer[0], [answer[1]])
+
+    def handle_gone(self, gid: bytes) -> None:
+        """Break what was connected with a peer: connections, then queue pairs without one."""
+        route = AddressVector(gid)
+        self._starved.discard(route)
+        with self._batch():
+            self._lose_route(route)
+            for entry in list(self._entries.values()):
+                qp = entry.qp
+                if qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid:
+                    self._break(entry)
+
+    # -- queue pairs and memory
+
+    def add(self, qp: QueuePair) -> None:
+        """Take a queue pair in."""
+        super().add(qp)
+        qp.gid = self.gid
+        if qp.qp_type is QPType.RC:
+            qp.place_remote = partial(self._place, qp)
+
+    def remove(self, qp: QueuePair) -> None:
+        """Forget a queue pair; its peer may not write any more."""
+        super().remove(qp)
+        qp.place_remote = None
+        self._end_loans(qp)
+
+    def allocate(self, length: int) -> memoryview:
+        """Return zeroed memory that peers can map once it is registered with REMOTE_WRITE."""
+        return self.allocations.allocate(length)
+
+    def _serve(self, entry: Entry) -> None:
+        super()._serve(entry)
+        if entry.qp.state is QPState.ERR:
+            self._end_loans(entry.qp)
+        elif not _may_lend(entry.qp):
+            self.lending.end_loans(entry.qp.qpn)
+
+    def _end_loans(self, qp: QueuePair) -> None:
+        self.lending.end_loans(qp.qpn)
+        channel = None if qp.peer is None else self.peers.find(qp.peer.dgid)
+        if channel is not None:
+            channel.borrowings.forget(qp.attr.dest_qp_num)
+
+    def _place(self, qp: QueuePair, packet: Packet, octets: memoryview) -> bool:
+        """Write into the peer's memory if it has lent it, else ask for it once."""
+        channel = None if qp.peer is None else self.peers.find(qp.peer.dgid)
+        if channel is None:
+            return False
+        placed = channel.borrowings.place(packet.target_qpn, packet.rkey, packet.address, octets)
+        if isinstance(placed, Borrow):
+            if not channel.say(placed):
+                channel.borrowings.withdraw(placed)
+            return False
+        return placed
+
+    def _break(self, entry: Entry) -> None:
+        qp = entry.qp
+        if qp.state in _RECEIVING:
+            qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self.now_ns())
+            self._dirty[qp.qpn] = entry
+
+    # -- packets out
+
+    def _has_room(self, destination: AddressVector) -> bool:
+        if destination.dgid == self.gid:
+            has_room = self._looped_bytes < RING_BYTES
+        else:
+            has_room = self._has_room_at(destination)
+        if not has_room:
+            self._starved.add(destination)
+        return has_room
+
+    def _has_room_at(self, destination: AddressVector) -> bool:
+        try:
+            channel = self.peers.route(destination.dgid)
+        except BlockingIOError:
+            return False  # it has many to greet: `turn` asks again
+        except OSError:
+            # Nobody is there. The packet may come and be dropped: its queue pair is told.
+            self.call_soon(partial(self.handle_gone, destination.dgid))
+            return True
+        try:
+            return channel.wait_for_room(_PACKET_BYTES_MAX)
+        except RemoteProtocolError:
+            self.call_soon(partial(self.peers.break_off, channel))
+            return False
+
+    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+        if destination.dgid == self.gid:
+            octets = b"".join(parts)
+            self._looped.append(octets)
+            self._looped_bytes += len(octets)
+        elif self._has_room(destination) and (channel := self.peers.find(destination.dgid)):
+            channel.write(FRAME_PACKET, *parts)
+        else:
+            self.datagrams_lost += 1
+
+    def _feed(self) -> None:
+        """Serve who waited for ways that have room now."""
+        starved, self._starved = self._starved, set()
+        for destination in starved:
+            if self._has_room(destination):
+                self._resume(destination)
+
+    def _settled(self) -> None:
+        if self._looped:
+            self._loop()
+        self._pump.wake_ready()
+
+    def _nudge(self) -> None:
+        self._pump.wake()
+
+    def _loop(self) -> None:
+        """Take in the packets to ourselves; what they cause goes out at the end."""
+        with self._batch():
+            while self._looped:
+                octets = self._looped.popleft()
+                self._looped_bytes -= len(octets)
+                self._receive(octets, AddressVector(self.gid))
+            if self._starved:
+                self._feed()
+
+    # -- addresses
+
+    def _resolve(
+        self, peer: Address, local: Address | None, space: PortSpace
+    ) -> tuple[AddressVector | None, Address]:
+        host = numeric(peer[0])
+        own = numeric(local[0]) if local is not None else host
+        port = local[1] if local is not None else 0
+        if local is not None:
+            check_local(own)
+        gid = self._rendezvous.find(space, host, peer[1])
+        route = None if gid is None else AddressVector(gid)
+        return route, (own, port or self._chance.choice(EPHEMERAL_PORTS))
+
+    def _claim(self, local: Address, space: PortSpace) -> Address:
+        host = numeric(local[0])
+        check_local(host)
+        name = self._rendezvous.claim(space, host, local[1])
+        address = (host, name.port)
+        self._names[address, space] = name
+        return address
+
+    def _release(self, local: Address, space: PortSpace) -> None:
+        self._names.pop((local, space)).close()
+
+
+def numeric(host: str) -> str:
+    """Return the one spelling of an IP address. Raises OSError: EINVAL for anything else."""
+    try:
+        return str(ip_address(host))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from None
+
+
+def check_local(host: str) -> None:
+    """Raise OSError EADDRNOTAVAIL unless the address is this host's: names stay honest."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((host, 0))
+
+
+def _may_lend(qp: QueuePair) -> bool:
+    return qp.state in _RECEIVING and bool(qp.attr.qp_access_flags & AccessFlag.REMOTE_WRITE)
+
+
+def open_adapter(name: str) -> ShmAdapter:
+    """Open the device. Raises OSError."""
+    return ShmAdapter(name)
