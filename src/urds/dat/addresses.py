@@ -34,7 +34,7 @@ def numeric_address(address: object) -> str:
     return str(found)
 
 
-def port_of(conn_qual: int, *, argument: int) -> int:
+def port_of(conn_qual: object, *, argument: int) -> int:
     """Return the port of a connection qualifier; those above 65535 are folded into 33534 to 65534.
 
     Raises DatInvalidParameter: 0, or not an unsigned 64-bit number.

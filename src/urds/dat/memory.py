@@ -68,7 +68,7 @@ class LocalMemory(DatObject):
             except OSError as error:
                 raise from_os_error(error) from error
             self.pz = pz
-            self._source = source
+            self._origin = source if isinstance(source, LocalMemory) else None
             self._view = view
             self.hold(pz)
             self.enlist()
@@ -107,11 +107,10 @@ class LocalMemory(DatObject):
         """Return what the region is."""
         with self.lock:
             self.demand_live()
-            source = self._source
             return LmrParam(
                 ia_handle=self.ia,
                 mem_type=self.mem_type,
-                region_desc=source if isinstance(source, LocalMemory) else self._view,
+                region_desc=self._origin or self._view,
                 length=self.size,
                 pz_handle=self.pz,
                 mem_priv=self.privileges,
@@ -173,7 +172,7 @@ class LocalMemory(DatObject):
         keys = self.ia.adapter.keys
         keys.unbind_all(self.region)
         keys.deregister(self.region)
-        self._source = None
+        self._origin = None
         # A slice that a program holds keeps the buffer exported; that is its own affair.
         with suppress(BufferError):
             self._view.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from urds.dat.errors import from_os_error
 from urds.dat.ia import ASYNC_QLEN_DEFAULT, InterfaceAdapter
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from urds.dat.evd import EventDispatcher
     from urds.dat.numbers import AsyncEvdHandle
     from urds.verbs.providers.base import Adapter
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 def open_ia(
@@ -39,11 +41,12 @@ def open_ia(
     except OSError as error:
         raise from_os_error(error) from error
     REGISTRY.count_open(provider, 1)
+    address = provider.address or str(getattr(adapter, "address", LOOPBACK))
     try:
         return InterfaceAdapter(
             info.ia_name,
             adapter,
-            address=provider.address,
+            address=address,
             support=provider.support,
             async_qlen=async_qlen,
             async_evd=async_evd,
@@ -64,13 +67,13 @@ def register(
     name: str,
     open_adapter: Callable[[], Adapter],
     *,
-    address: str = "127.0.0.1",
+    address: str | None = None,
     support: Support | None = None,
 ) -> ProviderInfo:
     """Add an adapter to the registry of this process: `open_adapter` is called for each opening.
 
-    `address` is the numeric IP address of the adapter. For a simulated network:
-    `register("sim-a", lambda: network.adapter("a", ...), address=...)`. Raises
+    `address` is the numeric IP address of the adapter, `None` its attribute of that name or
+    loopback. For a simulated network: `register("sim-a", lambda: network.adapter("a"))`. Raises
     DatProviderAlreadyRegistered.
     """
     info = ProviderInfo(name)

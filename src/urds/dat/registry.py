@@ -23,6 +23,7 @@ from urds.dat.errors import dat_error
 from urds.dat.numbers import EpRecvInfo, SrqInfo, SrqWatermarks
 from urds.dat.records import ProviderInfo
 from urds.dat.returns import ReturnType, Subtype
+from urds.verbs.engine.numbers import Acceptance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +55,19 @@ class Support:
         SrqWatermarks.SRQ_LOW | SrqWatermarks.EP_SOFT_HIGH | SrqWatermarks.EP_HARD_HIGH
     )
     srq_info: int = SrqInfo.AVAILABLE_DTO_COUNT | SrqInfo.OUTSTANDING_DTO_COUNT
+    acceptance: Acceptance | None = None  # of messages ahead of others; the device's best
 
 
 @dataclass(slots=True, eq=False)
 class Provider:
-    """Who opens the adapters of one name. `address` is theirs, a numeric IP address."""
+    """Who opens the adapters of one name.
+
+    `address` is theirs, a numeric IP address; `None` is the one that the adapter has as attribute
+    `address`, as simulated ones do, or loopback.
+    """
 
     open_adapter: Callable[[], Adapter]
-    address: str = "127.0.0.1"
+    address: str | None = None
     support: Support = field(default_factory=Support)
     opened: int = 0  # adapters that are open now
 
@@ -156,24 +162,31 @@ def static_entries() -> list[ConfEntry]:
     return [entry for entry in entries if entry.is_loaded and _MODULE.fullmatch(entry.library)]
 
 
-def parse_params(ia_params: str) -> tuple[str, str, Support]:
-    """Return device, address and support from the seventh field of dat.conf.
+def parse_params(ia_params: str) -> tuple[str, str | None, Support]:
+    """Return device, address if it has one, and support from the seventh field of dat.conf.
 
-    Its form is `DEVICE [ADDRESS] [NAME=NUMBER ...]` with the fields of `Support` as names, such as
-    `shm0 127.0.0.1 ep_recv_info=0x01`. Raises ValueError: not of that form.
+    Its form is `DEVICE [ADDRESS] [NAME=VALUE ...]` with the fields of `Support` as names: numbers,
+    such as `shm0 127.0.0.1 ep_recv_info=0x01`, and `acceptance=fill_gaps` or another name of
+    `Acceptance`. Raises ValueError: not of that form.
     """
     words = ia_params.split()
     plain = [word for word in words if "=" not in word]
     if not 1 <= len(plain) <= 2:
         raise ValueError(f"adapter parameters {ia_params!r}, such as 'shm0 127.0.0.1'")
     support = Support()
-    for word in words:
-        name, has_value, number = word.partition("=")
-        if has_value and name not in Support.__dataclass_fields__:
-            raise ValueError(f"unknown parameter {name!r}")
-        if has_value:
-            support = replace(support, **{name: int(number, 0)})
-    return plain[0], plain[1] if len(plain) > 1 else "127.0.0.1", support
+    for name, _, value in (word.partition("=") for word in words if "=" in word):
+        match name:
+            case "ep_recv_info":
+                support = replace(support, ep_recv_info=int(value, 0))
+            case "srq_watermarks":
+                support = replace(support, srq_watermarks=int(value, 0))
+            case "srq_info":
+                support = replace(support, srq_info=int(value, 0))
+            case "acceptance" if value.upper() in Acceptance.__members__:
+                support = replace(support, acceptance=Acceptance[value.upper()])
+            case _:
+                raise ValueError(f"unknown parameter {name}={value}")
+    return plain[0], plain[1] if len(plain) > 1 else None, support
 
 
 def _read(path: Path) -> list[ConfEntry]:
@@ -204,22 +217,29 @@ def _load(entry: ConfEntry) -> bool:
 
 def _closest(known: list[ProviderInfo], wanted: ProviderInfo) -> Subtype | None:
     """Return why none of the known ones will do, as specific as can be; `None` if one does."""
-    for refusal, left in (
-        (Subtype.NAME_NOT_REGISTERED, lambda info: info.ia_name == wanted.ia_name),
-        (
-            Subtype.MAJOR_NOT_FOUND,
-            lambda info: info.dapl_version_major == wanted.dapl_version_major,
-        ),
-        (
-            Subtype.MINOR_NOT_FOUND,
-            lambda info: info.dapl_version_minor >= wanted.dapl_version_minor,
-        ),
-        (
-            Subtype.THREAD_SAFETY_NOT_FOUND,
-            lambda info: info.is_thread_safe == wanted.is_thread_safe,
-        ),
-    ):
-        known = [info for info in known if left(info)]
-        if not known:
-            return refusal
+    refusals = {_refusal(info, wanted) for info in known}
+    if None in refusals:
+        return None
+    # The later in this order, the more of the four parts were right.
+    reached = [each for each in _REFUSALS if each in refusals]
+    return reached[-1] if reached else Subtype.NAME_NOT_REGISTERED
+
+
+_REFUSALS: Final = (
+    Subtype.NAME_NOT_REGISTERED,
+    Subtype.MAJOR_NOT_FOUND,
+    Subtype.MINOR_NOT_FOUND,
+    Subtype.THREAD_SAFETY_NOT_FOUND,
+)
+
+
+def _refusal(info: ProviderInfo, wanted: ProviderInfo) -> Subtype | None:
+    if info.ia_name != wanted.ia_name:
+        return Subtype.NAME_NOT_REGISTERED
+    if info.dapl_version_major != wanted.dapl_version_major:
+        return Subtype.MAJOR_NOT_FOUND
+    if info.dapl_version_minor < wanted.dapl_version_minor:
+        return Subtype.MINOR_NOT_FOUND
+    if info.is_thread_safe != wanted.is_thread_safe:
+        return Subtype.THREAD_SAFETY_NOT_FOUND
     return None
