@@ -64,12 +64,15 @@ class OwnNode:
         *,
         npaths: int,
         generation: int,
+        clock_ahead_ms: int = 0,
     ) -> None:
         self.network = network
         self.world: World = network.world
         self.flows = flows
         self.local, self.peer = local, peer
         self.life = flows.new_life(local)
+        self.generation = generation
+        self.clock_ahead_ms = clock_ahead_ms
         self.alive = True
         self.asleep = False  # the process gets no CPU
         self.receivers_stopped = False
@@ -140,11 +143,12 @@ class OwnNode:
     # -- the shell of the paths
 
     def _new_path(self, index: int) -> Path:
-        first = (1_700_000_000_000 + self.world.now_ns // MS) << 20
+        wall_ms = 1_700_000_000_000 + self.world.now_ns // MS + self.clock_ahead_ms
         core = PathCore(
             self.limits,
             self.counters,
-            sequence_first=first,
+            sequence_first=wall_ms << 20,
+            generation=self.generation,
             inboxes=self.inboxes,
             source_of=lambda port: (str(self.peer), port),
             map_octets=lambda: CongestionMap(self.congested).emit(),

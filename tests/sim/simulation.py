@@ -14,10 +14,14 @@ from tests.sim.world import MS, SECOND, Socket, World
 
 LOW, HIGH = IPv4Address("127.0.0.1"), IPv4Address("127.0.0.2")
 HEALED_NS = 120 * SECOND  # the longest a healed pair may take
+CLOCKS_AHEAD_MS = (-86_400_000, -1_000, -40, -1, 0, 0, 1, 1_000)  # of a life, where clocks are set
 
 
 class Simulation:
-    """Two nodes; `restarts` tells which of them may restart, `kernels` which are kernels."""
+    """Two nodes; `restarts` tells which of them may restart, `kernels` which are kernels.
+
+    With `clocks_set` each life has a clock of its own, so that many begin before the one before.
+    """
 
     def __init__(
         self,
@@ -27,6 +31,7 @@ class Simulation:
         restarts: tuple[IPv4Address, ...] = (),
         kernels: Mapping[IPv4Address, int] = MappingProxyType({}),
         rounds: int = 40,
+        clocks_set: bool = False,
     ) -> None:
         self.world = World(seed)
         self.seed = seed
@@ -38,6 +43,7 @@ class Simulation:
         self.restarted = 0
         self.restarts = restarts
         self.kernels = kernels  # address to release
+        self.clocks_set = clocks_set
         self.nodes = {LOW: self.new_node(LOW, HIGH), HIGH: self.new_node(HIGH, LOW)}
 
     def new_node(self, local: IPv4Address, peer: IPv4Address) -> OwnNode | KernelNode:
@@ -45,7 +51,16 @@ class Simulation:
         network, flows = self.network, self.flows
         if (release := self.kernels.get(local)) is not None:
             return KernelNode(network, flows, local, peer, release=release, generation=generation)
-        return OwnNode(network, flows, local, peer, npaths=self.npaths, generation=generation)
+        ahead_ms = self.random.choice(CLOCKS_AHEAD_MS) if self.clocks_set else 0
+        return OwnNode(
+            network,
+            flows,
+            local,
+            peer,
+            npaths=self.npaths,
+            generation=generation,
+            clock_ahead_ms=ahead_ms,
+        )
 
     def run(self) -> None:
         """Disturb for a while, heal, and judge."""

@@ -113,6 +113,16 @@ def _forget_early_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PathCore, "agree", agree)
 
 
+def _greet_at_once(patch: pytest.MonkeyPatch) -> None:
+    original = PathCore.control
+
+    def control(self: PathCore, **fields: Any) -> None:
+        original(self, **fields)
+        self._frame_hellos()
+
+    patch.setattr(PathCore, "control", control)
+
+
 def _any_stream_will_do(self: Connection, index: int, attachment: int) -> PathLife | None:
     path = self._path(index)
     return path if path is not None and path.stream is not None else None
@@ -162,6 +172,7 @@ def _renumber_repeats(patch: pytest.MonkeyPatch) -> None:
 
 MANY = {"npaths": 8}
 RESTARTS = {"restarts": (LOW, HIGH)}
+CLOCKS_SET = {**RESTARTS, "clocks_set": True}
 MANY_RESTARTS = {**MANY, **RESTARTS}
 KERNEL_LOW, KERNEL_HIGH = {"kernels": {LOW: 6}}, {"kernels": {HIGH: 6}}
 
@@ -174,12 +185,18 @@ BROKEN = [
     Broken(
         "towards a kernel TCP's acknowledgement frees, not the write", _free_at_write, KERNEL_LOW
     ),
-    Broken("numbers start from the clock", _numbers_from_one, RESTARTS),
+    Broken(
+        "towards a kernel numbers start from the clock",
+        _numbers_from_one,
+        {**KERNEL_LOW, "restarts": (HIGH,)},
+    ),
     Broken(
         "a restart leaves the expected number",
         before(Incoming, "restart_peer", _reset_at_restart),
         RESTARTS,
     ),
+    Broken("a map tells the life", instead(Incoming, "_note_life", nothing), CLOCKS_SET),
+    Broken("a hello waits for the peer's first frame", _greet_at_once, CLOCKS_SET),
     Broken(
         "a kernel's new life is seen before the duplicate rule",
         instead(Incoming, "_is_new_life", lambda *_: False),

@@ -23,6 +23,12 @@ def test_between_own_nodes_that_restart(seed: int) -> None:
     Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH)).run()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_between_own_nodes_whose_clocks_are_set_at_restarts(seed: int) -> None:
+    """A new life may number its messages below those of the life before."""
+    Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH), clocks_set=True).run()
+
+
 @pytest.mark.parametrize("release", [6, 7])
 @pytest.mark.parametrize("kernel", [LOW, HIGH], ids=["lower", "higher"])
 @pytest.mark.parametrize("seed", SEEDS)

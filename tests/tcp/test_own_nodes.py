@@ -14,12 +14,15 @@ from tests.tcp.kernel_peer import KernelPeer, Release
 from tests.tcp.meetings import KERNEL_PORT, numbered, taken
 from tests.tcp.nodes import PORT, Node, wait_until
 from tests.tcp.relay import Relay, Way
+from urds.dataplane.reference.incoming import Incoming
+from urds.driver import driver
 from urds.proto.events import PeerKind, ReleaseRule
 from urds.proto.peer import PeerFacts
 from urds.wire.header import Header
 
 ORDERS = ["lower", "higher"]
 SENT = numbered("sent", 10)
+DAY_NS = 86_400_000_000_000
 
 
 def meet(one: Node, other: Node) -> None:
@@ -274,6 +277,48 @@ def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> No
         receiver.kill()
     assert sender.counters["send_given_up"] == 0
     assert sender.counters["peer_restarts"] == 2
+
+
+def restart_with_the_clock_set_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
+) -> list[bytes]:
+    """Return what comes of a new life that numbers below the old one, and repeats at once.
+
+    Its first connection is reset with all it said unread.
+    """
+    survivor, other = lab.own_pair(order)
+    meet(survivor, other)
+    other.close()
+    path = survivor.path(other.address)
+    wait_until(lambda: path.stream is None)
+    monkeypatch.setattr(driver, "_STARTED_NS", driver._STARTED_NS - DAY_NS)
+    with monkeypatch.context() as patch:
+        patch.setattr(path, "read", lambda: False)
+        newborn = lab.node(2)
+        send(newborn, survivor, SENT)
+        core = newborn.path(survivor.address).core
+        wait_until(lambda: len(core.outgoing.unacked) >= len(SENT))
+        wait_until(lambda: not newborn.stream(survivor.address).unacknowledged())
+        survivor.backend.break_connections()
+        wait_until(lambda: newborn.counters["downs"] > 0)
+    return collect(survivor, len(SENT), wait_s=2.0)
+
+
+@pytest.mark.rule("wire-generation-restart")
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_clock_set_back_between_two_lives_costs_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    assert restart_with_the_clock_set_back(lab, monkeypatch, order) == SENT
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_life_that_maps_do_not_tell_loses_messages(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """Its repeats are taken for those of the life before, whose numbers were higher."""
+    monkeypatch.setattr(Incoming, "_note_life", lambda *_: None)
+    assert restart_with_the_clock_set_back(lab, monkeypatch, order) == []
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -27,7 +27,8 @@ from urds.wire.exthdr import Handshake, Mark, emit_handshake, parse_handshake
 
 ORDERS = ["lower", "higher"]
 LINUX = load("linux_6_1_tcp")
-LIST = slice(32, 42)  # of a header: the extension list; behind it stands the mark
+EXTENSION = slice(32, 48)  # of a header
+LIST = slice(32, 42)  # the extension list; behind it stands the mark
 MARK = slice(42, 48)
 
 
@@ -39,6 +40,11 @@ def octets_of(frame: Frame) -> bytes:
 def without_number(octets: bytes) -> bytes:
     """Leave the sequence number out: ours come from the clock, a kernel's begin at 1."""
     return octets[8:]
+
+
+def without_extension(octets: bytes) -> bytes:
+    """Zero the extension space, where a map tells our life: no kernel reads it there."""
+    return octets[: EXTENSION.start] + bytes(16) + octets[EXTENSION.stop :]
 
 
 def frames_between(peer: KernelPeer, source_port: int, target_port: int) -> list[Frame]:
@@ -54,7 +60,10 @@ def test_a_lower_node_says_nothing_but_its_map_before_the_kernels_frame(lab: Lab
     send_to_kernel(node, peer, [b"hello from A"])
     peer.listener.settimeout(2.0)
     connection, _ = peer.listener.accept()
-    assert heard_until_silence(connection) == LINUX["empty_map"]
+    opening = heard_until_silence(connection)
+    assert without_extension(opening) == LINUX["empty_map"]
+    life = parse_handshake(opening[EXTENSION])
+    assert (life.generation, life.mark) == (node.driver.generation, Mark(Capability(0)))
     connection.sendall(emit_map())
     frames = FrameReader().feed(heard_until_silence(connection))
     assert {frame.ports for frame in frames} == {(1, 0), (PORT, KERNEL_PORT)}
@@ -77,7 +86,7 @@ def test_the_first_words_are_those_of_linux(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
     send_to_kernel(node, peer, [b"hello from A"])
     settle(node, peer)
-    assert octets_of(peer.frames[0]) == LINUX["empty_map"]
+    assert without_extension(octets_of(peer.frames[0])) == LINUX["empty_map"]
     (data,) = frames_between(peer, PORT, KERNEL_PORT)
     assert without_number(octets_of(data)) == without_number(LINUX["data"])
     (probe,) = frames_between(peer, 1, 0)

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from urds.constants import HeaderFlag
+from urds.constants import Capability, HeaderFlag
 from urds.dataplane.base import DownReason, Hold, Limits, Release
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.path import PathCore
+from urds.wire.exthdr import Handshake, Mark, emit_handshake
 from urds.wire.header import HEADER_BYTES, Header
 
 SOURCE, TARGET = 4000, 5000
@@ -37,6 +38,7 @@ class Side:
         self,
         *,
         sequence_first: int = 1,
+        generation: int | None = None,
         limits: Limits | None = None,
         release: Release = Release.NOT_YET,
         checksum: bool = False,
@@ -49,6 +51,7 @@ class Side:
             limits or Limits(),
             self.counters,
             sequence_first=sequence_first,
+            generation=generation,
             inboxes={TARGET: self.inbox},
             source_of=lambda port: ("peer", port),
             map_octets=lambda: self.map_octets,
@@ -139,6 +142,21 @@ def message(
         **fields,
     )
     return header.emit(checksum=checksum) + payload
+
+
+def map_message(generation: int | None = None, ports_octets: bytes = NO_MAP) -> bytes:
+    """Return the map of an own node's life, or with None a kernel's."""
+    extension = bytes(16)
+    if generation is not None:
+        extension = emit_handshake(Handshake(generation=generation, mark=Mark(Capability(0))))
+    return message(
+        0,
+        ports_octets,
+        flags=HeaderFlag.CONG_BITMAP,
+        source_port=0,
+        target_port=0,
+        extension=extension,
+    )
 
 
 def messages(numbers: Iterable[int], *, flags: HeaderFlag = HeaderFlag(0)) -> bytes:  # noqa: B008 - a flag is immutable

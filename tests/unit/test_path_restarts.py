@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.path_world import Side, message, messages
+from tests.unit.path_world import Side, map_message, message, messages
 from urds.constants import HeaderFlag
 from urds.dataplane.base import Release
 from urds.wire.exthdr import Handshake, emit_handshake
@@ -125,13 +125,14 @@ class TestProbeWithout:
 
 
 class TestOwnNode:
-    """An own node says that it restarted; the rules for kernels are off."""
+    """An own node says in its maps that it restarted; the rules for kernels are off."""
 
     @staticmethod
     def side() -> Side:
+        """Return a side whose peer's life 7 sent 100 and 101 on a stream that broke."""
         side = Side(release=Release.PEER_ACKNOWLEDGED)
         side.attach()
-        side.receive(messages([100, 101]))
+        side.receive(map_message(7) + messages([100, 101]))
         side.got()
         side.core.detach()
         side.attach()
@@ -160,3 +161,78 @@ class TestOwnNode:
         side.core.restart_peer()
         side.receive(messages([500], flags=RETRANSMITTED))
         assert side.got() == [b"500"]
+
+    @pytest.mark.parametrize("generation", [6, 8], ids=["lower", "higher"])
+    @pytest.mark.parametrize("numbers", [[1, 2], [99, 100], [101, 102], [500, 501]])
+    def test_another_life_counts_afresh(self, generation: int, numbers: list[int]) -> None:
+        """Its clock may have been set back: only the generation tells, whichever is greater."""
+        side = self.side()
+        side.receive(map_message(generation) + messages(numbers, flags=RETRANSMITTED))
+        assert side.got() == [b"%d" % number for number in numbers]
+
+    def test_what_another_life_repeats_on_its_next_stream_is_old(self) -> None:
+        side = self.side()
+        side.receive(map_message(8) + messages([1, 2], flags=RETRANSMITTED))
+        side.core.detach()
+        side.attach()
+        side.receive(map_message(8) + messages([1, 2, 3], flags=RETRANSMITTED))
+        assert side.got() == [b"1", b"2", b"3"]
+        assert side.counters.recv_drop_old_seq == 2
+
+    @pytest.mark.parametrize("generation", [7, None])
+    def test_the_same_life_goes_on(self, generation: int | None) -> None:
+        """A node that takes us for a kernel meanwhile does not tell its life."""
+        side = self.side()
+        side.receive(map_message(generation) + messages([100, 101, 102], flags=RETRANSMITTED))
+        assert side.got() == [b"102"]
+
+    def test_a_first_word_begins_no_life(self) -> None:
+        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side.attach()
+        side.receive(map_message() + messages([100, 101]))
+        side.core.detach()
+        side.attach()
+        side.receive(map_message(7) + messages([100, 101, 102], flags=RETRANSMITTED))
+        assert side.got() == [b"100", b"101", b"102"]
+
+    def test_a_later_map_changes_no_number(self) -> None:
+        side = self.side()
+        side.receive(map_message(7) + messages([102]) + map_message(7, b"\1" + bytes(8191)))
+        side.receive(messages([102], flags=RETRANSMITTED))
+        assert side.got() == [b"102"]
+
+    def test_a_kernels_extension_in_a_map_is_no_life(self) -> None:
+        """Without the mark nothing there is ours to read."""
+        extension = emit_handshake(Handshake(generation=8))
+        side = self.side()
+        side.receive(
+            message(
+                0,
+                bytes(8192),
+                flags=HeaderFlag.CONG_BITMAP,
+                source_port=0,
+                target_port=0,
+                extension=extension,
+            )
+        )
+        side.receive(messages([101], flags=RETRANSMITTED))
+        assert side.got() == []
+
+    def test_the_acknowledgement_of_an_earlier_life_is_not_told_to_the_next(self) -> None:
+        """Else it would be beyond what the next has sent, which breaks the protocol."""
+        survivor, newborn = Side(release=Release.PEER_ACKNOWLEDGED), Side(generation=8)
+        survivor.attach()
+        survivor.receive(map_message(7) + messages([900]))
+        survivor.core.detach()
+        survivor.attach()
+        newborn.attach()
+        hello = {"source_port": 1, "target_port": 0, "extension": bytes(16), "hello": True}
+        survivor.core.control(**hello)
+        newborn.send(b"first", b"second")
+        newborn.receive(survivor.write())
+        survivor.receive(newborn.write())
+        newborn.receive(survivor.write())
+        newborn.core.agree(release=Release.PEER_ACKNOWLEDGED, checksum=False)
+        assert newborn.receive(messages([1])) is None
+        assert newborn.outgoing.message_count() == 0
+        assert survivor.got() == [b"900", b"first", b"second"]

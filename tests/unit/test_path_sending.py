@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.path_world import SOURCE, TARGET, Account, Frame, Side, parse_frames
+from tests.unit.path_world import SOURCE, TARGET, Account, Frame, Side, map_message, parse_frames
 from urds.constants import HeaderFlag
 from urds.dataplane.base import Hold, Release
 from urds.wire.header import HEADER_BYTES
@@ -144,6 +144,7 @@ def test_a_hello_is_outside_the_numbers_and_passes_a_hold() -> None:
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.core.control(source_port=1, target_port=0, extension=b"\x05" * 16, hello=True)
     side.incoming.sequence_expected = 78
+    side.receive(map_message())
     (hello,) = [frame for frame in side.frames() if frame.header.source_port == 1]
     assert (hello.header.sequence, hello.header.ack) == (0, 77)
     assert hello.header.extension == b"\x05" * 16, "the later one replaces what has not left"

@@ -349,7 +349,7 @@ class Path(Protocol):
         """Queue a ping, pong or probe: behind repeats, ahead of new messages.
 
         A hello is not sequenced (number 0), tells our highest received number in the
-        acknowledgement field, and goes out even while the path is held.
+        acknowledgement field, and goes out once the peer's first frame came, held or not.
         """
 
     def poke(self) -> None:
@@ -435,7 +435,7 @@ class Mailbox(Protocol):
 
 
 class Plane(Protocol):
-    """All of a process."""
+    """All of a process, whose life is `generation`: told in the header of maps, if not None."""
 
     tails: bool  # perhaps a message waits for others to join it; `pump` sends it
 
@@ -445,6 +445,7 @@ class Plane(Protocol):
         limits: Limits,
         resolve: Callable[[Mailbox, Address], None],
         clock_ns: Callable[[], int] | None = None,
+        generation: int | None = None,
     ) -> None: ...
 
     def mailbox(self, *, local: Address, port: int, settings: MailboxSettings) -> Mailbox:

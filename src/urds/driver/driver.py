@@ -55,7 +55,9 @@ class Driver:
         self.pongs_kept_back = 0
         self.generation = self.random.randrange(1, 1 << 32)
         self.hosts: dict[Address, LocalHost] = {}
-        self.plane = make_plane(limits=limits_of(settings), resolve=self.resolve)
+        self.plane = make_plane(
+            limits=limits_of(settings), resolve=self.resolve, generation=self.generation
+        )
         self.tcp = tcp_settings_of(settings)
         self.guard = Guard(self)
         self.streams = Streams(self)

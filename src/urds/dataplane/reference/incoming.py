@@ -6,8 +6,9 @@ target port; what is for the control plane is kept for the shell to fetch.
 Numbers. A sequence may skip forward (a cancelled message leaves a hole). It falls back only in two
 cases: a new stream repeats what the old one carried, flagged RETRANSMITTED, and such repeats below
 the expected number are dropped; or the peer began a new life. A new life of an own node says so in
-its hello. A new life of a Linux kernel must be recognised *before* the duplicate rule, else its
-first messages look like old repeats (Source: observed with linux v6.1, v6.12, v7.2, see
+the header of each map, and a map opens each stream: its numbers count afresh, whatever its clock
+says. A new life of a Linux kernel must be recognised *before* the duplicate rule, else its first
+messages look like old repeats (Source: observed with linux v6.1, v6.12, v7.2, see
 docs/protocol/rds-tcp.md):
 
     a  a number below the expected one without the flag: taken, the expected number follows
@@ -92,7 +93,8 @@ class Incoming:
         self._accepted = False  # a number on this stream
         self._floor: int | None = None  # lowest of the last stream with traffic
         self._probe_sequence: int | None = None
-        self._generation: int | None = None
+        self._generation: int | None = None  # a kernel's
+        self._life: int | None = None  # the generation in an own node's maps
         # The stream.
         self.frames = 0
         self._carry = b""
@@ -156,8 +158,8 @@ class Incoming:
     def restart_peer(self) -> None:
         """Begin a new life of an own node.
 
-        The expected number stays: the new life's numbers start from the clock, above those of any
-        earlier life, and may have been arriving for several streams before it could tell.
+        The expected number stays: it is the new life's since its first map, and its messages may
+        have been arriving for several streams before it could say hello.
         """
         self._floor = None
 
@@ -407,6 +409,8 @@ class Incoming:
             if len(payload) != CONGESTION_MAP_BYTES:
                 return DownReason.BAD_MAP
             self.peer_map = payload
+            if fields[9]:
+                self._note_life(fields)
             return False
         flagged = bool(flags & _RETRANSMITTED)
         is_control = not target_port or (not source_port and target_port == _PROBE_PORT)
@@ -436,6 +440,19 @@ class Incoming:
             self._keep_control(fields, payload)
         return False
 
+    def _note_life(self, fields: _Fields) -> None:
+        """Count the numbers of an own node afresh if a map tells another life of it.
+
+        A first word on it begins no life: a node that took us for a kernel kept it to itself.
+        """
+        handshake = parse_handshake(_extension_of(fields))
+        if handshake.mark is None or handshake.generation is None:
+            return
+        known, self._life = self._life, handshake.generation
+        if known not in (None, handshake.generation):
+            self.sequence_expected = 0
+            self._floor = None
+
     def _is_new_life(self, fields: _Fields) -> bool:
         """Tell whether a kernel began anew (rules b and c); looked at before the duplicates."""
         sequence, _, _, source_port, target_port, flags = fields[:6]
@@ -445,10 +462,9 @@ class Incoming:
             return True
         if source_port != _PROBE_PORT or target_port:
             return False
-        extension = (fields[9] << 64 | fields[10]).to_bytes(16, "big")
-        handshake = parse_handshake(extension)
+        handshake = parse_handshake(_extension_of(fields))
         if handshake.mark is not None:
-            return False  # an own node tells in its hello
+            return False  # an own node tells in its maps
         if handshake.generation is not None:
             # Noted here too: the next probe may come before the control plane has read this one.
             known, self._generation = self._generation, handshake.generation
@@ -462,14 +478,17 @@ class Incoming:
         if len(self.controls) >= self.limits.control_events_max:
             self.controls_dropped += 1
             return
-        extension = (fields[9] << 64 | fields[10]).to_bytes(16, "big")
         self.controls.append(
             ControlMessage(
                 sequence=fields[0],
                 acknowledgement=fields[1],
                 source_port=fields[3],
                 target_port=fields[4],
-                extension=extension,
+                extension=_extension_of(fields),
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
+
+
+def _extension_of(fields: _Fields) -> bytes:
+    return (fields[9] << 64 | fields[10]).to_bytes(16, "big")

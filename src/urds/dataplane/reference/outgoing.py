@@ -443,7 +443,7 @@ def emit_header(
     )  # fmt: skip
 
 
-def emit_map(octets: bytes, *, checksum: bool) -> bytes:
+def emit_map(octets: bytes, *, extension: bytes = _NO_EXTENSION, checksum: bool) -> bytes:
     """Return a congestion map frame: number 0, ports 0, exactly the flag CONG_BITMAP."""
     header = emit_header(
         sequence=0,
@@ -452,7 +452,7 @@ def emit_map(octets: bytes, *, checksum: bool) -> bytes:
         source_port=0,
         target_port=0,
         flags=_CONG_BITMAP,
-        extension=_NO_EXTENSION,
+        extension=extension,
         checksum=checksum,
     )
     return header + octets

@@ -12,19 +12,27 @@ the shell (`dataplane.reference.plane`) and the simulator drive it with the same
 
 Order on a fresh stream: our congestion map; the hello, if any; then, once not held, repeats and
 new messages. Acknowledgements and maps are not numbered and stand between whole messages only.
+
+Numbers belong to a life of the node that gave them. The header of a map tells the life, so that the
+first octets of a stream say whose numbers follow; and nothing acknowledges before the peer's first
+frame, which says whose numbers it would be about. See docs/adr/0008-the-map-tells-the-life.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from urds.constants import Capability
 from urds.dataplane.base import Buffer, DownReason, Hold, Limits, Release, SocketAddress
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.incoming import Incoming
 from urds.dataplane.reference.outgoing import Fence, Outgoing, Owner, emit_header, emit_map
+from urds.wire.exthdr import Handshake, Mark, emit_handshake
 
 _WRITE_BYTES = 65536
+_NO_EXTENSION = b""
+_NO_CAPABILITY = Capability(0)
 
 
 class PathCore:
@@ -36,6 +44,7 @@ class PathCore:
         counters: Counters,
         *,
         sequence_first: int,
+        generation: int | None = None,
         inboxes: Mapping[int, Inbox],
         source_of: Callable[[int], SocketAddress],
         map_octets: Callable[[], bytes],
@@ -48,10 +57,13 @@ class PathCore:
             limits, counters, inboxes=inboxes, source_of=source_of, wall_ns=wall_ns
         )
         self._map_octets = map_octets
+        self._life = _NO_EXTENSION
+        if generation is not None:
+            self._life = emit_handshake(Handshake(generation=generation, mark=Mark(_NO_CAPABILITY)))
         self.attached = False
         self.hold = Hold.NOTHING
         self.map_due = False
-        self._hello: tuple[int, int, bytes] | None = None
+        self._hellos: dict[tuple[int, int], bytes] = {}  # ports to extension
         self._out: list[Buffer] = []
         self._out_octets = 0
         self.octets_written = 0  # handed to the current stream
@@ -65,7 +77,7 @@ class PathCore:
         self.attached = True
         self.hold = hold
         self.map_due = True
-        self._hello = None
+        self._hellos.clear()
         self.octets_written = 0
         self.incoming.begin_stream()
 
@@ -74,7 +86,7 @@ class PathCore:
         self.attached = False
         self.hold = Hold.NOTHING
         self.map_due = False
-        self._hello = None
+        self._hellos.clear()
         self._out.clear()
         self._out_octets = 0
         self._owed_since_ns = None
@@ -99,7 +111,7 @@ class PathCore:
         self.incoming.watch_restarts = not own_node
         # What arrived before the agreement was not counted as owed; tell it at once. The peer may
         # have done so already.
-        self.incoming.acknowledgement_due = own_node and self.attached
+        self.incoming.acknowledgement_due = own_node and self.incoming.frames > 0
         if own_node and self.incoming.acknowledged:
             self.outgoing.handle_peer_acknowledged(self.incoming.acknowledged)
 
@@ -122,9 +134,12 @@ class PathCore:
         self.outgoing.queue(owner, source_port, target_port, payload, extension)
 
     def control(self, *, source_port: int, target_port: int, extension: bytes, hello: bool) -> None:
-        """Queue a message of the control plane; a hello replaces one that has not left yet."""
+        """Queue a message of the control plane.
+
+        A hello waits for the peer's first frame; it replaces one of its ports that has not left.
+        """
         if hello:
-            self._hello = (source_port, target_port, extension)
+            self._hellos[source_port, target_port] = extension
         else:
             self.outgoing.queue(None, source_port, target_port, b"", extension, ahead=True)
             self.counters.send_pong += 1
@@ -137,7 +152,9 @@ class PathCore:
         """Tell whether `poll_transmit` would return octets."""
         if not self.attached:
             return False
-        if self._out or self.map_due or self._hello or self.incoming.acknowledgement_due:
+        if self._out or self.map_due or self.incoming.acknowledgement_due:
+            return True
+        if self._hellos and self.incoming.frames:
             return True
         outgoing = self.outgoing
         if self.hold is not Hold.NOTHING:
@@ -155,22 +172,27 @@ class PathCore:
         The same buffers are returned until `transmitted` says that they were taken.
         """
         if self.attached and self._out_octets < _WRITE_BYTES:
-            if self.map_due or self._hello is not None:
-                self._frame_unnumbered()
+            if self.map_due:
+                self._frame_map()
+            if self._hellos and self.incoming.frames:
+                self._frame_hellos()
             if self.hold is Hold.NOTHING and (self.outgoing.unsent or self.outgoing.repeats):
                 self._frame_messages()
             if self.incoming.acknowledgement_due:
                 self._frame_acknowledgement()
         return self._out
 
-    def _frame_unnumbered(self) -> None:
-        if self.map_due:
-            self.map_due = False
-            self._append(emit_map(self._map_octets(), checksum=self.outgoing.checksum))
-            self.counters.cong_update_queued += 1
-        if self._hello is not None:
-            source_port, target_port, extension = self._hello
-            self._hello = None
+    def _frame_map(self) -> None:
+        """Frame our map; it tells our life unless the peer is known to be a kernel."""
+        self.map_due = False
+        to_kernel = self.outgoing.release is Release.STREAM_ACKNOWLEDGED
+        extension = _NO_EXTENSION if to_kernel else self._life
+        octets = self._map_octets()
+        self._append(emit_map(octets, extension=extension, checksum=self.outgoing.checksum))
+        self.counters.cong_update_queued += 1
+
+    def _frame_hellos(self) -> None:
+        for (source_port, target_port), extension in self._hellos.items():
             self._append(
                 emit_header(
                     sequence=0,
@@ -183,6 +205,7 @@ class PathCore:
                     checksum=self.outgoing.checksum,
                 )
             )
+        self._hellos.clear()
 
     def _frame_messages(self) -> None:
         outgoing, incoming = self.outgoing, self.incoming

@@ -52,8 +52,10 @@ class Plane:
         limits: Limits,
         resolve: Callable[[Mailbox, Address], None],
         clock_ns: Callable[[], int] | None = None,
+        generation: int | None = None,
     ) -> None:
         self.limits = limits
+        self.generation = generation
         self.flush_bytes = limits.flush_bytes
         self.resolve = resolve
         self.virtual = clock_ns is not None  # a clock of the caller's: nothing ever waits

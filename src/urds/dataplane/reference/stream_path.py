@@ -61,6 +61,7 @@ class StreamPath:
             plane.limits,
             plane.counters,
             sequence_first=sequence_first,
+            generation=plane.generation,
             inboxes=host.inboxes,
             source_of=lambda port: socket_address(peer, port),
             map_octets=host.map_octets,
