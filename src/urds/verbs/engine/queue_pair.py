@@ -88,7 +88,8 @@ class QueuePair:
         self.place_remote: Callable[[Packet, memoryview], bool] | None = None
         self._events: deque[AsyncEvent] = deque()
         self._hold_receives = False
-        self._queue: ReceiveQueue = srq or ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
+        own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
+        self._queue: ReceiveQueue = own if srq is None else srq  # an empty one is false
         self._forget()
 
     def _forget(self) -> None:
