@@ -158,20 +158,17 @@ class PacketAdapter(PacketMover):
 
     # -- calls of connections and listeners
 
-    def offer(
-        self, qp: QueuePair, parameters: ConnectParameters, *, mtu_bytes: int | None = None
-    ) -> Offer:
-        """Say what a queue pair brings to a connection; `mtu_bytes` is the peer's."""
+    def offer(self, qp: QueuePair, parameters: ConnectParameters) -> Offer:
+        """Say what a queue pair brings to a connection. Raises OSError EINVAL."""
         entry = self._entries.get(qp.qpn)
         if entry is None or entry.qp is not qp:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn} belongs to another adapter")
         if max(parameters.responder_resources, parameters.initiator_depth) > READS_MAX:
             raise OSError(errno.EINVAL, f"{parameters} has more than {READS_MAX} reads")
-        own_bytes = self.attributes.link.mtu_bytes
         return Offer(
             qpn=qp.qpn,
             sequence_start=self._chance.getrandbits(24) & PSN_MASK,
-            mtu_bytes=min(own_bytes, mtu_bytes or own_bytes),
+            mtu_bytes=qp.link.mtu_bytes,
             responder_resources=parameters.responder_resources,
             initiator_depth=parameters.initiator_depth,
             retry_count=parameters.retry_count,

@@ -65,7 +65,7 @@ class PacketConnection(Connection):
             raise OSError(errno.EINVAL, "accept without a queue pair")
         check_private_data(parameters.private_data)
         wanted = record.peer_offer
-        offer = adapter.offer(qp, parameters, mtu_bytes=wanted.mtu_bytes)
+        offer = adapter.offer(qp, parameters)
         if not record.is_datagram:
             adapter.bind(qp, self)
             lead(qp, own=offer, peer=wanted, route=_vector(record), now_ns=adapter.now_ns())
@@ -286,10 +286,12 @@ def packed(host: str) -> bytes:
 
 
 def _path_mtu(qp: QueuePair, peer_bytes: int) -> int | None:
-    """Return the code of the peer's MTU where it is smaller than our link's."""
-    if peer_bytes >= qp.link.mtu_bytes:
+    """Return the code of the MTU that both links carry; None: their own, which is the same."""
+    own_bytes = qp.link.mtu_bytes
+    if peer_bytes == own_bytes:
         return None
-    return max((code for code in MTU if 1 << (code + 7) <= peer_bytes), default=MTU.MTU_256)
+    shared_bytes = min(own_bytes, peer_bytes)
+    return max((code for code in MTU if 128 << code <= shared_bytes), default=MTU.MTU_256)
 
 
 def _vector(record: CmConnection) -> AddressVector:
