@@ -68,6 +68,8 @@ class Packet:
     selective: ranges [first, last] of PSNs beyond `psn` that arrived (ACK of a responder that
     accepts selectively), at most 8.
     source_qpn, qkey: DATAGRAM.
+    announced: of a SEND packet before the last one: the marks that the last will have, with
+    `immediate`, for frames that name them in each segment. It does not travel in packets.
     destination: where a DATAGRAM goes; never on the way itself. The other kinds go to the peer
     of their queue pair.
     """
@@ -90,3 +92,4 @@ class Packet:
     selective: tuple[tuple[int, int], ...] = ()
     payload: bytes | bytearray | memoryview = b""
     destination: AddressVector | None = None
+    announced: PacketFlag = _NO_FLAGS

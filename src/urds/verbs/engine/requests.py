@@ -160,13 +160,16 @@ def build_data(
         packet.address, packet.rkey = request.remote_addr + offset, request.rkey
     if request.takes_receive:
         packet.msn = request.msn & _MSN_MASK
+    marks = _LAST_MARKS.get(request.opcode, 0)
+    # SendFlag and PacketFlag name the same mark by different bits.
+    if request.flags & _SOLICITED:
+        marks |= int(PacketFlag.SOLICITED)
     if is_last:
-        bits |= _LAST | _LAST_MARKS.get(request.opcode, 0)
-        # SendFlag and PacketFlag name the same mark by different bits.
-        if request.flags & _SOLICITED:
-            bits |= int(PacketFlag.SOLICITED)
-        if bits & _WITH_IMMEDIATE:
-            packet.immediate = request.immediate
+        bits |= _LAST | marks
+    elif request.kind is PacketKind.SEND:
+        packet.announced = _FLAGS[marks]
+    if (bits | int(packet.announced)) & _WITH_IMMEDIATE:
+        packet.immediate = request.immediate
     if request.is_placed:
         bits |= int(PacketFlag.PLACED)
         packet.length = request.length

@@ -24,18 +24,30 @@ from urds.verbs.providers.tcp.frames import (
     parse_frame,
 )
 
+# Flags as plain integers, and each combination once: building those of an enum costs more than
+# parsing a frame.
+_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
+_FIRST: Final = int(PacketFlag.FIRST)
+_LAST: Final = int(PacketFlag.LAST)
+_SOLICITED: Final = int(PacketFlag.SOLICITED)
+_ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
+_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
+_INVALIDATE: Final = int(PacketFlag.INVALIDATE)
+_ONLY: Final = _FIRST | _LAST
+_MARK_ACK_REQUEST: Final = int(Mark.ACK_REQUEST)
+_MARK_IMMEDIATE_FOLLOWS: Final = int(Mark.IMMEDIATE_FOLLOWS)
 _MASK_32: Final = 0xFFFF_FFFF
 _MESSAGE_OF_SENDS: Final = 1
 _MESSAGE_OF_WRITES: Final = 2
 
 # What each kind of SEND adds to the last packet of its message, and who speaks it.
 _SEND_FLAGS: Final = {
-    Opcode.SEND: PacketFlag(0),
-    Opcode.SEND_INVALIDATE: PacketFlag.INVALIDATE,
-    Opcode.SEND_SOLICITED: PacketFlag.SOLICITED,
-    Opcode.SEND_SOLICITED_INVALIDATE: PacketFlag.SOLICITED | PacketFlag.INVALIDATE,
-    Opcode.SEND_WITH_IMMEDIATE: PacketFlag.IMMEDIATE,
-    Opcode.SEND_SOLICITED_WITH_IMMEDIATE: PacketFlag.SOLICITED | PacketFlag.IMMEDIATE,
+    int(Opcode.SEND): 0,
+    int(Opcode.SEND_INVALIDATE): _INVALIDATE,
+    int(Opcode.SEND_SOLICITED): _SOLICITED,
+    int(Opcode.SEND_SOLICITED_INVALIDATE): _SOLICITED | _INVALIDATE,
+    int(Opcode.SEND_WITH_IMMEDIATE): _IMMEDIATE,
+    int(Opcode.SEND_SOLICITED_WITH_IMMEDIATE): _SOLICITED | _IMMEDIATE,
 }
 _OWN_ONLY: Final = frozenset(range(Opcode.IMMEDIATE, Opcode.NOTICE + 1))
 
@@ -82,7 +94,7 @@ class Decoder:
             return None, 0
         frame, frame_bytes = found
         try:
-            if frame.marks & Mark.IMMEDIATE_FOLLOWS and self._own and frame.is_tagged:
+            if frame.marks & _MARK_IMMEDIATE_FOLLOWS and self._own and frame.is_tagged:
                 return self._take_pair(frame, octets, frame_bytes)
             return self._handle(frame), frame_bytes
         except StreamBroken as broken:
@@ -136,31 +148,31 @@ class Decoder:
 
     # -- requests
 
-    def _request(self, kind: PacketKind, frame: Frame, flags: PacketFlag) -> Packet:
+    def _request(self, kind: PacketKind, frame: Frame, bits: int) -> Packet:
         """Return a request packet with the next number."""
         psn = self._psn
         self._psn = psn + 1 & PSN_MASK
-        if self._own and frame.marks & Mark.ACK_REQUEST:
-            flags |= PacketFlag.ACK_REQUEST
-        return Packet(kind, self._qpn, psn=psn, flags=flags, payload=frame.payload)
+        if self._own and frame.marks & _MARK_ACK_REQUEST:
+            bits |= _ACK_REQUEST
+        return Packet(kind, self._qpn, psn, _FLAGS[bits], payload=frame.payload)
 
-    def _segment(self, frame: Frame, message: int) -> tuple[PacketFlag, int]:
+    def _segment(self, frame: Frame, message: int) -> tuple[int, int]:
         """Follow the messages of requests; return the segment's flags and place in its message."""
         if self._message not in (0, message):
             raise StreamBroken(
                 TerminateCode.REMOTE_OPCODE, f"opcode {frame.opcode} inside another message"
             )
         offset = self._offset
-        flags = PacketFlag(0) if offset or self._message else PacketFlag.FIRST
+        bits = 0 if offset or self._message else _FIRST
         if frame.is_last:
-            flags |= PacketFlag.LAST
+            bits |= _LAST
             self._message = self._offset = 0
         else:
             self._message = message
             self._offset = offset + len(frame.payload)
             if self._offset > _MASK_32:
                 raise StreamBroken(TerminateCode.UNTAGGED_TOO_LONG, "message beyond 4 GiB")
-        return flags, offset
+        return bits, offset
 
     def _number(self, frame: Frame) -> None:
         """Follow the message numbers of the SEND queue."""
@@ -172,41 +184,42 @@ class Decoder:
 
     def _send(self, frame: Frame) -> Packet:
         self._number(frame)
-        flags, offset = self._segment(frame, _MESSAGE_OF_SENDS)
+        bits, offset = self._segment(frame, _MESSAGE_OF_SENDS)
         if frame.offset != offset:
             raise StreamBroken(
                 TerminateCode.UNTAGGED_OFFSET, f"message offset {frame.offset}, not {offset}"
             )
         if frame.is_last:
-            flags |= _SEND_FLAGS[Opcode(frame.opcode)]
+            bits |= _SEND_FLAGS[frame.opcode]
         self.wrote_last = False
-        packet = self._request(PacketKind.SEND, frame, flags)
+        packet = self._request(PacketKind.SEND, frame, bits)
         packet.msn, packet.offset, packet.immediate = frame.msn, offset, frame.word
         return packet
 
     def _write(self, frame: Frame) -> Packet:
-        flags, offset = self._segment(frame, _MESSAGE_OF_WRITES)
+        bits, offset = self._segment(frame, _MESSAGE_OF_WRITES)
         self.wrote_last = True
-        packet = self._request(PacketKind.WRITE, frame, flags)
+        packet = self._request(PacketKind.WRITE, frame, bits)
         packet.offset, packet.rkey, packet.address = offset, frame.word, frame.offset
         return packet
 
     def _immediate(self, frame: Frame) -> Packet:
         """Take immediate data that came alone: of a write without octets."""
-        flags, _ = self._segment(frame, _MESSAGE_OF_WRITES)
-        packet = self._request(PacketKind.WRITE, frame, flags)
+        bits, _ = self._segment(frame, _MESSAGE_OF_WRITES)
+        packet = self._request(PacketKind.WRITE, frame, bits)
         self._add_immediate(packet, frame)
         packet.payload = b""
         return packet
 
     def _add_immediate(self, packet: Packet, frame: Frame) -> None:
         self._check_single(frame, counted=False)
-        if not packet.flags & PacketFlag.LAST:
+        bits = int(packet.flags) | _IMMEDIATE
+        if frame.opcode == Opcode.IMMEDIATE_SOLICITED:
+            bits |= _SOLICITED
+        if not bits & _LAST:
             raise StreamBroken(TerminateCode.REMOTE_OPCODE, "immediate data inside a write")
         self._number(frame)
-        packet.flags |= PacketFlag.IMMEDIATE
-        if frame.opcode == Opcode.IMMEDIATE_SOLICITED:
-            packet.flags |= PacketFlag.SOLICITED
+        packet.flags = _FLAGS[bits]
         packet.msn, packet.immediate = frame.msn, payloads.parse_immediate(frame.payload)
 
     def _read_request(self, frame: Frame) -> Packet:
@@ -236,7 +249,7 @@ class Decoder:
                 TerminateCode.REMOTE_OPCODE, f"opcode {frame.opcode} inside another message"
             )
         self.wrote_last = False
-        packet = self._request(kind, frame, PacketFlag.FIRST | PacketFlag.LAST)
+        packet = self._request(kind, frame, _ONLY)
         packet.payload = b""
         return packet
 
@@ -260,16 +273,16 @@ class Decoder:
             raise StreamBroken(
                 TerminateCode.TAGGED_BASE_BOUNDS, f"{end} of {read.read_bytes} octets, last or not"
             )
-        flags = PacketFlag(0) if offset else PacketFlag.FIRST
+        bits = 0 if offset else _FIRST
         if frame.is_last:
-            flags |= PacketFlag.LAST
+            bits |= _LAST
             del self._exchange.asked[frame.word]
         read.received_bytes = end
         return Packet(
             PacketKind.READ_RESPONSE,
             self._qpn,
             psn=read.psn,
-            flags=flags,
+            flags=_FLAGS[bits],
             offset=offset,
             payload=frame.payload,
         )
@@ -281,9 +294,12 @@ class Decoder:
                 TerminateCode.REMOTE_OPERATION, f"no atomic operation {identifier} waits"
             )
         self._exchange.atomics_asked.discard(identifier)
-        flags = PacketFlag.FIRST | PacketFlag.LAST
         return Packet(
-            PacketKind.ATOMIC_RESPONSE, self._qpn, psn=identifier, flags=flags, compare_add=value
+            PacketKind.ATOMIC_RESPONSE,
+            self._qpn,
+            psn=identifier,
+            flags=_FLAGS[_ONLY],
+            compare_add=value,
         )
 
     def _answer(self, frame: Frame) -> Packet:

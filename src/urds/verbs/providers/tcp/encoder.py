@@ -28,9 +28,26 @@ Octets = bytes | bytearray | memoryview
 JOINED_BYTES_MAX: Final = 4096  # a payload up to here is copied behind its header: one piece less
 _MASK_32: Final = 0xFFFF_FFFF
 _MASK_64: Final = 0xFFFF_FFFF_FFFF_FFFF
-_NO_MARKS: Final = 0
-# What `emit` refuses towards a peer that is not ours.
-_PRIVATE_FLAGS: Final = PacketFlag.IMMEDIATE
+# Flags as plain integers: combining those of an enum costs as much as packing a header.
+_LAST: Final = int(PacketFlag.LAST)
+_SOLICITED: Final = int(PacketFlag.SOLICITED)
+_ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
+_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
+_INVALIDATE: Final = int(PacketFlag.INVALIDATE)
+_HAS_WORD: Final = _IMMEDIATE | _INVALIDATE
+_SEND_KIND: Final = _HAS_WORD | _SOLICITED
+_SEND_OPCODE: Final = {
+    0: int(Opcode.SEND),
+    _INVALIDATE: int(Opcode.SEND_INVALIDATE),
+    _SOLICITED: int(Opcode.SEND_SOLICITED),
+    _SOLICITED | _INVALIDATE: int(Opcode.SEND_SOLICITED_INVALIDATE),
+    _IMMEDIATE: int(Opcode.SEND_WITH_IMMEDIATE),
+    _SOLICITED | _IMMEDIATE: int(Opcode.SEND_SOLICITED_WITH_IMMEDIATE),
+}
+_ASKS_FOR_ACK: Final = int(Mark.ACK_REQUEST)
+_IMMEDIATE_FOLLOWS: Final = int(Mark.IMMEDIATE_FOLLOWS)
+_RNR_NAK: Final = int(Syndrome.RNR_NAK)
+_REFUSALS: Final = 0x60  # bits that a positive answer lacks
 
 # What ends the stream when our responder refuses a request of a peer that knows no answers.
 _TERMINATE_OF: Final = {
@@ -73,7 +90,7 @@ class Encoder:
         """
         kind = packet.kind
         if kind <= PacketKind.ATOMIC_ADD:
-            if not self._own and (kind >= PacketKind.ATOMIC_SWAP or packet.flags & _PRIVATE_FLAGS):
+            if not self._own and (kind >= PacketKind.ATOMIC_SWAP or int(packet.flags) & _IMMEDIATE):
                 return self._refusal(packet)
             self._count_request(packet, out)
         if kind == PacketKind.SEND:
@@ -141,20 +158,17 @@ class Encoder:
             self._untagged(Opcode.NOTICE, Queue.PRIVATE, payload, out, word=Notice.RESUME)
         self._psn = packet.psn + 1 & PSN_MASK
 
-    def _marks(self, packet: Packet) -> int:
-        if self._own and packet.flags & PacketFlag.ACK_REQUEST:
-            return Mark.ACK_REQUEST
-        return _NO_MARKS
+    def _marks(self, bits: int) -> int:
+        return _ASKS_FOR_ACK if self._own and bits & _ACK_REQUEST else 0
 
     def _emit_send(self, packet: Packet, out: list[Octets]) -> None:
-        flags, word = packet.flags, 0
-        opcode = 5 if flags & PacketFlag.SOLICITED else 3
-        if flags & PacketFlag.IMMEDIATE:
-            opcode = 13 if flags & PacketFlag.SOLICITED else 12
+        bits, word = int(packet.flags), 0
+        # Every segment names the kind of its message: linux v6.12 siw refuses one that changes.
+        kind = bits | int(packet.announced)
+        opcode = _SEND_OPCODE[kind & _SEND_KIND]
+        if kind & _HAS_WORD:
             word = packet.immediate
-        elif flags & PacketFlag.INVALIDATE:
-            opcode, word = opcode + 1, packet.immediate
-        is_end, marks = bool(flags & PacketFlag.LAST), self._marks(packet)
+        is_end, marks = bool(bits & _LAST), self._marks(bits)
         for offset, payload, is_final in self._pieces(packet.payload):
             header = untagged_header(
                 opcode,
@@ -169,13 +183,13 @@ class Encoder:
             self._append(header, payload, out)
 
     def _emit_write(self, packet: Packet, out: list[Octets]) -> None:
-        flags = packet.flags
-        is_end, marks = bool(flags & PacketFlag.LAST), self._marks(packet)
-        has_immediate = bool(flags & PacketFlag.IMMEDIATE)
+        bits = int(packet.flags)
+        is_end, marks = bool(bits & _LAST), self._marks(bits)
+        has_immediate = bool(bits & _IMMEDIATE)
         # A write of nothing but immediate data is the immediate data alone.
         if packet.payload or packet.offset or not has_immediate:
             if has_immediate:
-                marks |= Mark.IMMEDIATE_FOLLOWS
+                marks |= _IMMEDIATE_FOLLOWS
             for offset, payload, is_final in self._pieces(packet.payload):
                 to = packet.address + offset & _MASK_64
                 header = tagged_header(
@@ -188,10 +202,10 @@ class Encoder:
                 )
                 self._append(header, payload, out)
         if has_immediate:
-            opcode = 9 if flags & PacketFlag.SOLICITED else 8
+            opcode = 9 if bits & _SOLICITED else 8
             data = payloads.emit_immediate(packet.immediate)
             header = untagged_header(
-                opcode, Queue.SEND, packet.msn, 0, len(data), marks=self._marks(packet)
+                opcode, Queue.SEND, packet.msn, 0, len(data), marks=self._marks(bits)
             )
             self._append(header, data, out)
 
@@ -217,7 +231,7 @@ class Encoder:
 
     def _emit_read_response(self, packet: Packet, out: list[Octets]) -> None:
         owed = self._exchange.owed[packet.psn]
-        is_end = bool(packet.flags & PacketFlag.LAST)
+        is_end = bool(int(packet.flags) & _LAST)
         for offset, payload, is_final in self._pieces(packet.payload):
             to = owed.sink_offset + packet.offset + offset & _MASK_64
             header = tagged_header(
@@ -237,9 +251,9 @@ class Encoder:
             word = packet.syndrome << 24 | packet.psn
             payload = payloads.emit_answer(packet.msn)
             self._untagged(Opcode.ANSWER, Queue.PRIVATE, payload, out, word=word)
-        elif packet.syndrome & 0x60 == Syndrome.RNR_NAK:
+        elif packet.syndrome & _REFUSALS == _RNR_NAK:
             self.emit_terminate(TerminateCode.UNTAGGED_NO_BUFFER, b"", out)
-        elif packet.syndrome & 0x60:
+        elif packet.syndrome & _REFUSALS:
             key = (Syndrome(packet.syndrome), self.peer_wrote_last)
             self.emit_terminate(_TERMINATE_OF.get(key, TerminateCode.REMOTE_OPERATION), b"", out)
 

@@ -20,7 +20,7 @@ Handler = Callable[[int], None]
 Ready = Callable[[], bool]
 
 EVENTS_MAX: Final = 64  # of one turn; the others come with the next
-PARKED_S: Final = 0.005  # how long the thread leaves the crank to a driver who went away
+PARKED_S: Final = 0.003  # how long the thread leaves the crank to a driver who went away
 JOIN_S: Final = 2.0
 _NS: Final = 1_000_000_000
 
@@ -53,6 +53,7 @@ class Reactor:
         self._handlers: dict[int, Handler] = {}
         self._timers: list[Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
+        self._deferred: list[Callable[[], None]] = []
         self._waiting: list[Ready] = []
         self._is_driven = False  # a thread of the application is in `_turn`
         self._is_processing = False
@@ -95,6 +96,13 @@ class Reactor:
         self._soon.append(callback)
         if self._polling_count:
             self._ring()
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        """Call `callback` before the next poll: late enough for an answer of the application.
+
+        An application that computes instead of asking again has the thread do it.
+        """
+        self._deferred.append(callback)
 
     def tell(self) -> None:
         """Wake those who wait for what another thread has just made true."""
@@ -146,6 +154,10 @@ class Reactor:
 
     def _turn(self, deadline_ns: int | None) -> None:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
+        if self._deferred and not self._is_processing:
+            deferred, self._deferred = self._deferred, []
+            for callback in deferred:
+                callback()
         events = self._poll(deadline_ns)
         if self._is_processing or self._closed:
             return
@@ -218,7 +230,7 @@ class Reactor:
         with self._lock:
             while not self._closed:
                 idle_ns = time.monotonic_ns() - self._driven_ns
-                if self._is_driven or idle_ns < PARKED_S * _NS:
+                if self._is_driven or (idle_ns < PARKED_S * _NS and not self._deferred):
                     self._parked.wait(PARKED_S)
                     continue
                 self._turn(None)

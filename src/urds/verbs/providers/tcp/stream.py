@@ -33,6 +33,10 @@ OUT_BYTES_MAX: Final = 256 * 1024  # that wait for the connection
 READ_BYTES: Final = 256 * 1024  # of one read
 BUFFER_BYTES: Final = READ_BYTES + 2 * FPDU_BYTES_MAX  # a partial FPDU, or pair, in front
 
+# Requests whose peer waits for data of ours.
+_ANSWERED_AT_ONCE: Final = frozenset(
+    {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
+)
 # What a TERMINATE of a plain peer says of the read that it could not serve.
 _SYNDROME_OF: Final = {
     0x1: Syndrome.NAK_REMOTE_ACCESS,  # remote protection, tagged buffer
@@ -87,6 +91,8 @@ class Stream:
         self._kept = b""  # a partial FPDU
         self._events = select.EPOLLIN
         self._is_reading = False
+        self._answer_may_wait = False  # nothing that was read asks for data
+        self._is_deferred = False
         self._is_over = False  # the end was told; only the socket is still being closed
         self._peer_is_done = False
         self._timer: Timer | None = None
@@ -115,11 +121,16 @@ class Stream:
         """Carry away what the queue pair has to say, as far as the connection takes it."""
         if self._is_reading or self._is_over:
             return
+        self._is_deferred = False
         if self._has_running_queue_pair():
             try:
                 self._send()
             except OSError as error:
                 self._lose(str(error))
+                return
+            if self._encoder.is_terminated:
+                # The answer to a plain peer's request could be said in no other way.
+                self._end(StreamEnd.BROKEN, "no receive for a message of the peer")
                 return
             self._plan_timer()
             self._host.pump_events(self._qp)
@@ -189,7 +200,20 @@ class Stream:
             return
         if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             self._handle_readable()
-        if not self._is_over:
+        if self._is_over:
+            return
+        if self._answer_may_wait and not events & select.EPOLLOUT:
+            # The application's own answer, if it has one at once, takes the acknowledgement
+            # along, which saves a call here and a wake-up there.
+            if not self._is_deferred:
+                self._is_deferred = True
+                self._host.reactor.defer(self._kick_deferred)
+            self._host.pump_events(self._qp)
+        else:
+            self.kick()
+
+    def _kick_deferred(self) -> None:
+        if self._is_deferred:
             self.kick()
 
     def _handle_readable(self) -> None:
@@ -215,6 +239,7 @@ class Stream:
         view[: len(self._kept)] = self._kept
         self._kept = b""
         self._is_reading = True
+        self._answer_may_wait = True
         try:
             while position < end and not self._is_over:
                 item, taken_bytes = self._decoder.take(view[position:end])
@@ -223,6 +248,7 @@ class Stream:
                 position += taken_bytes
                 self._may_send = True
                 if isinstance(item, Packet):
+                    self._answer_may_wait &= item.kind not in _ANSWERED_AT_ONCE
                     self._deliver(item)
                 elif item is not None:
                     self._handle_end_frame(item)
@@ -281,7 +307,7 @@ class Stream:
     def _end_with_queue_pair(self) -> None:
         """End the stream of a queue pair that has failed, or was taken back, by itself."""
         self._say_the_rest()
-        self._terminate(TerminateCode.LOCAL_CATASTROPHIC, b"")
+        self._terminate(TerminateCode.LOCAL_CATASTROPHIC)
         self._end(StreamEnd.BROKEN, f"queue pair went to {self._qp.state.name}")
 
     def _break(self, broken: StreamBroken) -> None:
@@ -296,9 +322,8 @@ class Stream:
         self._peer_is_done = True
         self._end(StreamEnd.BROKEN, reason)
 
-    def _terminate(self, code: TerminateCode, header: bytes) -> None:
+    def _terminate(self, code: TerminateCode, header: bytes = b"") -> None:
         if not self._encoder.is_terminated:
-            self._host.stats.terminates_sent += 1
             self._encoder.emit_terminate(code, header, self._out.pieces)
 
     def _end(self, end: StreamEnd, reason: str) -> None:
@@ -306,6 +331,7 @@ class Stream:
         if self._is_over:
             return
         self._is_over = True
+        self._host.stats.terminates_sent += self._encoder.is_terminated
         self._cancel_timer()
         self._out.copy()
         qp, now_ns = self._qp, time.monotonic_ns()
