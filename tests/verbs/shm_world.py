@@ -1,0 +1,292 @@
+"""One side of a pair for the tests of the shm provider, and a peer in a process of its own.
+
+Run as a program it is that peer: it listens, echoes what is sent to it, and obeys its first
+received octet (see `Peer`).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlag,
+    WCOpcode,
+    WROpcode,
+)
+from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
+from urds.verbs.engine.work import SGE, WC, AddressVector, RecvWR, SendWR
+from urds.verbs.providers.base import (
+    ConnectionEvent,
+    ConnectionEventKind,
+    ConnectParameters,
+    PortSpace,
+)
+from urds.verbs.providers.shm import ShmAdapter
+
+ACCESS = (
+    AccessFlag.LOCAL_WRITE
+    | AccessFlag.REMOTE_WRITE
+    | AccessFlag.REMOTE_READ
+    | AccessFlag.REMOTE_ATOMIC
+)
+BASE = 0x10_0000
+BUFFER_BYTES = 1 << 20
+PATIENCE_NS = 20_000_000_000
+SEQUENCE_START = 0xFF_FFF0  # the numbers wrap early
+QKEY = 77
+ROOT = Path(__file__).parents[2]
+
+
+class Side:
+    """An adapter with one queue pair, one queue and one registered buffer."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        kind: QPType = QPType.RC,
+        buffer: memoryview | None = None,
+        wr_max: int = 64,
+    ) -> None:
+        self.adapter = ShmAdapter(directory=directory)
+        self.pd = object()
+        self.cq = CompletionQueue(4096)
+        self.events: list[ConnectionEventKind] = []
+        self.data = b""
+        self.connection: Any = None
+        self.view = self.adapter.allocate(BUFFER_BYTES) if buffer is None else buffer
+        with self.adapter.lock:
+            self.region = self.adapter.keys.register(self.pd, self.view, BASE, ACCESS)
+        self.qp = self.new_qp(kind, wr_max)
+
+    def new_qp(self, kind: QPType = QPType.RC, wr_max: int = 64) -> QueuePair:
+        """Return one more queue pair, in INIT."""
+        adapter, mask = self.adapter, QPAttrMask
+        with adapter.lock:
+            qp = QueuePair(
+                qpn=adapter.new_qpn(),
+                qp_type=kind,
+                pd=self.pd,
+                send_cq=self.cq,
+                recv_cq=self.cq,
+                cap=QPCap(max_send_wr=wr_max, max_recv_wr=wr_max),
+                keys=adapter.keys,
+                link=adapter.attributes.link,
+            )
+            adapter.add(qp)
+            last = mask.ACCESS_FLAGS if kind is QPType.RC else mask.QKEY
+            qp.modify(
+                QPAttr(qp_state=QPState.INIT, qp_access_flags=ACCESS, qkey=QKEY),
+                mask.STATE | mask.PKEY_INDEX | mask.PORT | last,
+                0,
+            )
+        return qp
+
+    def lead(self, qp: QueuePair, gid: bytes, qpn: int) -> None:
+        """Lead a queue pair to RTS by hand."""
+        mask, now_ns = QPAttrMask, self.adapter.now_ns()
+        reliable = qp.qp_type is QPType.RC
+        with self.adapter.lock:
+            qp.modify(
+                QPAttr(
+                    qp_state=QPState.RTR,
+                    ah_attr=AddressVector(gid),
+                    path_mtu=5,
+                    dest_qp_num=qpn,
+                    rq_psn=SEQUENCE_START,
+                    max_dest_rd_atomic=8,
+                    min_rnr_timer=6,
+                ),
+                mask.STATE | mask.AV | mask.PATH_MTU | mask.DEST_QPN | mask.RQ_PSN
+                | mask.MAX_DEST_RD_ATOMIC | mask.MIN_RNR_TIMER if reliable else mask.STATE,
+                now_ns,
+            )  # fmt: skip
+            qp.modify(
+                QPAttr(
+                    qp_state=QPState.RTS,
+                    sq_psn=SEQUENCE_START,
+                    max_rd_atomic=8,
+                    retry_cnt=7,
+                    rnr_retry=7,
+                    timeout=14,
+                ),
+                mask.STATE | mask.SQ_PSN | mask.MAX_QP_RD_ATOMIC | mask.RETRY_CNT
+                | mask.RNR_RETRY | mask.TIMEOUT if reliable else mask.STATE | mask.SQ_PSN,
+                now_ns,
+            )  # fmt: skip
+
+    # -- connections
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Any:
+        """Listen, and accept with the queue pair; the private data tells key and process."""
+
+        def on_request(event: ConnectionEvent) -> None:
+            self.connection = event.connection
+            event.connection.on_event = self.note
+            key = self.region.rkey.to_bytes(4, "big") + os.getpid().to_bytes(4, "big")
+            event.connection.accept(self.qp, ConnectParameters(private_data=key))
+
+        with self.adapter.lock:
+            return self.adapter.listen((host, port), PortSpace.TCP, backlog=8, on_event=on_request)
+
+    def connect(self, host: str, port: int) -> ConnectionEventKind:
+        """Connect the queue pair; return how it went."""
+        with self.adapter.lock:
+            self.connection = self.adapter.connect(
+                self.qp, (host, port), PortSpace.TCP, ConnectParameters(), on_event=self.note
+            )
+        assert self.adapter.wait(lambda: bool(self.events), PATIENCE_NS)
+        return self.events[0]
+
+    def note(self, event: ConnectionEvent) -> None:
+        """Keep what a connection says."""
+        self.events.append(event.kind)
+        self.data = event.parameters.private_data or self.data
+
+    @property
+    def peer_key(self) -> int:
+        """Return the remote key that the peer gave."""
+        return int.from_bytes(self.data[:4], "big")
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the connection came to an end."""
+        return self.events[-1:] not in ([], [ConnectionEventKind.ESTABLISHED])
+
+    def wait_over(self) -> ConnectionEventKind:
+        """Wait for the end of the connection."""
+        assert self.adapter.wait(lambda: self.is_over, PATIENCE_NS), self.events
+        return self.events[-1]
+
+    # -- work
+
+    def post(self, wr: SendWR, qp: QueuePair | None = None) -> None:
+        """Post one request and carry it away."""
+        qp = qp or self.qp
+        with self.adapter.lock:
+            qp.post_send(wr, self.adapter.now_ns())
+            self.adapter.kick(qp)
+
+    def send(self, octet_count: int, *, offset: int = 0, wr_id: int = 0) -> None:
+        """Send octets of the buffer."""
+        self.post(SendWR(wr_id, WROpcode.SEND, self.piece(octet_count, offset)))
+
+    def write(self, octet_count: int, *, key: int, at: int = 0, offset: int = 0) -> None:
+        """Write octets of the buffer to offset `at` of the peer's."""
+        self.post(
+            SendWR(
+                0,
+                WROpcode.RDMA_WRITE,
+                self.piece(octet_count, offset),
+                rkey=key,
+                remote_addr=BASE + at,
+            )
+        )
+
+    def receive(self, octet_count: int, *, offset: int = 0, wr_id: int = 0) -> None:
+        """Post a receive into the buffer."""
+        with self.adapter.lock:
+            wr = RecvWR(wr_id, self.piece(octet_count, offset))
+            self.qp.post_recv(wr, self.adapter.now_ns())
+            self.adapter.kick(self.qp)
+
+    def poll(self, count: int = 1) -> list[WC]:
+        """Wait for completions and take them."""
+        assert self.adapter.wait(lambda: len(self.cq) >= count, PATIENCE_NS), len(self.cq)
+        with self.adapter.lock:
+            return self.cq.poll(count)
+
+    def piece(self, octet_count: int, offset: int = 0) -> list[SGE]:
+        """Name octets of the buffer."""
+        return [SGE(BASE + offset, octet_count, self.region.lkey)] if octet_count else []
+
+    @property
+    def placed(self) -> int:
+        """Count the writes that went straight into the peer's memory."""
+        return sum(channel.borrowings.placed for channel in self.adapter.peers)
+
+    def close(self) -> None:
+        """Close the adapter."""
+        self.adapter.close()
+
+
+def joined(directory: Path, **keywords: Any) -> tuple[Side, Side]:
+    """Return two sides of this process whose queue pairs are connected by hand."""
+    left, right = Side(directory, **keywords), Side(directory, **keywords)
+    left.lead(left.qp, right.adapter.gid, right.qp.qpn)
+    right.lead(right.qp, left.adapter.gid, left.qp.qpn)
+    return left, right
+
+
+class Peer:
+    """A process that listens and echoes. It says its port when it is ready.
+
+    role "echo": send back what comes.  "flood": send for ever, once connected.
+    "silent": take nothing, only stay.  "placing": say for ever that it is copying.
+    """
+
+    def __init__(self, directory: Path, role: str = "echo") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.verbs.shm_world", str(directory), role],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        """Kill it as the kernel does, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """End it, however it is."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def serve(directory: Path, role: str) -> None:
+    """Be the peer until the connection is over."""
+    side = Side(directory)
+    for slot in range(32):
+        side.receive(1 << 15, offset=slot << 15, wr_id=slot)
+    listener = side.listen()
+    print(listener.local[1], flush=True)
+    assert side.adapter.wait(lambda: bool(side.events), PATIENCE_NS)
+    if role == "flood":
+        while not side.is_over:
+            if side.qp.state is QPState.RTS and side.qp.outstanding_requests < 32:
+                side.send(1000)
+            side.adapter.wait(lambda: len(side.cq) > 0 or side.is_over, PATIENCE_NS)
+            with side.adapter.lock:
+                side.cq.poll(64)
+    while not side.is_over:
+        side.adapter.wait(lambda: len(side.cq) > 0 or side.is_over, PATIENCE_NS)
+        with side.adapter.lock:
+            completions = side.cq.poll(64)
+        for wc in completions:
+            if wc.opcode is WCOpcode.RECV and not wc.status and role == "echo":
+                echo(side, wc)
+    side.close()
+
+
+def echo(side: Side, wc: WC) -> None:
+    """Send a message back from where it lies, and make the place free again."""
+    sge = side.piece(wc.byte_len, wc.wr_id << 15)
+    side.post(SendWR(0, WROpcode.SEND, sge, SendFlag.SOLICITED | SendFlag.INLINE)
+              if wc.byte_len <= 200 else SendWR(0, WROpcode.SEND, sge))  # fmt: skip
+    side.receive(1 << 15, offset=wc.wr_id << 15, wr_id=wc.wr_id)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), sys.argv[2])

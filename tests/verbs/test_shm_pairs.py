@@ -1,0 +1,479 @@
+"""Pairs of the shm provider in one process: every way of an octet, order, limits, ends."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.verbs.shm_world import (
+    ACCESS,
+    BASE,
+    BUFFER_BYTES,
+    PATIENCE_NS,
+    QKEY,
+    Side,
+    joined,
+)
+from urds.verbs.engine.numbers import GRH_BYTES, QPState, QPType, WCStatus, WROpcode
+from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
+from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
+from urds.verbs.providers.shm import ShmAdapter, open_adapter, pump
+from urds.verbs.providers.shm.adapter import MTU_BYTES
+from urds.verbs.providers.shm.channel import RING_BYTES
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "meet"
+
+
+@pytest.fixture
+def pair(place: Path) -> Iterator[tuple[Side, Side]]:
+    left, right = joined(place)
+    yield left, right
+    left.close()
+    right.close()
+
+
+def fill(side: Side, octet_count: int = BUFFER_BYTES) -> bytes:
+    octets = os.urandom(octet_count)
+    side.view[:octet_count] = octets
+    return octets
+
+
+def test_the_device_has_a_name_and_opens(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.parent))
+    adapter = open_adapter("shm0")
+    assert (adapter.attributes.name, adapter.attributes.provider) == ("shm0", "shm")
+    assert adapter.attributes.link.lossless
+    adapter.close()
+    adapter.close()
+    assert list((place.parent / "urds-verbs").iterdir()) == []
+
+
+@pytest.mark.parametrize("octet_count", [0, 1, 7, 8, 4096, MTU_BYTES, MTU_BYTES + 1, BUFFER_BYTES])
+def test_a_message_of_any_size_arrives(pair: tuple[Side, Side], octet_count: int) -> None:
+    left, right = pair
+    octets = fill(left, octet_count)
+    right.receive(BUFFER_BYTES)
+    left.send(octet_count)
+    (received,) = right.poll()
+    assert (received.status, received.byte_len) == (WCStatus.SUCCESS, octet_count)
+    assert right.view[:octet_count] == octets
+    assert left.poll()[0].status == WCStatus.SUCCESS
+
+
+def test_messages_arrive_in_order_however_many(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    got: list[bytes] = []
+    for round_number in range(30):
+        for slot in range(32):
+            right.receive(64, offset=slot * 64, wr_id=slot)
+        for slot in range(32):
+            left.view[slot * 64 : slot * 64 + 4] = (round_number * 32 + slot).to_bytes(4, "big")
+            left.send(4, offset=slot * 64)
+        for wc in right.poll(32):
+            got.append(bytes(right.view[wc.wr_id * 64 : wc.wr_id * 64 + 4]))
+        left.poll(32)
+    assert got == [number.to_bytes(4, "big") for number in range(30 * 32)]
+
+
+def test_a_write_goes_through_the_ring_first_and_then_straight(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    for number in range(4):
+        octets = fill(left)
+        left.write(BUFFER_BYTES, key=right.region.rkey)
+        assert left.poll()[0].status == WCStatus.SUCCESS
+        assert right.view == octets
+        # The answer to the first question comes on another way than the write's.
+        left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+        assert left.placed == number
+    assert right.adapter.lending.loans == 1
+
+
+def channels(side: Side) -> list[object]:
+    return [channel.borrowings for channel in side.adapter.peers]
+
+
+def test_the_last_of_many_writes_wins(pair: tuple[Side, Side]) -> None:
+    """Through the ring and straight, in any mixture, on the same octets."""
+    left, right = pair
+    for number in range(200):
+        offset = number % 8 * 64
+        left.view[offset : offset + 64] = bytes([number]) * 64
+        left.write(64, key=right.region.rkey, offset=offset)
+        if number % 8 == 7:
+            left.poll(8)
+            assert right.view[:64] == bytes([number]) * 64
+    assert 0 < left.placed < 200
+
+
+def test_foreign_memory_goes_through_the_ring(place: Path) -> None:
+    left, right = joined(place, buffer=None)
+    foreign = memoryview(bytearray(BUFFER_BYTES))
+    with right.adapter.lock:
+        region = right.adapter.keys.register(right.pd, foreign, BASE, ACCESS)
+    for _ in range(3):
+        octets = fill(left)
+        left.write(BUFFER_BYTES, key=region.rkey)
+        assert left.poll()[0].status == WCStatus.SUCCESS
+        assert foreign == octets
+    assert left.placed == 0 and right.adapter.lending.loans_declined == 1
+    left.close()
+    right.close()
+
+
+def test_reads_and_atomics_work(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    octets = fill(right)
+    piece = left.piece(BUFFER_BYTES)
+    left.post(SendWR(1, WROpcode.RDMA_READ, piece, rkey=right.region.rkey, remote_addr=BASE))
+    assert left.poll()[0].status == WCStatus.SUCCESS
+    assert left.view == octets
+    right.view[:8] = (41).to_bytes(8, "little")
+    wr = SendWR(2, WROpcode.ATOMIC_FETCH_AND_ADD, left.piece(8))
+    wr.set_wr_atomic(right.region.rkey, BASE, 1)
+    left.post(wr)
+    assert left.poll()[0].status == WCStatus.SUCCESS
+    assert int.from_bytes(left.view[:8], "little") == 41
+    assert int.from_bytes(right.view[:8], "little") == 42
+
+
+def test_both_ways_at_once_with_full_rings(pair: tuple[Side, Side]) -> None:
+    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever."""
+    left, right = pair
+    for side, other in ((left, right), (right, left)):
+        for _ in range(8):
+            piece = side.piece(BUFFER_BYTES)
+            side.post(
+                SendWR(1, WROpcode.RDMA_READ, piece, rkey=other.region.rkey, remote_addr=BASE)
+            )
+    for side in (left, right):
+        assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
+    rooms = [side.adapter.peers.counters.waits_for_room for side in (left, right)]
+    assert any(rooms)
+
+
+def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    fill(left)
+    left.write(100, key=right.region.rkey)
+    left.poll()
+    left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+    before = bytes(right.view)
+    with right.adapter.lock:
+        key = right.region.rkey
+        right.adapter.keys.deregister(right.region)
+    left.write(BUFFER_BYTES, key=key)
+    assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
+    assert right.view == before
+    assert left.qp.state is QPState.ERR
+
+
+@pytest.mark.parametrize("at", [-1, BUFFER_BYTES - 99, BUFFER_BYTES])
+def test_a_write_out_of_range_is_refused_lent_or_not(pair: tuple[Side, Side], at: int) -> None:
+    left, right = pair
+    left.write(100, key=right.region.rkey)
+    left.poll()
+    left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+    fill(left)
+    before = bytes(right.view)
+    left.write(100, key=right.region.rkey, at=at)
+    assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
+    assert right.view == before
+
+
+def test_the_peer_of_one_queue_pair_does_not_write_as_another(pair: tuple[Side, Side]) -> None:
+    """A loan goes to the peer of a queue pair that allows writes, of the region's domain."""
+    left, right = pair
+    with right.adapter.lock:
+        stranger = right.adapter.keys.register(object(), right.adapter.allocate(8192), BASE, ACCESS)
+    left.write(100, key=stranger.rkey)
+    assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
+    assert right.adapter.lending.loans == 0 and not any(stranger.view)
+
+
+def test_datagrams_arrive_with_their_source(place: Path) -> None:
+    left, right = Side(place, kind=QPType.UD), Side(place, kind=QPType.UD)
+    for side in (left, right):
+        side.lead(side.qp, bytes(16), 0)
+    octets = fill(left, 100)
+    right.receive(200)
+    wr = SendWR(1, WROpcode.SEND, left.piece(100))
+    wr.set_wr_ud(AddressVector(right.adapter.gid), right.qp.qpn, QKEY)
+    left.post(wr)
+    (received,) = right.poll()
+    assert (received.src_qp, received.byte_len) == (left.qp.qpn, 100 + GRH_BYTES)
+    assert right.view[GRH_BYTES : GRH_BYTES + 100] == octets
+    left.close()
+    right.close()
+
+
+def test_a_datagram_to_nobody_is_lost_and_counted(place: Path) -> None:
+    side = Side(place, kind=QPType.UD)
+    side.lead(side.qp, bytes(16), 0)
+    wr = SendWR(1, WROpcode.SEND, side.piece(100))
+    wr.set_wr_ud(AddressVector(b"n" * 16), 5, QKEY)
+    side.post(wr)
+    assert side.poll()[0].status == WCStatus.SUCCESS
+    assert side.adapter.datagrams_lost == 1
+    side.close()
+
+
+def test_two_queue_pairs_of_one_opening_talk(place: Path) -> None:
+    """More than the bound of what may be under way to ourselves."""
+    side = Side(place)
+    other = side.new_qp()
+    side.lead(side.qp, side.adapter.gid, other.qpn)
+    side.lead(other, side.adapter.gid, side.qp.qpn)
+    octets = fill(side, BUFFER_BYTES // 2)
+    half = SGE(BASE + BUFFER_BYTES // 2, BUFFER_BYTES // 2, side.region.lkey)
+    for _ in range(4):
+        with side.adapter.lock:
+            other.post_recv(RecvWR(1, [half]), side.adapter.now_ns())
+            side.adapter.kick(other)
+        side.send(BUFFER_BYTES // 2)
+    assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
+    assert side.view[BUFFER_BYTES // 2 :] == octets
+    side.write(BUFFER_BYTES // 2, key=side.region.rkey, at=BUFFER_BYTES // 2)
+    assert side.poll()[0].status == WCStatus.SUCCESS
+    side.close()
+
+
+def test_a_queue_pair_whose_peer_does_not_exist_fails(place: Path) -> None:
+    side = Side(place)
+    side.lead(side.qp, b"n" * 16, 99)
+    side.send(10)
+    assert side.poll()[0].status != WCStatus.SUCCESS
+    assert side.qp.state is QPState.ERR
+    side.close()
+
+
+def test_connections_open_say_and_end(place: Path) -> None:
+    left, right = Side(place), Side(place)
+    listener = right.listen()
+    assert left.connect(*listener.local) is ConnectionEventKind.ESTABLISHED
+    right.receive(10)
+    left.send(10)
+    assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
+    with left.adapter.lock:
+        left.connection.disconnect()
+    assert left.wait_over() is ConnectionEventKind.DISCONNECTED
+    assert right.wait_over() is ConnectionEventKind.DISCONNECTED
+    assert left.qp.state is right.qp.state is QPState.ERR
+    left.close()
+    right.close()
+
+
+def test_nobody_listens_and_everybody_knows_at_once(place: Path) -> None:
+    side = Side(place)
+    assert side.connect("127.0.0.1", 7000) is ConnectionEventKind.REFUSED
+    side.close()
+
+
+def test_an_address_is_taken_once_and_given_back(place: Path) -> None:
+    left, right = Side(place), Side(place)
+    listener = left.listen(port=7000)
+    with pytest.raises(OSError, match="has a listener"):
+        right.listen(port=7000)
+    with left.adapter.lock:
+        listener.close()
+    right.listen(port=7000)
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
+def test_a_foreign_address_cannot_be_listened_at(place: Path, host: str) -> None:
+    side = Side(place)
+    with pytest.raises(OSError, match="assign requested address"):
+        side.listen(host)
+    side.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "", "../x", "127.0.0.1/8"])
+def test_what_is_no_address_is_refused(place: Path, host: str) -> None:
+    side = Side(place)
+    with pytest.raises(OSError, match="appear to be an IPv4"):
+        side.listen(host)
+    with side.adapter.lock, pytest.raises(OSError, match="appear to be an IPv4"):
+        side.adapter.connect(
+            side.qp, (host, 1), PortSpace.TCP, ConnectParameters(), on_event=side.note
+        )
+    side.close()
+
+
+def test_two_that_connect_to_each_other_at_once_both_can(place: Path) -> None:
+    """Each makes a channel before it has looked at the other's."""
+    left, right = Side(place), Side(place)
+    with left.adapter.lock, right.adapter.lock:
+        left.lead(left.qp, right.adapter.gid, right.qp.qpn)
+        right.lead(right.qp, left.adapter.gid, left.qp.qpn)
+        for side in (left, right):
+            side.receive(8)
+            side.receive(8)
+            side.send(4)
+            side.send(4)
+    for side in (left, right):
+        assert {wc.status for wc in side.poll(4)} == {WCStatus.SUCCESS}
+        assert len(side.adapter.peers) == 2
+    left.close()
+    assert right.adapter.wait(lambda: right.qp.state is QPState.ERR, PATIENCE_NS)
+    assert len(right.adapter.peers) == 0
+    right.close()
+
+
+def test_closing_one_side_breaks_the_other(place: Path) -> None:
+    left, right = joined(place)
+    right.receive(10)
+    left.send(10)
+    right.poll()
+    right.receive(10)
+    left.close()
+    assert right.poll()[0].status == WCStatus.WR_FLUSH_ERR
+    assert right.qp.state is QPState.ERR and len(right.adapter.peers) == 0
+    right.close()
+
+
+def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    right.adapter.progress()
+    for _ in range(100):
+        right.receive(8)
+        left.send(8)
+        while not len(right.cq):
+            right.adapter.progress()
+        right.poll()
+        while not len(left.cq):
+            left.adapter.progress()
+        left.poll()
+    rung = [side.adapter.peers.counters.bells_rung for side in (left, right)]
+    assert max(rung) < 20, rung
+
+
+def test_no_wake_up_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the net of a bounded sleep a lost one would last for ever."""
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    left, right = joined(place)
+    count = 1500
+
+    def echo() -> None:
+        for _ in range(count):
+            right.poll()
+            right.receive(8)
+            right.send(8)
+            right.poll()
+
+    right.receive(8)
+    thread = threading.Thread(target=echo)
+    thread.start()
+    for _ in range(count):
+        left.receive(8)
+        left.send(8)
+        left.poll(2)
+    thread.join(20)
+    assert not thread.is_alive()
+    left.close()
+    right.close()
+
+
+def test_waiters_in_several_threads_all_wake(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    seen: list[int] = []
+
+    def wait_for(count: int) -> None:
+        if right.adapter.wait(lambda: len(right.cq) >= count, PATIENCE_NS):
+            seen.append(count)
+
+    threads = [threading.Thread(target=wait_for, args=(count,)) for count in range(1, 6)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        right.receive(8)
+        left.send(8)
+    for thread in threads:
+        thread.join(20)
+    assert sorted(seen) == [1, 2, 3, 4, 5]
+
+
+def test_a_waiter_sees_what_another_thread_did(pair: tuple[Side, Side]) -> None:
+    left, _ = pair
+    flags: list[int] = []
+    thread = threading.Thread(
+        target=lambda: left.adapter.wait(lambda: bool(flags), PATIENCE_NS), daemon=True
+    )
+    thread.start()
+    with left.adapter.lock:
+        flags.append(1)
+        left.adapter.notify()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_closing_wakes_who_waits(place: Path) -> None:
+    side = Side(place)
+    answers: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(side.adapter.wait(lambda: False, None)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    side.close()
+    for thread in threads:
+        thread.join(10)
+    assert answers == [False] * 3
+
+
+def test_a_wait_ends_in_time(pair: tuple[Side, Side]) -> None:
+    assert pair[0].adapter.wait(lambda: False, 1_000_000) is False
+
+
+def test_nothing_is_left_behind(place: Path) -> None:
+    """Descriptors, threads, files: as before, after pairs that wrote straight."""
+
+    def once() -> None:
+        left, right = joined(place)
+        for _ in range(2):
+            left.write(100, key=right.region.rkey)
+            left.poll()
+            left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+        left.close()
+        right.close()
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    once()
+    before = held()
+    for _ in range(5):
+        once()
+    assert held() == before
+    assert list(place.iterdir()) == []
+
+
+def test_many_openings_of_one_process_talk_pairwise(place: Path) -> None:
+    hub = ShmAdapter(directory=place)
+    hub.close()
+    sides = [Side(place) for _ in range(6)]
+    for left, right in zip(sides, sides[1:] + sides[:1], strict=True):
+        ahead, behind = left.new_qp(), right.new_qp()
+        left.lead(ahead, right.adapter.gid, behind.qpn)
+        right.lead(behind, left.adapter.gid, ahead.qpn)
+        left.post(
+            SendWR(
+                1, WROpcode.RDMA_WRITE, left.piece(50), rkey=right.region.rkey, remote_addr=BASE
+            ),
+            ahead,
+        )
+    for side in sides:
+        assert side.poll()[0].status == WCStatus.SUCCESS
+    for side in sides:
+        side.close()
+
+
+assert RING_BYTES < 8 * BUFFER_BYTES, "the tests of full rings fill them"
