@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from urds.errors import WireError
 from urds.verbs.context import GID
-from urds.verbs.engine.numbers import GRH_BYTES, WCFlag
+from urds.verbs.engine.datagrams import parse_grh
+from urds.verbs.engine.numbers import WCFlag
 from urds.verbs.engine.work import WC, AddressVector
 from urds.verbs.errors import VerbsArgumentError
 from urds.verbs.pd import PD
 from urds.verbs.resource import Resource
 
-_SOURCE_GID: Final = slice(8, 24)  # of the header in the first octets of a received datagram
-_FLOW_LABEL: Final = slice(1, 4)
-_PORT_MASK: Final = 0xFFFF
 UDP_PORT_MAX: Final = 0xFFFF
 
 
@@ -83,11 +82,10 @@ def _sender(wc: WC | None, grh: bytes | bytearray | memoryview | None) -> Addres
         raise VerbsArgumentError("an address handle needs attr, or wc and grh")
     if WCFlag.GRH not in wc.wc_flags:
         raise VerbsArgumentError("the completion has no WCFlag.GRH: nothing says where from")
-    header = bytes(memoryview(grh)[:GRH_BYTES])
-    if len(header) < GRH_BYTES:
-        raise VerbsArgumentError(f"header of {len(header)} octets, not {GRH_BYTES}")
-    port = int.from_bytes(header[_FLOW_LABEL], "big") & _PORT_MASK
-    return AddressVector(header[_SOURCE_GID], port)
+    try:
+        return parse_grh(grh)
+    except WireError as error:
+        raise VerbsArgumentError(str(error)) from error
 
 
 def vector_of(value: object) -> AddressVector:

@@ -106,3 +106,4 @@ class CompChannel(Resource):
         self._events.clear()
         self._descriptor.close()
         self._wake()
+        self.context.adapter.notify()

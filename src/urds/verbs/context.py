@@ -217,6 +217,7 @@ class Context(Resource):
     def _release(self, *, forced: bool) -> None:
         self._events.clear()
         self._descriptor.close()
+        self.adapter.notify()
 
 
 def _demand_index(index: int, count: int, what: str) -> None:

@@ -146,7 +146,7 @@ class CQ(Resource):
 
     def _handle_overflow(self) -> None:
         self.context.report(AsyncEventType.CQ_ERR, self)
-        # A queue pair is at work above us: it cannot be moved before it has finished.
+        # A queue pair is at work above us: none can be moved before it has finished.
         self.context.adapter.call_soon(weak_call(self, CQ._break_queue_pairs))
 
     def _break_queue_pairs(self) -> None:
@@ -163,3 +163,4 @@ class CQ(Resource):
             self.channel.forget(self)
         self.context.forget(self.engine, self)
         self.engine.on_event = None
+        self.context.adapter.notify()

@@ -106,6 +106,7 @@ class QP(Resource):
                 link=attributes.link,
                 acceptance=init_attr.acceptance,
             )
+            self.engine.gid = adapter.gid
             adapter.add(self.engine)
             super().__init__(adapter.lock, *parents)
             self.context.adopt(self.engine, self)

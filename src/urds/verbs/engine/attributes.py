@@ -1,9 +1,9 @@
 """Attributes of a queue pair: what its link is like, what it holds, what a modify sets."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from urds.verbs.engine.numbers import AccessFlag, QPState
-from urds.verbs.engine.work import AddressVector
 
 _NO_ACCESS = AccessFlag(0)
 
@@ -38,6 +38,7 @@ class QPAttr:
     path_mtu: a code of `MTU`, `None` for the link's own; the engine takes the smaller of both.
     min_rnr_timer: code of `RNR_TIMER_NS` that this side answers when it has no receive.
     timeout: exponent, 4.096 us << timeout is the longest wait for an answer; 0 is no timer.
+    ah_attr: the peer's `AddressVector`; `urds.verbs.QP` also takes an `AHAttr` or `AH`.
     retry_cnt: 0 to 7.  rnr_retry: 0 to 6, 7 is forever.
     """
 
@@ -55,7 +56,7 @@ class QPAttr:
     retry_cnt: int = 0
     rnr_retry: int = 0
     qkey: int = 0
-    ah_attr: AddressVector | None = None
+    ah_attr: Any = None
     pkey_index: int = 0
     port_num: int = 1
     cap: QPCap = field(default_factory=QPCap)

@@ -188,7 +188,7 @@ class KeyTable:
         ):
             return region.view[start : start + length]
         if length == 0:
-            return memoryview(b"")
+            return memoryview(bytearray())
         reason = _reason(region, pd, address, length, _LOCAL_WRITE if write else 0)
         raise AccessError(
             f"local key {lkey:#x}: {reason}",
@@ -211,7 +211,7 @@ class KeyTable:
         Raises AccessError (NAK_REMOTE_ACCESS): key, protection domain, rights, range.
         """
         if length == 0:
-            return memoryview(b"")
+            return memoryview(bytearray())
         bits = int(access)
         region = self._regions.get(rkey)
         if (

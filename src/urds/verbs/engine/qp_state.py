@@ -85,7 +85,8 @@ def check_modify(qp_type: QPType, state: State, attr_mask: Mask, new_state: Stat
     if new_state is not state and Mask.STATE not in attr_mask:
         raise OSError(errno.EINVAL, f"{move}: the mask lacks STATE")
     missing = found.required & ~attr_mask
-    superfluous = attr_mask & ~(found.required | found.optional | Mask.STATE)
+    # As plain numbers: the complement of a flag has no bits that the enum does not know.
+    superfluous = Mask(int(attr_mask) & ~int(found.required | found.optional | Mask.STATE))
     faults = [
         f"{what} {_names(mask)}"
         for what, mask in (("missing", missing), ("superfluous", superfluous))
