@@ -158,7 +158,8 @@ def live(
     """
     if not isinstance(candidate, kind) or not candidate.live:
         detail = f"{what or kind.__name__} is {candidate!r}"
-        raise dat_error(ReturnType.INVALID_HANDLE, subtype or kind.invalid_subtype, detail)
+        role = kind.invalid_subtype if subtype is None else subtype
+        raise dat_error(ReturnType.INVALID_HANDLE, role, detail)
     return candidate
 
 

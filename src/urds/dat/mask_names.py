@@ -184,3 +184,5 @@ DAT_SRQ_FIELD_LOW_WATERMARK: Final = SrqField.LOW_WATERMARK
 DAT_SRQ_FIELD_AVAILABLE_DTO_COUNT: Final = SrqField.AVAILABLE_DTO_COUNT
 DAT_SRQ_FIELD_OUTSTANDING_DTO_COUNT: Final = SrqField.OUTSTANDING_DTO_COUNT
 DAT_SRQ_FIELD_ALL: Final = SrqField.ALL
+
+__all__ = [name for name in list(globals()) if name.startswith("DAT_")]

@@ -194,3 +194,5 @@ DAT_DTO_ERR_PARTIAL_PACKET: Final = DtoStatus.ERR_PARTIAL_PACKET
 DAT_RMR_OPERATION_FAILED: Final = DtoStatus.RMR_OPERATION_FAILED
 DAT_DTO_FAILURE: Final = DtoStatus.ERR_FLUSHED
 DAT_DTO_LENGTH_ERROR: Final = DtoStatus.ERR_LOCAL_LENGTH
+
+__all__ = [name for name in list(globals()) if name.startswith("DAT_")]

@@ -151,3 +151,5 @@ DAT_CLASS_WARNING: Final = CLASS_WARNING
 DAT_CLASS_SUCCESS: Final = 0
 DAT_TYPE_MASK: Final = TYPE_MASK
 DAT_SUBTYPE_MASK: Final = SUBTYPE_MASK
+
+__all__ = [name for name in list(globals()) if name.startswith("DAT_")]
