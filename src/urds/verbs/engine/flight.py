@@ -124,12 +124,22 @@ class Flight:
 
     # -- repeats
 
-    def find_lost(self, now_ns: int, age_ns: int) -> None:
-        """Plan repeats of what was overtaken and is older than a round trip."""
+    def find_lost(self, now_ns: int, age_ns: int) -> int | None:
+        """Plan repeats of what was overtaken and is as old as `age_ns`.
+
+        Returns when to look again: something was overtaken and is younger. `None`: never.
+        """
         limit = self._answered_transmission - REORDER_MAX
+        again_ns: int | None = None
         for psn, entry in self._entries.items():
-            if entry.transmission <= limit and now_ns - entry.sent_ns >= age_ns:
+            if entry.transmission > limit or psn in self._repeat_set:
+                continue
+            due_ns = entry.sent_ns + age_ns
+            if due_ns <= now_ns:
                 self._plan(psn)
+            elif again_ns is None or due_ns < again_ns:
+                again_ns = due_ns
+        return again_ns
 
     def repeat_from(self, first: int) -> None:
         """Plan repeats of everything that waits from a PSN on."""

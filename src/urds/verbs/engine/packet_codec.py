@@ -97,6 +97,8 @@ def parse_packet(octets: Octets, *, checksum: bool = False) -> Packet:
         raise WireError(f"packet of version {version} and kind {kind_number}")
     if flags >= len(_FLAGS) or qpn > PSN_MASK or psn > PSN_MASK:
         raise WireError(f"packet with flags {flags:#x}, queue pair {qpn:#x}, PSN {psn:#x}")
+    if flags & _PLACED and kind is not PacketKind.WRITE:
+        raise WireError(f"PLACED packet of kind {kind.name}")
     packet = Packet(kind, qpn, psn, _FLAGS[flags])
     rest = _parse_fields(packet, view[HEADER_BYTES:], flags)
     if range_count:

@@ -15,7 +15,6 @@ Source: verbs-and-roce.md section 8.
 """
 
 import sys
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.flight import Flight
@@ -25,7 +24,6 @@ from urds.verbs.engine.numbers import (
     PSN_MASK,
     RNR_RETRY_FOREVER,
     RNR_TIMER_NS,
-    AsyncEventType,
     QPState,
     SendFlag,
     WCStatus,
@@ -36,14 +34,13 @@ from urds.verbs.engine.pieces import scatter
 from urds.verbs.engine.recovery import LossTimer, timeout_ns
 from urds.verbs.engine.requests import (
     READ_PORTION_PACKETS,
-    WC_OPCODE,
     Request,
     build_atomic,
     build_data,
     build_read,
     psn_count,
 )
-from urds.verbs.engine.work import WC
+from urds.verbs.engine.send_queue import SendQueue
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -66,9 +63,8 @@ class Requester:
 
     def __init__(self, qp: "QueuePair", first_psn: int) -> None:
         self._qp = qp
-        self._posted: deque[Request] = deque()  # not started
-        self._started: deque[Request] = deque()  # not completed
-        self._current: Request | None = None  # the last of them, while packets of it are unsent
+        self._queue = SendQueue(qp)
+        self._current: Request | None = None  # the last one started, while packets are unsent
         self._is_stopped = False  # one has failed: what is behind it is not sent any more
         self._next_psn = first_psn  # counted without wrapping
         self._next_msn = 1
@@ -76,9 +72,9 @@ class Requester:
         self._answered_open = 0  # reads and atomics that have not completed
         self._resources_open = 0  # of them what the peer spends: portions of reads, atomics
         self._writes_open = 0  # what would be overtaken by octets that the provider places
+        self._look_again_ns: int | None = None  # for what was overtaken a moment ago
         self._paused_until_ns: int | None = None
         self._paused_psn = 0
-        self._is_drained = False
         self._timer = LossTimer()
         self.configure()
 
@@ -89,11 +85,11 @@ class Requester:
         self._rnr_left = attr.rnr_retry
 
     def __len__(self) -> int:
-        return len(self._posted) + len(self._started)
+        return len(self._queue)
 
     def post(self, request: Request) -> None:
         """Queue a request that was found to be valid."""
-        self._posted.append(request)
+        self._queue.posted.append(request)
 
     # -- time
 
@@ -102,7 +98,10 @@ class Requester:
         """Return when `handle_timeout` is due."""
         if self._paused_until_ns is not None:
             return self._paused_until_ns
-        return self._timer.deadline_ns
+        due_ns = self._timer.deadline_ns
+        if due_ns is None or self._look_again_ns is None:
+            return due_ns
+        return min(due_ns, self._look_again_ns)
 
     def handle_timeout(self, now_ns: int) -> None:
         """Go on after a pause, or repeat what was not answered in time."""
@@ -111,15 +110,20 @@ class Requester:
                 self._paused_until_ns = None
                 self._flight.repeat_from(self._paused_psn)
             return
+        if self._look_again_ns is not None and now_ns >= self._look_again_ns:
+            self._find_lost(now_ns)
         deadline_ns = self._timer.deadline_ns
-        if deadline_ns is None or now_ns < deadline_ns:
-            return
+        if deadline_ns is not None and now_ns >= deadline_ns:
+            self._repeat_all(now_ns)
+
+    def _repeat_all(self, now_ns: int) -> None:
+        """Repeat all that waits: there was no answer in time."""
         oldest = self._flight.oldest(self._next_psn)
         if not self._timer.expire(now_ns):
             self._flight.narrow()
             self._flight.repeat_from(oldest)
         elif (request := self._flight.request_of(oldest)) is not None:
-            self._fail(request, WCStatus.RETRY_EXC_ERR)
+            self._queue.fail(request, WCStatus.RETRY_EXC_ERR)
 
     # -- packets out
 
@@ -167,14 +171,14 @@ class Requester:
     def _start_next(self) -> bool:
         """Start the next posted request; return whether one was, or was carried out here."""
         qp = self._qp
-        if not self._posted or qp.state is not QPState.RTS or self._is_stopped:
+        if not self._queue.posted or qp.state is not QPState.RTS or self._is_stopped:
             return False
-        request = self._posted[0]
+        request = self._queue.posted[0]
         if request.flags & _FENCE and self._answered_open:
             return False
         if request.is_answered and self._resources_open >= qp.attr.max_rd_atomic:
             return False
-        self._started.append(self._posted.popleft())
+        self._queue.start_next()
         if request.kind is None:
             self._carry_out_here(request)
             return True
@@ -223,7 +227,7 @@ class Requester:
                 qp.keys.bind(request.window, region, bind.address, bind.length, access, qpn=qp.qpn)
         except AccessError as fault:
             raise _Unbuildable(request, fault.status) from fault
-        self._complete()
+        self._queue.complete()
 
     def _emit(
         self, request: Request, psn: int, count: int, now_ns: int, *, is_repeat: bool
@@ -290,7 +294,7 @@ class Requester:
         if syndrome == Syndrome.NAK_SEQUENCE:
             self._go_back(psn, now_ns)
         elif syndrome in _STATUS and (request := self._flight.request_of(psn)) is not None:
-            self._fail(request, _STATUS[syndrome])
+            self._queue.fail(request, _STATUS[syndrome])
             return False
         return progress
 
@@ -387,9 +391,12 @@ class Requester:
         """Take stock after progress."""
         if not self._qp.link.lossless:
             self._timer.note_progress(now_ns, is_idle=not self._flight)
-            self._flight.find_lost(now_ns, self._timer.overdue_ns)
+            self._find_lost(now_ns)
         self._rnr_left = self._qp.attr.rnr_retry
-        self._complete()
+        self._queue.complete()
+
+    def _find_lost(self, now_ns: int) -> None:
+        self._look_again_ns = self._flight.find_lost(now_ns, self._timer.overdue_ns)
 
     def _go_back(self, psn: int, now_ns: int) -> None:
         """Repeat everything from a PSN that the responder expects."""
@@ -410,7 +417,7 @@ class Requester:
             return
         if self._qp.attr.rnr_retry != RNR_RETRY_FOREVER:
             if not self._rnr_left:
-                self._fail(request, WCStatus.RNR_RETRY_EXC_ERR)
+                self._queue.fail(request, WCStatus.RNR_RETRY_EXC_ERR)
                 return
             self._rnr_left -= 1
         self._timer.stop()
@@ -419,42 +426,9 @@ class Requester:
 
     # -- ends
 
-    def _complete(self) -> None:
-        """Complete requests from the oldest on, as far as they are done."""
-        qp = self._qp
-        while self._started:
-            request = self._started[0]
-            if request.failed is not None:
-                self._fail(request, request.failed)
-                return
-            if request.unanswered:
-                return
-            self._started.popleft()
-            self._push_success(request)
-        if qp.state is QPState.SQD:
-            self.note_draining()
-
     def note_draining(self) -> None:
-        """Tell once per SQD that everything that was started has completed."""
-        if self._qp.state is not QPState.SQD:
-            self._is_drained = False
-        elif not self._started and not self._is_drained:
-            self._is_drained = True
-            self._qp.emit_event(AsyncEventType.SQ_DRAINED)
-
-    def _push_success(self, request: Request) -> None:
-        if not request.signalled:
-            return
-        byte_count = request.length if request.is_answered else 0
-        self._qp.send_cq.push(
-            WC(
-                request.wr_id,
-                WCStatus.SUCCESS,
-                WC_OPCODE[request.opcode],
-                byte_len=byte_count,
-                qp_num=self._qp.qpn,
-            )
-        )
+        """Take note that the state changed to SQD or from it."""
+        self._queue.note_draining()
 
     def _stop_at(self, request: Request, status: WCStatus) -> None:
         """Let a request fail once all before it are done; nothing behind it is sent."""
@@ -462,32 +436,15 @@ class Requester:
         self._current = None
         request.failed = request.failed or status
         self._flight.drop(request)
-        self._complete()
-
-    def _fail(self, request: Request, status: WCStatus) -> None:
-        """Complete a request with an error now, and flush all others."""
-        while self._started and (other := self._started.popleft()) is not request:
-            if other.unanswered:
-                self._push_failure(other, WCStatus.WR_FLUSH_ERR)
-            else:
-                self._push_success(other)
-        self._push_failure(request, status)
-        self._qp.enter_error()
+        self._queue.complete()
 
     def flush(self) -> None:
         """Complete everything as flushed, in posting order."""
         self._current = None
         self._flight.clear()
         self._timer.stop()
-        self._paused_until_ns = None
-        for queue in (self._started, self._posted):
-            while queue:
-                self._push_failure(queue.popleft(), WCStatus.WR_FLUSH_ERR)
-
-    def _push_failure(self, request: Request, status: WCStatus) -> None:
-        self._qp.send_cq.push(
-            WC(request.wr_id, status, WC_OPCODE[request.opcode], qp_num=self._qp.qpn)
-        )
+        self._paused_until_ns = self._look_again_ns = None
+        self._queue.flush()
 
 
 class _Unbuildable(Exception):

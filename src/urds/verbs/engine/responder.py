@@ -212,6 +212,8 @@ class Responder:
                 raise _invalid(f"read of {packet.length} octets, limit {MESSAGE_BYTES_MAX}")
             return
         payload_bytes = len(packet.payload)
+        if int(packet.flags) & _PLACED and (payload_bytes or kind is PacketKind.SEND):
+            raise _invalid(f"{kind.name} of {payload_bytes} octets that claims to be placed")
         if payload_bytes > self._qp.mtu_bytes:
             raise _invalid(f"payload of {payload_bytes} octets, limit {self._qp.mtu_bytes}")
         if packet.offset + _placed_bytes(packet) > MESSAGE_BYTES_MAX:

@@ -1,0 +1,75 @@
+"""Packets survive the way over octets; octets at random never do more than be refused."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from urds.errors import WireError
+from urds.verbs.engine.numbers import PSN_MASK
+from urds.verbs.engine.packet_codec import emit_packet, parse_packet
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+
+psns = st.integers(0, PSN_MASK)
+longs = st.integers(0, (1 << 32) - 1)
+wides = st.integers(0, (1 << 64) - 1)
+PAYLOAD_KINDS = {
+    PacketKind.SEND, PacketKind.WRITE, PacketKind.READ_RESPONSE, PacketKind.DATAGRAM,
+}  # fmt: skip
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> Packet:
+    """Draw packets whose unused fields are 0."""
+    kind = draw(st.sampled_from(PacketKind))
+    flags = PacketFlag(draw(st.integers(0, 0x7F)))
+    if kind is not PacketKind.WRITE:
+        flags &= ~PacketFlag.PLACED
+    packet = Packet(kind, draw(psns), draw(psns), flags)
+    fields = {
+        PacketKind.SEND: {"msn": longs, "offset": longs},
+        PacketKind.WRITE: {"address": wides, "rkey": longs, "msn": longs, "offset": longs},
+        PacketKind.READ_REQUEST: {"address": wides, "rkey": longs, "length": longs},
+        PacketKind.ATOMIC_SWAP: {"address": wides, "rkey": longs, "swap": wides},
+        PacketKind.ATOMIC_ADD: {"address": wides, "compare_add": wides},
+        PacketKind.READ_RESPONSE: {"msn": longs, "offset": longs},
+        PacketKind.ATOMIC_RESPONSE: {"msn": longs, "compare_add": wides},
+        PacketKind.ACK: {"syndrome": st.integers(0, 255), "msn": longs},
+        PacketKind.DATAGRAM: {"source_qpn": longs, "qkey": longs},
+    }[kind]
+    for name, values in fields.items():
+        setattr(packet, name, draw(values))
+    if flags & (PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE):
+        packet.immediate = draw(longs)
+    if flags & PacketFlag.PLACED:
+        packet.length = draw(longs)
+    elif kind in PAYLOAD_KINDS:
+        packet.payload = draw(st.binary(max_size=200))
+    if kind is PacketKind.ACK:
+        packet.selective = tuple(draw(st.lists(st.tuples(psns, psns), max_size=8)))
+    return packet
+
+
+@given(packets(), st.booleans())
+def test_a_packet_comes_back_as_it_was(packet: Packet, checksum: bool) -> None:
+    octets = b"".join(emit_packet(packet, checksum=checksum))
+    assert parse_packet(octets, checksum=checksum) == packet
+
+
+@given(st.binary(max_size=120))
+def test_random_octets_are_a_packet_or_refused(octets: bytes) -> None:
+    try:
+        packet = parse_packet(octets)
+    except WireError:
+        return
+    assert b"".join(emit_packet(packet)) == octets
+
+
+@given(packets(), st.data())
+def test_a_flipped_bit_breaks_the_checksum(packet: Packet, data: st.DataObject) -> None:
+    octets = bytearray(b"".join(emit_packet(packet, checksum=True)))
+    bit = data.draw(st.integers(0, len(octets) * 8 - 1))
+    octets[bit // 8] ^= 1 << bit % 8
+    try:
+        parse_packet(octets, checksum=True)
+    except WireError:
+        return
+    raise AssertionError("a packet with a flipped bit was accepted")

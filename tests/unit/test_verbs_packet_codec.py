@@ -1,0 +1,81 @@
+"""Octets of packets: what goes out comes back, and what is no packet is refused."""
+
+import pytest
+
+from urds.errors import WireError
+from urds.verbs.engine.packet_codec import HEADER_BYTES, emit_packet, parse_packet
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+
+ONLY = PacketFlag.FIRST | PacketFlag.LAST
+
+
+def octets_of(packet: Packet, *, checksum: bool = False) -> bytes:
+    return b"".join(emit_packet(packet, checksum=checksum))
+
+
+PACKETS = [
+    Packet(PacketKind.SEND, 7, 9, ONLY, msn=3, offset=64, payload=b"hello"),
+    Packet(PacketKind.SEND, 7, 9, ONLY | PacketFlag.INVALIDATE, msn=3, immediate=0x1234),
+    Packet(PacketKind.WRITE, 7, 9, ONLY, address=1 << 40, rkey=5, offset=1, payload=b"x" * 100),
+    Packet(PacketKind.WRITE, 7, 9, ONLY | PacketFlag.PLACED, address=8, rkey=5, length=1 << 31),
+    Packet(PacketKind.READ_REQUEST, 7, 9, ONLY, address=8, rkey=5, length=1 << 31),
+    Packet(PacketKind.ATOMIC_SWAP, 7, 9, ONLY, address=8, rkey=5, compare_add=2, swap=1 << 63),
+    Packet(PacketKind.ATOMIC_ADD, 7, 9, ONLY, address=8, rkey=5, compare_add=(1 << 64) - 1),
+    Packet(PacketKind.READ_RESPONSE, 7, 9, ONLY, msn=8, offset=7, payload=b"abc"),
+    Packet(PacketKind.ATOMIC_RESPONSE, 7, 9, msn=8, compare_add=77),
+    Packet(PacketKind.ACK, 7, 9, msn=8, syndrome=Syndrome.ACK, selective=((1, 2), (4, 0xFFFFFF))),
+    Packet(PacketKind.DATAGRAM, 7, 9, ONLY, source_qpn=3, qkey=0x11111111, payload=b"d"),
+]
+
+
+@pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: packet.kind.name)
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_packet_comes_back_as_it_was(packet: Packet, checksum: bool) -> None:
+    parsed = parse_packet(octets_of(packet, checksum=checksum), checksum=checksum)
+    assert parsed == packet
+
+
+def test_no_payload_is_copied() -> None:
+    memory = memoryview(bytearray(b"0123456789"))
+    parts = emit_packet(Packet(PacketKind.SEND, 1, payload=memory[2:5]))
+    assert isinstance(parts[1], memoryview) and parts[1].obj is memory.obj
+    octets = b"".join(parts)
+    payload = parse_packet(octets).payload
+    assert isinstance(payload, memoryview) and payload.obj is octets
+
+
+@pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: packet.kind.name)
+def test_a_packet_cut_inside_its_fields_is_refused(packet: Packet) -> None:
+    octets = octets_of(packet)
+    fields_bytes = len(octets) - len(packet.payload)
+    for length in range(fields_bytes):
+        with pytest.raises(WireError):
+            parse_packet(octets[:length])
+
+
+@pytest.mark.parametrize(
+    ("octets", "reason"),
+    [
+        (b"\x02\x00" + bytes(30), "version 2"),
+        (b"\x01\x63" + bytes(30), "kind 99"),
+        (b"\x01\x00\x80" + bytes(30), "flags 0x80"),
+        (b"\x01\x00\x00\x00\x01\x00\x00\x00" + bytes(30), "queue pair 0x1000000"),
+        (b"\x01\x00\x00\x01" + bytes(30), "SEND with 1 ranges"),
+        (b"\x01\x0a\x00\x09" + bytes(100), "ACK with 9 ranges"),
+        (b"\x01\x0a\x00\x01" + bytes(13) + b"\x01\x00\x00\x00" + bytes(4), "beyond 24 bits"),
+        (b"\x01\x0a\x00\x00" + bytes(14), "1 octets after"),
+        (b"\x01\x00\x40\x00" + bytes(30), "PLACED packet of kind SEND"),
+    ],
+)
+def test_octets_that_are_no_packet_are_refused(octets: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        parse_packet(octets)
+
+
+def test_a_wrong_checksum_is_refused() -> None:
+    octets = bytearray(octets_of(PACKETS[0], checksum=True))
+    octets[HEADER_BYTES + 9] ^= 1
+    with pytest.raises(WireError, match="checksum"):
+        parse_packet(octets, checksum=True)
+    with pytest.raises(WireError, match="checksum"):
+        parse_packet(b"abc", checksum=True)

@@ -1,0 +1,428 @@
+"""The responder, packet by packet: what it accepts, in which order, and what it answers."""
+
+import pytest
+
+from tests.sim.verbs_pair import MTU_BYTES, Side
+from urds.verbs.engine.numbers import (
+    RNR_TIMER_NS,
+    Acceptance,
+    AccessFlag,
+    AsyncEventType,
+    QPState,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+)
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.queue_pair import LinkTraits
+
+FIRST, LAST, ASK = PacketFlag.FIRST, PacketFlag.LAST, PacketFlag.ACK_REQUEST
+ONLY = FIRST | LAST | ASK
+LOSSY = LinkTraits(MTU_BYTES, lossless=False)
+
+
+def make(*, link: LinkTraits = LOSSY, attr: dict[str, object] | None = None, **fields) -> Side:
+    side = Side(0xB, link, **fields)
+    side.lead(0xA, **(attr or {}))
+    return side
+
+
+def answers(side: Side, *packets: Packet) -> list[Packet]:
+    """Give packets to a side in one burst and return what it says then."""
+    for packet in packets:
+        side.qp.receive_packet(packet, 0)
+    found = []
+    while (answer := side.qp.poll_transmit(0)) is not None:
+        found.append(answer)
+    return found
+
+
+def events(side: Side) -> list[AsyncEventType]:
+    found = []
+    while (event := side.qp.poll_event()) is not None:
+        found.append(event.event_type)
+    return found
+
+
+def send(psn: int, msn: int, payload: bytes = b"", flags: PacketFlag = ONLY, **fields) -> Packet:
+    return Packet(PacketKind.SEND, 0xB, psn, flags, msn=msn, payload=payload, **fields)
+
+
+def write(side: Side, psn: int, at: int, payload: bytes, flags: PacketFlag = ONLY, **fields):
+    return Packet(
+        PacketKind.WRITE, 0xB, psn, flags,
+        address=side.address + at, rkey=side.region.rkey, payload=payload, **fields,
+    )  # fmt: skip
+
+
+def read(side: Side, psn: int, at: int, length: int) -> Packet:
+    return Packet(
+        PacketKind.READ_REQUEST, 0xB, psn, ONLY,
+        address=side.address + at, rkey=side.region.rkey, length=length,
+    )  # fmt: skip
+
+
+def add(side: Side, psn: int, at: int, value: int) -> Packet:
+    return Packet(
+        PacketKind.ATOMIC_ADD, 0xB, psn, ONLY,
+        address=side.address + at, rkey=side.region.rkey, compare_add=value,
+    )  # fmt: skip
+
+
+# -- in order
+
+
+def test_one_ack_answers_a_burst() -> None:
+    side = make()
+    for wr_id in range(3):
+        side.receive(wr_id, length=8)
+    (ack,) = answers(side, *(send(100 + index, 1 + index, b"x") for index in range(3)))
+    assert (ack.kind, ack.psn, ack.syndrome, ack.msn) == (PacketKind.ACK, 102, Syndrome.ACK, 3)
+    assert ack.target_qpn == 0xA
+
+
+def test_a_packet_that_asks_for_no_ack_gets_none() -> None:
+    side = make()
+    side.receive(1, length=200)
+    assert answers(side, send(100, 1, b"a" * 64, FIRST)) == []
+    (ack,) = answers(side, send(101, 1, b"b", LAST | ASK, offset=64))
+    assert ack.psn == 101
+
+
+def test_a_send_lands_in_its_pieces_and_completes_once() -> None:
+    side = make()
+    side.qp.post_recv(_wr(9, side.sge(0, 10), side.sge(100, 100)), 0)
+    answers(side, send(100, 1, b"a" * 64, FIRST), send(101, 1, b"b" * 5, LAST, offset=64))
+    assert side.memory[:10] == b"a" * 10
+    assert side.memory[100:159] == b"a" * 54 + b"b" * 5
+    (wc,) = side.received()
+    assert (wc.wr_id, wc.status, wc.opcode) == (9, WCStatus.SUCCESS, WCOpcode.RECV)
+    assert (wc.byte_len, wc.qp_num, wc.src_qp) == (69, 0xB, 0xA)
+
+
+def test_an_immediate_comes_with_the_completion() -> None:
+    side = make()
+    side.receive(1, length=8)
+    side.receive(2)
+    answers(
+        side,
+        send(100, 1, b"x", ONLY | PacketFlag.IMMEDIATE, immediate=0xDEADBEEF),
+        write(side, 101, 50, b"yz", ONLY | PacketFlag.IMMEDIATE, immediate=7, msn=2),
+    )
+    first, second = side.received()
+    assert (first.opcode, first.imm_data) == (WCOpcode.RECV, 0xDEADBEEF)
+    assert first.wc_flags == WCFlag.WITH_IMM
+    assert (second.opcode, second.imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, 7)
+    assert (second.wr_id, second.byte_len, side.memory[50:52]) == (2, 2, b"yz")
+
+
+def test_a_write_consumes_no_receive() -> None:
+    side = make()
+    side.receive(1, length=8)
+    answers(side, write(side, 100, 50, b"yz"))
+    assert side.memory[50:52] == b"yz" and side.received() == [] and side.qp.recv_query() == (1, 1)
+
+
+def test_a_read_is_answered_per_packet() -> None:
+    side = make()
+    side.memory[:130] = bytes(range(130))
+    found = answers(side, read(side, 100, 0, 130))
+    assert [packet.psn for packet in found[:3]] == [100, 101, 102]
+    assert [packet.flags for packet in found[:3]] == [FIRST, PacketFlag(0), LAST]
+    assert [packet.offset for packet in found[:3]] == [0, 64, 128]
+    assert b"".join(packet.payload for packet in found[:3]) == bytes(range(130))
+    # A read takes as many PSNs as its answer has packets.
+    assert found[3].kind is PacketKind.ACK and found[3].psn == 102
+
+
+def test_a_read_takes_one_psn_on_a_link_without_loss() -> None:
+    side = make(link=LinkTraits(MTU_BYTES, lossless=True))
+    found = answers(side, read(side, 100, 0, 130))
+    assert [packet.psn for packet in found] == [100, 100, 100, 100]
+
+
+def test_an_empty_read_has_one_empty_answer() -> None:
+    found = answers(make(), Packet(PacketKind.READ_REQUEST, 0xB, 100, ONLY))
+    assert found[0].kind is PacketKind.READ_RESPONSE and not len(found[0].payload)
+    assert found[0].flags == FIRST | LAST
+
+
+def test_atomics_change_the_cell_and_answer_what_was_before() -> None:
+    side = make()
+    swap = Packet(
+        PacketKind.ATOMIC_SWAP, 0xB, 101, ONLY,
+        address=side.address, rkey=side.region.rkey, compare_add=5, swap=40,
+    )  # fmt: skip
+    found = answers(side, add(side, 100, 0, 5), swap, add(side, 102, 0, (1 << 64) - 1))
+    assert [packet.compare_add for packet in found[:3]] == [0, 5, 40]
+    assert int.from_bytes(side.memory[:8], "little") == 39
+
+
+def test_the_first_packet_in_rtr_is_told() -> None:
+    side = Side(0xB, LOSSY)
+    side.lead(0xA)
+    side.qp.state = QPState.RTR
+    answers(side, write(side, 100, 0, b"a"), write(side, 101, 0, b"a"))
+    assert events(side) == [AsyncEventType.COMM_EST]
+
+
+# -- behind and ahead
+
+
+def test_a_gap_is_told_once_until_the_sequence_goes_on() -> None:
+    side = make()
+    nak = answers(side, write(side, 102, 0, b"c"))[0]
+    assert (nak.syndrome, nak.psn) == (Syndrome.NAK_SEQUENCE, 100)
+    assert answers(side, write(side, 103, 0, b"d")) == []
+    assert [answer.psn for answer in answers(side, write(side, 100, 0, b"a"))] == [100]
+    assert answers(side, write(side, 102, 0, b"c"))[0].psn == 101
+    assert side.memory[0:1] == b"a"
+
+
+def test_a_repeated_send_is_acknowledged_and_not_done_again() -> None:
+    side = make()
+    side.receive(1, length=8)
+    side.receive(2, 8, length=8)
+    answers(side, send(100, 1, b"x"))
+    (ack,) = answers(side, send(100, 1, b"x"))
+    assert ack.psn == 100 and len(side.received()) == 1 and side.qp.recv_query() == (1, 1)
+
+
+def test_a_repeated_write_does_not_land_again() -> None:
+    side = make()
+    answers(side, write(side, 100, 0, b"new"))
+    side.memory[:3] = b"own"
+    answers(side, write(side, 100, 0, b"new"))
+    assert side.memory[:3] == b"own"
+
+
+def test_a_repeated_read_is_read_again() -> None:
+    side = make()
+    answers(side, read(side, 100, 0, 4), write(side, 101, 0, b"late"))
+    found = answers(side, read(side, 100, 0, 4))
+    assert bytes(found[0].payload) == b"late" and found[1].psn == 101
+
+
+def test_a_read_may_be_repeated_in_other_portions() -> None:
+    """The rest of a read that begins before the expected PSN and ends after it is new."""
+    side = make()
+    answers(side, read(side, 100, 0, 64))
+    found = answers(side, read(side, 100, 0, 192))
+    assert [packet.psn for packet in found] == [100, 101, 102, 102]
+    assert answers(side, write(side, 103, 0, b"x"))[0].psn == 103
+
+
+def test_a_repeated_atomic_is_answered_from_memory() -> None:
+    side = make()
+    answers(side, add(side, 100, 0, 5))
+    found = answers(side, add(side, 100, 0, 5))
+    assert found[0].compare_add == 0
+    assert int.from_bytes(side.memory[:8], "little") == 5
+
+
+def test_psns_wrap() -> None:
+    side = make(attr={"rq_psn": 0xFFFFFF})
+    assert answers(side, write(side, 0xFFFFFF, 0, b"a"), write(side, 0, 1, b"b"))[0].psn == 0
+    assert answers(side, write(side, 0xFFFFFF, 0, b"z"))[0].psn == 0
+    assert side.memory[:2] == b"ab"
+
+
+# -- no receive
+
+
+def test_without_a_receive_the_peer_is_asked_to_wait() -> None:
+    side = make(attr={"min_rnr_timer": 5})
+    (nak,) = answers(side, send(100, 1, b"x"), send(101, 2, b"y"))
+    assert (nak.syndrome, nak.psn) == (Syndrome.RNR_NAK + 5, 100)
+    assert RNR_TIMER_NS[5] == 60_000
+    side.receive(1, length=8)
+    assert answers(side, send(100, 1, b"x"))[0].psn == 100
+
+
+def test_what_was_done_before_a_refusal_is_acknowledged_first() -> None:
+    side = make()
+    side.receive(1, length=8)
+    ack, nak = answers(side, send(100, 1, b"x", FIRST | LAST), send(101, 2, b"y"))
+    assert (ack.psn, ack.syndrome) == (100, Syndrome.ACK)
+    assert (nak.psn, nak.syndrome) == (101, Syndrome.RNR_NAK + 12)
+
+
+def test_a_write_with_immediate_waits_for_a_receive_before_it_lands() -> None:
+    side = make()
+    packet = write(side, 100, 0, b"new", ONLY | PacketFlag.IMMEDIATE, msn=1)
+    assert answers(side, packet)[0].syndrome == Syndrome.RNR_NAK + 12
+    assert side.memory[:3] == bytes(3)
+
+
+# -- broken rules
+
+
+def refused(side: Side, *packets: Packet) -> tuple[int, list[AsyncEventType]]:
+    """Return the syndrome that ends the queue pair, and its events."""
+    nak = answers(side, *packets)[-1]
+    assert side.qp.state is QPState.ERR
+    # The reason is repeated for as long as the peer asks.
+    assert answers(side, packets[-1])[0].syndrome == nak.syndrome
+    return nak.syndrome, events(side)
+
+
+INVALID = (Syndrome.NAK_INVALID_REQUEST, [AsyncEventType.QP_REQ_ERR])
+ACCESS = (Syndrome.NAK_REMOTE_ACCESS, [AsyncEventType.QP_ACCESS_ERR])
+
+
+def test_a_middle_without_a_first_is_invalid() -> None:
+    side = make()
+    assert refused(side, write(side, 100, 0, b"x", PacketFlag(0), offset=64)) == INVALID
+    assert side.memory[:1] == b"\0"
+
+
+def test_a_first_inside_a_message_is_invalid() -> None:
+    side = make()
+    assert refused(side, write(side, 100, 0, b"x", FIRST), write(side, 101, 0, b"y")) == INVALID
+
+
+def test_a_read_inside_a_message_is_invalid() -> None:
+    side = make()
+    assert refused(side, write(side, 100, 0, b"x", FIRST), read(side, 101, 0, 4)) == INVALID
+
+
+def test_a_message_of_two_kinds_is_invalid() -> None:
+    side = make()
+    side.receive(1, length=100)
+    packets = [send(100, 1, b"x" * 64, FIRST), write(side, 101, 0, b"y", LAST, offset=64)]
+    assert refused(side, *packets) == INVALID
+    assert [wc.status for wc in side.received()] == [WCStatus.WR_FLUSH_ERR]
+
+
+@pytest.mark.parametrize("msn", [0, 2, 0xFFFFFFFF])
+def test_a_message_out_of_number_is_invalid(msn: int) -> None:
+    side = make()
+    side.receive(1, length=8)
+    assert refused(side, send(100, msn, b"x")) == INVALID
+
+
+def test_a_payload_beyond_the_mtu_is_invalid() -> None:
+    side = make()
+    assert refused(side, write(side, 100, 0, b"x" * 65)) == INVALID
+
+
+def test_a_send_that_claims_to_be_placed_is_invalid() -> None:
+    side = make()
+    side.receive(1, length=8)
+    assert refused(side, send(100, 1, b"", ONLY | PacketFlag.PLACED, length=1 << 20)) == INVALID
+
+
+@pytest.mark.parametrize("kind", ["write", "read", "add"])
+def test_what_the_queue_pair_does_not_allow_is_invalid(kind: str) -> None:
+    side = make(attr={"qp_access_flags": AccessFlag.LOCAL_WRITE})
+    packet = {
+        "write": write(side, 100, 0, b"x"), "read": read(side, 100, 0, 8),
+        "add": add(side, 100, 0, 1),
+    }[kind]  # fmt: skip
+    assert refused(side, packet) == INVALID
+
+
+@pytest.mark.parametrize("kind", ["read", "add"])
+def test_reads_need_resources(kind: str) -> None:
+    side = make(attr={"max_dest_rd_atomic": 0})
+    packet = {"read": read(side, 100, 0, 8), "add": add(side, 100, 0, 1)}[kind]
+    assert refused(side, packet) == INVALID
+
+
+def test_a_cell_that_is_not_aligned_is_invalid() -> None:
+    side = make()
+    assert refused(side, add(side, 100, 4, 1)) == INVALID
+
+
+@pytest.mark.parametrize("kind", ["write", "read", "add"])
+@pytest.mark.parametrize("wrong", ["key", "below", "above", "right"])
+def test_an_access_that_the_key_does_not_allow_is_refused(kind: str, wrong: str) -> None:
+    side = make(access=AccessFlag.LOCAL_WRITE) if wrong == "right" else make()
+    at = {"below": -8, "above": 4096 - 4}.get(wrong, 0)
+    packet = {
+        "write": write(side, 100, at, b"12345678"), "read": read(side, 100, at, 8),
+        "add": add(side, 100, at & ~7 if at < 0 else (at + 4) & ~7, 1),
+    }[kind]  # fmt: skip
+    if wrong == "key":
+        packet.rkey ^= 1
+    before = bytes(side.memory)
+    assert refused(side, packet) == ACCESS
+    assert side.memory == before
+
+
+def test_an_address_near_the_end_of_64_bits_does_not_wrap() -> None:
+    side = make()
+    packet = write(side, 100, 0, b"12345678")
+    packet.address = (1 << 64) - 4
+    assert refused(side, packet) == ACCESS
+
+
+def test_a_message_that_is_too_long_ends_its_receive() -> None:
+    side = make()
+    side.receive(1, length=8)
+    side.receive(2, length=8)
+    nak = answers(side, send(100, 1, b"123456789"))[0]
+    assert nak.syndrome == Syndrome.NAK_INVALID_REQUEST
+    assert [wc.status for wc in side.received()] == [WCStatus.LOC_LEN_ERR, WCStatus.WR_FLUSH_ERR]
+    assert side.qp.recv_query() == (0, 0) and side.memory[8:9] == b"\0"
+
+
+def test_a_receive_with_a_bad_key_ends_as_a_remote_operation_error() -> None:
+    side = make()
+    wr = _wr(1, side.sge(0, 8))
+    side.qp.post_recv(wr, 0)
+    side.keys.deregister(side.region)
+    nak = answers(side, send(100, 1, b"x"))[0]
+    assert nak.syndrome == Syndrome.NAK_REMOTE_OPERATION
+    assert [wc.status for wc in side.received()] == [WCStatus.LOC_PROT_ERR]
+
+
+def test_an_invalidation_of_a_foreign_key_is_invalid() -> None:
+    side = make()
+    side.receive(1, length=8)
+    packet = send(100, 1, b"x", ONLY | PacketFlag.INVALIDATE, immediate=side.region.rkey)
+    assert refused(side, packet) == INVALID
+    assert [wc.status for wc in side.received()] == [WCStatus.WR_FLUSH_ERR]
+
+
+def test_reads_before_a_broken_rule_are_answered() -> None:
+    side = make()
+    found = answers(side, read(side, 100, 0, 4), add(side, 101, 4, 1))
+    assert [packet.kind for packet in found] == [PacketKind.READ_RESPONSE, PacketKind.ACK]
+    assert (found[1].psn, found[1].syndrome) == (101, Syndrome.NAK_INVALID_REQUEST)
+
+
+def test_memory_that_goes_away_under_a_read_is_refused_in_place() -> None:
+    side = make()
+    side.qp.receive_packet(read(side, 100, 0, 130), 0)
+    assert side.qp.poll_transmit(0) is not None
+    side.keys.deregister(side.region)
+    nak = side.qp.poll_transmit(0)
+    assert nak is not None and (nak.psn, nak.syndrome) == (101, Syndrome.NAK_REMOTE_ACCESS)
+    assert side.qp.state is QPState.ERR
+
+
+def test_more_reads_than_agreed_wait_for_their_turn() -> None:
+    side = make(attr={"max_dest_rd_atomic": 1})
+    found = answers(side, read(side, 100, 0, 8), read(side, 101, 0, 8))
+    assert [packet.psn for packet in found] == [100, 100]
+    strict = make(link=LinkTraits(MTU_BYTES, lossless=True), attr={"max_dest_rd_atomic": 1})
+    found = answers(strict, read(strict, 100, 0, 8), read(strict, 101, 0, 8))
+    assert found[-1].syndrome == Syndrome.NAK_INVALID_REQUEST
+
+
+def test_a_link_without_loss_is_silent_about_what_is_ahead() -> None:
+    side = make(link=LinkTraits(MTU_BYTES, lossless=True))
+    assert answers(side, write(side, 101, 0, b"x")) == []
+
+
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+def test_before_rtr_and_after_reset_nothing_is_taken(acceptance: Acceptance) -> None:
+    side = Side(0xB, LOSSY, acceptance=acceptance)
+    assert answers(side, write(side, 100, 0, b"x")) == [] and side.memory[:1] == b"\0"
+
+
+def _wr(wr_id: int, *sg):
+    from urds.verbs.engine.work import RecvWR
+
+    return RecvWR(wr_id, list(sg))
