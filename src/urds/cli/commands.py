@@ -20,6 +20,12 @@ app: Final = typer.Typer(
 )
 
 
+dat_app: Final = typer.Typer(
+    help=texts.DAT, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+app.add_typer(dat_app, name="dat")
+
+
 def main() -> int:
     """Carry out the command line of this process. Raises SystemExit with the exit code."""
     app(prog_name="urds")
@@ -153,3 +159,11 @@ def info(
         json_wanted=json_wanted,
     )
     _end("info", lambda: tool.run(options))
+
+
+@dat_app.command("demo", help=texts.DAT_DEMO, epilog=_examples(texts.DAT_DEMO_EXAMPLES))
+def dat_demo(json_wanted: _Json = False) -> None:
+    """Read the options of `urds dat demo`."""
+    from urds.cli import dat_demo as tool
+
+    _end("dat demo", lambda: tool.run(tool.DatDemoOptions(json_wanted=json_wanted)))

@@ -6,10 +6,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from textwrap import fill
+from typing import TypeAlias
 
 from urds.cli import texts
 from urds.cli.exits import Exit, guarded
 from urds.cli.info_tables import TABLES
+
+# What add_subparsers returns; argparse has no public name for it.
+_Tools: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str]) -> Exit:
@@ -26,29 +30,38 @@ def _parser() -> argparse.ArgumentParser:
         prog="urds", description=texts.ABOUT, epilog="More comfort: pip install 'urds[cli]'"
     )
     parser.add_argument("--version", action="version", version=texts.version())
-    tools = parser.add_subparsers(title="tools", dest="tool", metavar="TOOL", required=True)
-
-    def tool(
-        name: str,
-        about: str,
-        shown: texts.Examples,
-        run: Callable[[argparse.Namespace], Exit],
-    ) -> argparse.ArgumentParser:
-        one = tools.add_parser(
-            name,
-            help=about.partition("\n")[0],
-            description="\n\n".join(map(fill, about.split("\n\n"))),
-            epilog="examples:\n" + texts.examples(shown),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        one.add_argument("--json", action="store_true", help=texts.OPTIONS["json"])
-        one.set_defaults(run=run, parser=one)
-        return one
-
-    _add_demo(tool("demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
-    _add_ping(tool("ping", texts.PING, texts.PING_EXAMPLES, _ping))
-    _add_info(tool("info", texts.INFO, texts.INFO_EXAMPLES, _info))
+    tools = _tools_of(parser)
+    _add_demo(_tool(tools, "demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
+    _add_ping(_tool(tools, "ping", texts.PING, texts.PING_EXAMPLES, _ping))
+    _add_info(_tool(tools, "info", texts.INFO, texts.INFO_EXAMPLES, _info))
+    dat = _tools_of(tools.add_parser("dat", help=texts.DAT, description=texts.DAT))
+    _tool(dat, "demo", texts.DAT_DEMO, texts.DAT_DEMO_EXAMPLES, _dat_demo, group="dat")
     return parser
+
+
+def _tools_of(parser: argparse.ArgumentParser) -> _Tools:
+    return parser.add_subparsers(title="tools", metavar="TOOL", required=True)
+
+
+def _tool(
+    tools: _Tools,
+    name: str,
+    about: str,
+    shown: texts.Examples,
+    run: Callable[[argparse.Namespace], Exit],
+    *,
+    group: str = "",
+) -> argparse.ArgumentParser:
+    one = tools.add_parser(
+        name,
+        help=about.partition("\n")[0],
+        description="\n\n".join(map(fill, about.split("\n\n"))),
+        epilog="examples:\n" + texts.examples(shown),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--json", action="store_true", help=texts.OPTIONS["json"])
+    one.set_defaults(run=run, parser=one, tool=f"{group} {name}".strip())
+    return one
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -131,3 +144,9 @@ def _info(options: argparse.Namespace) -> Exit:
             json_wanted=options.json,
         )
     )
+
+
+def _dat_demo(options: argparse.Namespace) -> Exit:
+    from urds.cli import dat_demo
+
+    return dat_demo.run(dat_demo.DatDemoOptions(json_wanted=options.json))

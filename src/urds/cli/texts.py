@@ -47,6 +47,19 @@ INFO_EXAMPLES: Final = (
     ("urds info -c --pid 4711 --json", "for a script"),
 )
 
+DAT: Final = "uDAPL 1.2 in user space: what its calls do, and a test between two processes."
+DAT_DEMO: Final = (
+    "Show receive buffers while messages overtake each other.\n\n"
+    "The worked example of dat_ep_recv_query(3DAT) on a simulated network: of the messages 19 to 23"
+    " some arrive before others, and after each step the endpoint tells how many buffers it holds"
+    " and over how many messages they reach, for both ways to take buffers from a shared queue. The"
+    " exit code is 1 if a count is not the one that the page gives."
+)
+DAT_DEMO_EXAMPLES: Final = (
+    ("urds dat demo", "both tables"),
+    ("urds dat demo --json", "for a script"),
+)
+
 OPTIONS: Final = {
     "hosts": "How many hosts, 2 to 16.",
     "seconds": "How long they send.",

@@ -1,0 +1,211 @@
+"""`urds dat demo`: receive buffers while messages overtake each other, as `recv_query` sees them.
+
+Two endpoints on a simulated network, the receiving one on a shared receive queue. Of the messages
+19 to 23, of two packets each, the script lets packets arrive in its order; after each step the
+endpoint is asked. Source: dat.md section 13.2, the worked example of dat_ep_recv_query(3DAT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from urds import dat
+from urds.cli.exits import Exit
+from urds.cli.output import BAD, GOOD, Column, Output
+from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.packets import PacketKind
+from urds.verbs.providers.sim import SimNetwork
+from urds.verbs.providers.sim_link import Hold
+
+COMPLETED: Final = 18
+_LAST: Final = 23
+_QUAL: Final = 4000
+_PACKET_BYTES: Final = 4096
+_MESSAGE_BYTES: Final = 2 * _PACKET_BYTES
+_BUFFERS: Final = 30
+_WAIT_S: Final = 5.0
+_STEP_NS: Final = 1000  # of virtual time: long before the sender repeats anything
+
+STRATEGIES: Final = (Acceptance.BY_ARRIVAL, Acceptance.FILL_GAPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Packets that arrive, as (message, which half), and what (nbufs, span) they lead to."""
+
+    text: str
+    packets: tuple[tuple[int, int], ...]
+    by_arrival: tuple[int, int]
+    fill_gaps: tuple[int, int]
+
+
+STEPS: Final = (
+    Step("nothing in flight, 18 completed", (), (0, 0), (0, 0)),
+    Step("19 starts", ((19, 0),), (1, 1), (1, 1)),
+    Step("22 starts", ((22, 0),), (2, 4), (4, 4)),
+    Step("23 starts", ((23, 0),), (3, 5), (5, 5)),
+    Step("19 completes", ((19, 1),), (2, 4), (4, 4)),
+    Step("20 starts and completes", ((20, 0), (20, 1)), (2, 3), (3, 3)),
+    Step("21 starts", ((21, 0),), (3, 3), (3, 3)),
+    Step("21 completes, releasing 22", ((22, 1), (21, 1)), (1, 1), (1, 1)),
+    Step("23 completes", ((23, 1),), (0, 0), (0, 0)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatDemoOptions:
+    """How to print."""
+
+    json_wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the endpoint and its shared queue said after a step."""
+
+    strategy: str
+    step: str
+    completed: int  # messages completed since the connection began
+    nbufs_allocated: int
+    bufs_alloc_span: int
+    available: int
+    outstanding: int
+    as_expected: bool
+
+
+def run(options: DatDemoOptions) -> Exit:
+    """Print a table per strategy; `Exit.FAILED` if a count is not what the page says."""
+    output = Output(json_wanted=options.json_wanted)
+    rows = [row for strategy in STRATEGIES for row in evolution(strategy)]
+    is_good = all(row.as_expected for row in rows)
+    if options.json_wanted:
+        output.document([asdict(row) for row in rows])
+        return Exit.OK if is_good else Exit.FAILED
+    output.line("dat_ep_recv_query while 22 and 23 overtake 20 and 21: nbufs_allocated buffers in")
+    output.line(
+        "a span of bufs_alloc_span messages; the rest of the span has yet to take a buffer."
+    )
+    for strategy in STRATEGIES:
+        _print_table(output, strategy, [row for row in rows if row.strategy == strategy.name])
+    output.line()
+    if is_good:
+        output.line("Every count is the one of the manual page's example.", GOOD)
+    else:
+        output.line("A count differs from the manual page's example.", BAD)
+    return Exit.OK if is_good else Exit.FAILED
+
+
+def evolution(strategy: Acceptance) -> Iterator[Row]:
+    """Yield a row after each step of the script."""
+    network = SimNetwork(mtu_bytes=_PACKET_BYTES)
+    with _open(network, "sender", strategy) as left, _open(network, "receiver", strategy) as right:
+        (sender, memory), (receiver, _) = _endpoint(left, 0), _endpoint(right, _BUFFERS)
+        _connect(sender, receiver)
+        for _ in range(COMPLETED):
+            sender.post_send([memory.triplet(0, 16)])
+            _taken(receiver).wait(_WAIT_S)
+        hold = network.hold(lambda packet, *_: packet.kind is PacketKind.SEND)
+        for _ in range(COMPLETED, _LAST):
+            sender.post_send([memory.triplet(0, _MESSAGE_BYTES)])
+        completed = COMPLETED
+        for step in STEPS:
+            for message, half in step.packets:
+                _deliver(network, hold, message, half)
+            completed += sum(1 for _ in _taken(receiver))
+            yield _row(strategy, step, completed, receiver)
+
+
+def _row(strategy: Acceptance, step: Step, completed: int, receiver: dat.Endpoint) -> Row:
+    info = receiver.recv_query()
+    assert receiver.srq is not None, "the receiver was made with a shared queue"
+    queue = receiver.srq.query()
+    expected = step.by_arrival if strategy is Acceptance.BY_ARRIVAL else step.fill_gaps
+    return Row(
+        strategy.name,
+        step.text,
+        completed,
+        info.nbufs_allocated or 0,
+        info.bufs_alloc_span or 0,
+        queue.available_dto_count or 0,
+        queue.outstanding_dto_count or 0,
+        info == expected,
+    )
+
+
+def _open(network: SimNetwork, name: str, strategy: Acceptance) -> dat.InterfaceAdapter:
+    adapter = network.adapter(name)
+    support = dat.Support(acceptance=strategy)
+    return dat.InterfaceAdapter(name, adapter, address=adapter.address, support=support)
+
+
+def _endpoint(ia: dat.InterfaceAdapter, buffers: int) -> tuple[dat.Endpoint, dat.LocalMemory]:
+    pz = ia.create_pz()
+    memory = pz.register(bytearray(max(buffers, 1) * _MESSAGE_BYTES))
+    srq = pz.create_srq(buffers) if buffers else None
+    if srq is not None:
+        for number in range(buffers):
+            srq.post_recv([memory.triplet(number * _MESSAGE_BYTES, _MESSAGE_BYTES)], number)
+    ep = pz.create_ep(
+        ia.create_evd(64, dat.EvdFlag.DTO),
+        ia.create_evd(64, dat.EvdFlag.DTO),
+        ia.create_evd(8, dat.EvdFlag.CONNECTION),
+        dat.EpAttr(max_recv_dtos=dat.DAT_HW_DEFAULT if srq else 16, max_request_dtos=32),
+        srq,
+    )
+    return ep, memory
+
+
+def _connect(active: dat.Endpoint, passive: dat.Endpoint) -> None:
+    requests = passive.ia.create_evd(8, dat.EvdFlag.CR)
+    with passive.ia.listen(_QUAL, evd=requests):
+        active.connect(passive.ia.address, _QUAL, timeout_s=_WAIT_S)
+        request = requests.wait(_WAIT_S)
+        assert isinstance(request, dat.ConnectionRequestEvent), request
+        request.cr.accept(passive)
+        for ep in (active, passive):
+            assert ep.connect_evd is not None, "made with one"
+            ep.connect_evd.wait(_WAIT_S)
+
+
+def _taken(ep: dat.Endpoint) -> dat.EventDispatcher:
+    assert ep.recv_evd is not None, "made with one"
+    return ep.recv_evd
+
+
+def _deliver(network: SimNetwork, hold: Hold, message: int, half: int) -> None:
+    hold.release(lambda packet: packet.msn == message and (packet.offset > 0) == (half == 1))
+    network.run(for_ns=_STEP_NS)
+
+
+def _print_table(output: Output, strategy: Acceptance, rows: list[Row]) -> None:
+    columns = [
+        Column("step", 30, left=True),
+        Column("completed"),
+        Column("nbufs"),
+        Column("span"),
+        Column("to take"),
+        Column("available"),
+        Column("outstanding"),
+    ]
+    title = {
+        Acceptance.BY_ARRIVAL: "A message takes its buffer when it arrives",
+        Acceptance.FILL_GAPS: "A message takes buffers for those below it, too",
+    }[strategy]
+    output.table(
+        title,
+        columns,
+        (
+            (
+                row.step,
+                row.completed,
+                row.nbufs_allocated,
+                row.bufs_alloc_span,
+                row.bufs_alloc_span - row.nbufs_allocated,
+                row.available,
+                row.outstanding,
+            )
+            for row in rows
+        ),
+    )
