@@ -241,7 +241,7 @@ class Stream:
         self._is_reading = True
         self._answer_may_wait = True
         try:
-            while position < end and not self._is_over:
+            while position < end and not self._is_over and self._has_running_queue_pair():
                 item, taken_bytes = self._decoder.take(view[position:end])
                 if not taken_bytes:
                     break

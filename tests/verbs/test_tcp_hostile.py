@@ -1,0 +1,266 @@
+"""Strangers and broken peers of the tcp provider: each loses its own stream and nobody else's."""
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.verbs.plain_peer import REQUEST_KEY, SEND, PlainPeer
+from tests.verbs.tcp_ends import ESTABLISHED, End, Server, adapters
+from urds.verbs.engine.numbers import QPState, WCStatus
+from urds.verbs.providers.base import ConnectionEventKind
+from urds.verbs.providers.tcp import TcpAdapter, TcpProviderSettings
+
+OWN = 0x1402  # enhanced, a node of our own, revision 2
+HASTY = TcpProviderSettings(stranger_ns=100_000_000)
+ANSWER, NOTICE, SEND_IMM = 14, 15, 12
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with adapters(HASTY) as (adapter,):
+        yield Server(adapter)
+
+
+def is_ended(stranger: socket.socket) -> bool:
+    stranger.settimeout(5)
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def still_serves(server: Server) -> None:
+    """Show that a well-behaved peer gets through."""
+    with adapters(None) as (near,):
+        client, served = End(near), End(server.adapter)
+        client.connect(server.address)
+        served.accept(server.request())
+        client.event(ESTABLISHED)
+        served.receive(2)
+        client.send(b"ok")
+        assert served.received()[0].status is WCStatus.SUCCESS
+
+
+def counts(adapter: TcpAdapter, ready: Callable[[], bool]) -> None:
+    assert adapter.wait(ready, 5_000_000_000), adapter.stats
+
+
+# -- strangers
+
+
+@pytest.mark.parametrize("octets", [b"", b"MPA ID Req", b"MPA ID Req Frame\x10\x02\x02\x00xyz"])
+def test_a_silent_stranger_is_dropped_in_time(server: Server, octets: bytes) -> None:
+    with socket.create_connection(server.address) as stranger:
+        stranger.sendall(octets)
+        began = time.monotonic()
+        assert is_ended(stranger)
+        assert time.monotonic() - began < 2
+    counts(server.adapter, lambda: server.adapter.stats.strangers_failed == 1)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"MPA ID Rep Frame" + bytes(4),
+        b"MPA ID Req Frame\x00\x02\x02\x01",  # 513 octets of private data
+        b"MPA ID Req Frame\x00\x09\x00\x00",  # revision 9
+        b"MPA ID Req Frame\x80\x02\x00\x00",  # markers
+        b"MPA ID Req Frame\x10\x02\x00\x00",  # enhanced, without its counts
+        b"\0" * 5000,
+    ],
+)
+def test_a_stranger_who_speaks_otherwise_is_dropped_at_once(server: Server, octets: bytes) -> None:
+    with socket.create_connection(server.address) as stranger:
+        stranger.sendall(octets)
+        while not is_ended(stranger):
+            pass
+    counts(server.adapter, lambda: server.adapter.stats.strangers_failed == 1)
+    still_serves(server)
+
+
+def test_strangers_are_bounded() -> None:
+    settings = TcpProviderSettings(strangers_max=6, strangers_per_host_max=4)
+    with adapters(settings) as (adapter,):
+        server = Server(adapter, "0.0.0.0")
+        port = server.address[1]
+        strangers = []
+        for host in ("127.0.0.1", "127.0.0.2"):
+            for _ in range(6):
+                stranger = socket.create_connection(("127.0.0.1", port), source_address=(host, 0))
+                strangers.append(stranger)
+        counts(adapter, lambda: adapter.stats.strangers_refused == 6)
+        assert len(adapter.strangers) == 6
+        # Those that are in may go on.
+        peer = PlainPeer(strangers[0])
+        peer.say(REQUEST_KEY)
+        server.request().connection.reject()
+        for stranger in strangers:
+            stranger.close()
+        counts(adapter, lambda: not adapter.strangers)
+        server.address = ("127.0.0.1", port)
+        still_serves(server)
+
+
+def test_a_flood_of_connections_leaves_nothing_behind(server: Server) -> None:
+    for _ in range(200):
+        socket.create_connection(server.address).close()
+    adapter = server.adapter
+    counts(
+        adapter,
+        lambda: adapter.stats.strangers_failed + adapter.stats.strangers_refused == 200,
+    )
+    assert not adapter.connections and not adapter.strangers
+    still_serves(server)
+
+
+# -- peers with a stream, speaking as one of our own
+
+
+@contextmanager
+def own_peer(server: Server) -> Iterator[tuple[End, PlainPeer]]:
+    end, peer = End(server.adapter), PlainPeer.connect(server.address)
+    peer.say(REQUEST_KEY, OWN)
+    end.init()
+    end.receive(64)
+    end.accept(server.request())
+    end.event(ESTABLISHED)
+    assert peer.hear(b"MPA ID Rep Frame")[0] == 0x1202
+    with peer.socket:
+        yield end, peer
+
+
+def fpdu(control: int, header: bytes, payload: bytes = b"") -> bytes:
+    ulpdu = struct.pack(">H", control) + header + payload
+    frame = struct.pack(">H", len(ulpdu)) + ulpdu
+    return frame + bytes(-len(frame) % 4) + bytes(4)
+
+
+def untagged(opcode: int, queue: int, number: int, payload: bytes = b"", word: int = 0) -> bytes:
+    return fpdu(0x4140 | opcode, struct.pack(">IIII", word, queue, number, 0), payload)
+
+
+RESUME = untagged(NOTICE, 4, 1, struct.pack(">II", 0xFFFFFF, 0xFFFFFFFF), word=1)
+READ_NOTHING = struct.pack(">IQIIQ", 1, 0, 0, 0, 0)
+READ_UNKNOWN = struct.pack(">IQIIQ", 1, 0, 8, 0x777, 0)
+
+
+@pytest.mark.parametrize(
+    ("octets", "code"),
+    [
+        (b"\x00\x01" + bytes(30), 0x2003),
+        (bytes.fromhex("0012 0000") + bytes(30), 0x1206),
+        (bytes.fromhex("000e 8000") + bytes(30), 0x1104),
+        (untagged(ANSWER, 4, 1, b"abc"), 0x02FF),
+        (untagged(ANSWER, 4, 2, bytes(4)), 0x1203),
+        (untagged(NOTICE, 4, 1, bytes(8), word=99), 0x02FF),
+        (untagged(NOTICE, 4, 1, struct.pack(">II", 1 << 24, 0), word=1), 0x02FF),
+        (fpdu(0xC142, struct.pack(">IQ", 0x100, 0), b"unasked"), 0x1100),
+        (untagged(11, 3, 1, bytes(12)), 0x02FF),
+        (fpdu(0xE140, struct.pack(">IQ", 0, 0)) + untagged(SEND, 0, 1), 0x0206),
+        (b"".join(untagged(1, 1, n, READ_NOTHING) for n in range(1, 200)), 0x1202),
+    ],
+)
+def test_a_broken_rule_ends_the_stream(server: Server, octets: bytes, code: int) -> None:
+    with own_peer(server) as (end, peer):
+        peer.socket.sendall(octets)
+        assert peer.terminate_code() == code
+        assert end.event(ConnectionEventKind.BROKEN).reason
+        assert end.qp.state is QPState.ERR
+        assert end.received()[0].status is WCStatus.WR_FLUSH_ERR
+        assert server.adapter.stats.streams_broken_by_peer == 1
+    still_serves(server)
+
+
+def test_a_refused_request_is_answered_before_the_end(server: Server) -> None:
+    with own_peer(server) as (end, peer):
+        peer.socket.sendall(
+            b"".join(untagged(1, 1, number, READ_UNKNOWN) for number in range(1, 200))
+        )
+        answer = peer.next()
+        assert (answer.opcode, answer.fields[0]) == (ANSWER, 0x6200_0000)
+        assert peer.terminate_code() == 0
+        end.event(ConnectionEventKind.BROKEN)
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        untagged(ANSWER, 4, 1, bytes(4), word=0x1F00_0000),  # nothing was asked
+        untagged(ANSWER, 4, 1, bytes(4), word=0x62FF_FFFF),
+        untagged(ANSWER, 4, 1, b"\xff" * 4, word=0x2000_0005),
+        untagged(ANSWER, 4, 1, b"\xff" * 4, word=0xFFFF_FFFF),
+        RESUME,
+        RESUME + untagged(SEND, 0, 77, b"from nowhere"),
+        RESUME + fpdu(0xC140, struct.pack(">IQ", 1, 1), b"middle of nothing"),
+        untagged(SEND_IMM, 0, 1, bytes(64), word=5),
+    ],
+)
+def test_a_lie_is_the_engines_to_judge(server: Server, octets: bytes) -> None:
+    """It may end the stream or not; the process, and everybody else, goes on."""
+    with own_peer(server) as (_end, peer):
+        peer.socket.sendall(octets)
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert server.adapter.wait(lambda: not server.adapter.connections, 5_000_000_000)
+    still_serves(server)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 19, 25, 60_000])
+def test_a_truncated_frame_is_a_break(server: Server, count: int) -> None:
+    with own_peer(server) as (end, peer):
+        peer.socket.sendall(untagged(SEND, 0, 1, bytes(65_000))[:count])
+        peer.close()
+        end.event(ConnectionEventKind.BROKEN)
+        assert end.received()[0].status is WCStatus.WR_FLUSH_ERR
+    counts(server.adapter, lambda: server.adapter.stats.streams_lost == 1)
+
+
+def test_frames_octet_by_octet_arrive_whole(server: Server) -> None:
+    with own_peer(server) as (end, peer):
+        for octet in untagged(SEND, 0, 1, b"slowly"):
+            peer.socket.sendall(bytes([octet]))
+        assert end.received()[0].byte_len == 6
+
+
+def test_messages_that_no_receive_waits_for_cost_nothing(server: Server) -> None:
+    """The first is answered RNR, all behind it are dropped, however many there are."""
+    with own_peer(server) as (end, peer):
+        flood = b"".join(untagged(SEND, 0, number, bytes(1000)) for number in range(2, 2000))
+        peer.socket.sendall(untagged(SEND, 0, 1, b"taken"))
+        peer.socket.sendall(flood)
+        assert end.received()[0].byte_len == 5
+        still_serves(server)
+        assert end.qp.state is QPState.RTS
+
+
+def test_a_peer_that_does_not_read_holds_only_its_own_stream(server: Server) -> None:
+    """We stop asking the engine once 256 KiB wait; others are served meanwhile."""
+    with own_peer(server) as (end, _peer):
+        for _ in range(300):
+            end.send(bytes(60_000))
+        still_serves(server)
+        stream = end.connection.stream
+        waiting = stream._encoder.octets_emitted - stream._out.sent_bytes
+        assert 0 < waiting <= 256 * 1024 + 65_536
+        end.disconnect()
+        end.event(ConnectionEventKind.DISCONNECTED)
+        assert len(end.sent(300)) == 300
+
+
+def test_a_peer_that_never_closes_is_closed(server: Server) -> None:
+    settings = TcpProviderSettings(farewell_ns=50_000_000)
+    with adapters(settings) as (adapter,):
+        other = Server(adapter)
+        with own_peer(other) as (end, peer):
+            end.disconnect()
+            end.event(ConnectionEventKind.DISCONNECTED)
+            time.sleep(0.2)
+            with pytest.raises(OSError):  # reset: nobody is there any more
+                for _ in range(100):
+                    peer.socket.sendall(bytes(1000))
+                    time.sleep(0.01)
