@@ -253,10 +253,7 @@ from urds.dat.srq import (
 
 open = open_ia
 
-__all__ = [  # noqa: PLE0604 - the flat names are lists of their modules
-    *mask_names.__all__,
-    *names.__all__,
-    *return_names.__all__,
+__all__ = [
     "DAT_FALSE",
     "DAT_HANDLE_NULL",
     "DAT_HW_DEFAULT",
@@ -456,4 +453,7 @@ __all__ = [  # noqa: PLE0604 - the flat names are lists of their modules
     "providers",
     "register",
     "unregister",
-]
+]  # fmt: skip
+__all__ += mask_names.__all__
+__all__ += names.__all__
+__all__ += return_names.__all__
