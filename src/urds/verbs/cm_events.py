@@ -1,0 +1,268 @@
+"""Events of connections, and the channels where they arrive.
+
+A channel's descriptor is readable while an event waits. Source of names and numbers:
+verbs-and-roce.md 14.3.
+"""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from urds.verbs.cm_parameters import ConnParam
+from urds.verbs.context import Context
+from urds.verbs.descriptor import Descriptor
+from urds.verbs.engine.work import AddressVector
+from urds.verbs.errors import VerbsError, VerbsTimeoutError
+from urds.verbs.providers.base import Connection, ConnectionEvent, ConnectionEventKind
+from urds.verbs.resource import Resource
+
+if TYPE_CHECKING:
+    from urds.verbs.cmid import CMID
+
+EVENTS_MAX: Final = 65_536
+# In virtual time an event comes in so much of it, or not at all.
+_VIRTUAL_STEP_NS: Final = 1_000_000
+_VIRTUAL_STEPS_MAX: Final = 200_000
+
+
+class CMEventType(IntEnum):
+    """What happened. ROUTE_ERROR, the multicasts and those behind them are never told here."""
+
+    ADDR_RESOLVED = 0
+    ADDR_ERROR = 1
+    ROUTE_RESOLVED = 2
+    ROUTE_ERROR = 3
+    CONNECT_REQUEST = 4
+    CONNECT_RESPONSE = 5
+    CONNECT_ERROR = 6
+    UNREACHABLE = 7
+    REJECTED = 8
+    ESTABLISHED = 9
+    DISCONNECTED = 10
+    DEVICE_REMOVAL = 11
+    MULTICAST_JOIN = 12
+    MULTICAST_ERROR = 13
+    ADDR_CHANGE = 14
+    TIMEWAIT_EXIT = 15
+
+
+# What a provider tells, as rdma_cm's event and status. REFUSED has the reason of InfiniBand for
+# a service that nobody offers, REJECTED the one for an application that said no.
+TYPES: Final = {
+    ConnectionEventKind.REQUEST: (CMEventType.CONNECT_REQUEST, 0),
+    ConnectionEventKind.ESTABLISHED: (CMEventType.ESTABLISHED, 0),
+    ConnectionEventKind.REJECTED: (CMEventType.REJECTED, 28),
+    ConnectionEventKind.REFUSED: (CMEventType.REJECTED, 8),
+    ConnectionEventKind.UNREACHABLE: (CMEventType.UNREACHABLE, -errno.ETIMEDOUT),
+    ConnectionEventKind.ERROR: (CMEventType.CONNECT_ERROR, -errno.ECONNABORTED),
+    ConnectionEventKind.DISCONNECTED: (CMEventType.DISCONNECTED, 0),
+    ConnectionEventKind.BROKEN: (CMEventType.DISCONNECTED, -errno.ECONNRESET),
+}
+_ERRNO: Final = {
+    CMEventType.ADDR_ERROR: errno.EADDRNOTAVAIL,
+    CMEventType.CONNECT_ERROR: errno.ECONNABORTED,
+    CMEventType.UNREACHABLE: errno.ETIMEDOUT,
+    CMEventType.REJECTED: errno.ECONNREFUSED,
+    CMEventType.DISCONNECTED: errno.ECONNRESET,
+}
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """One event as it waits in its channel."""
+
+    event_type: CMEventType
+    cmid: "CMID"
+    status: int = 0
+    told: ConnectionEvent | None = None  # by the provider
+
+
+class CMEvent:
+    """One event, taken from its channel.
+
+    `id` is the identifier it happened to, for a CONNECT_REQUEST the listening one; make the new
+    identifier with `CMID(creator=event)`. `status`: 0, a negative errno, or of a REJECTED the
+    reason (8: nobody listens, or too many wait; 28: the application said no).
+    """
+
+    def __init__(self, channel: "CMEventChannel", timeout_s: float | None = None) -> None:
+        """Wait for the next event. Raises VerbsTimeoutError; VerbsClosedError."""
+        self._take(channel.wait(timeout_s))
+
+    @classmethod
+    def of(cls, record: EventRecord) -> "CMEvent":
+        """Return the event of a record that was taken."""
+        event = cls.__new__(cls)
+        event._take(record)
+        return event
+
+    def _take(self, record: EventRecord) -> None:
+        told = record.told
+        self.event_type = record.event_type
+        self.status = record.status
+        self.id = record.cmid
+        self.param = ConnParam() if told is None else ConnParam.of(told.parameters)
+        self.connection: Connection | None = None if told is None else told.connection
+        # Datagrams: the queue pair that was looked up, and where it is.
+        self.qp_num = 0 if told is None else told.qpn
+        self.vector: AddressVector | None = None if told is None else told.vector
+        self.reason = "" if told is None else told.reason
+        self.is_acked = False
+
+    @property
+    def private_data(self) -> bytes:
+        """Return what the peer said with it."""
+        return self.param.private_data
+
+    def event_str(self) -> str:
+        """Return the name that librdmacm prints."""
+        return f"RDMA_CM_EVENT_{self.event_type.name}"
+
+    def ack_cm_event(self) -> None:
+        """Note that the event is dealt with; nothing waits for it here."""
+        self.is_acked = True
+
+    def __repr__(self) -> str:
+        words = f", {self.reason}" if self.reason else ""
+        return f"<CMEvent {self.event_type.name} status {self.status}{words}>"
+
+
+class CMError(VerbsError):
+    """A connection did not come about, or ended. `event` says how, private data included."""
+
+    def __init__(self, event: CMEvent) -> None:
+        number = _ERRNO.get(event.event_type, errno.EPROTO)
+        words = f": {event.reason}" if event.reason else ""
+        super().__init__(number, f"connection {event.event_type.name.lower()}{words}")
+        self.event = event
+
+
+class CMEventChannel(Resource):
+    """Where the events of identifiers of one device arrive. Closing it closes the identifiers."""
+
+    close_rank: ClassVar[int] = -1
+
+    def __init__(self, context: Context | None = None) -> None:
+        """Make a channel. Without a context it opens the default device, and closes it too."""
+        self._owned = Context() if context is None else None
+        self.context = context or self._owned_context()
+        self.events_lost = 0
+        self._events: deque[EventRecord] = deque()
+        self._descriptor = Descriptor()
+        self._listeners: list[Callable[[], None]] = []
+        super().__init__(self.context.adapter.lock, self.context)
+
+    def _owned_context(self) -> Context:
+        assert self._owned is not None
+        return self._owned
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE."""
+        with self._calling():
+            return self._descriptor.fileno()
+
+    def get_event(self, timeout_s: float | None = None) -> CMEvent:
+        """Wait for the next event; `timeout_s` 0 does not wait, `None` waits for ever.
+
+        Raises VerbsTimeoutError; VerbsClosedError if the channel is closed meanwhile.
+        """
+        return CMEvent(self, timeout_s)
+
+    async def event(self) -> CMEvent:
+        """Wait in asyncio for the next event. A cancelled wait takes none.
+
+        Raises VerbsClosedError; VerbsTimeoutError in virtual time, when none can come any more.
+        """
+        while True:
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            wake = _waker(woken)
+            with self._calling():
+                if self._events:
+                    return CMEvent.of(self._pop())
+                self._listeners.append(wake)
+            try:
+                await self._until(woken)
+            finally:
+                with self._lock:
+                    self._listeners.remove(wake)
+
+    # -- for identifiers
+
+    def wait(self, timeout_s: float | None) -> EventRecord:
+        """Wait for the next event and take it."""
+        with self._calling():
+            pass
+        self.context.wait_until(lambda: not self._is_open or bool(self._events), timeout_s)
+        with self._calling():
+            if not self._events:
+                raise VerbsTimeoutError(f"no connection event in {timeout_s} s")
+            return self._pop()
+
+    def post(self, record: EventRecord) -> None:
+        """Queue an event. Lock held. Beyond EVENTS_MAX events are lost and counted."""
+        if len(self._events) >= EVENTS_MAX:
+            self.events_lost += 1
+            return
+        self._events.append(record)
+        self._descriptor.set(True)
+        for wake in list(self._listeners):
+            wake()
+        self.context.adapter.notify()
+
+    def forget(self, cmid: object) -> list[EventRecord]:
+        """Drop the events of an identifier that is closed, and return them. Lock held."""
+        dropped = [record for record in self._events if record.cmid is cmid]
+        self._events = deque(record for record in self._events if record.cmid is not cmid)
+        self._descriptor.set(bool(self._events))
+        return dropped
+
+    # -- inside
+
+    def _pop(self) -> EventRecord:
+        record = self._events.popleft()
+        self._descriptor.set(bool(self._events))
+        return record
+
+    async def _until(self, woken: "asyncio.Future[None]") -> None:
+        adapter = self.context.adapter
+        if adapter.attributes.provider != "sim":
+            await woken
+            return
+        # Nobody but us runs the virtual clock; other tasks get their turn between the steps.
+        for _ in range(_VIRTUAL_STEPS_MAX):
+            await asyncio.sleep(0)
+            if adapter.wait(lambda: not self._is_open or bool(self._events), _VIRTUAL_STEP_NS):
+                return
+        raise VerbsTimeoutError("no connection event in virtual time")
+
+    def _close(self, *, forced: bool) -> None:
+        super()._close(forced=forced)
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            owned.close()
+
+    def _release(self, *, forced: bool) -> None:
+        self._events.clear()
+        self._descriptor.close()
+        for wake in list(self._listeners):
+            wake()
+
+
+def _waker(woken: "asyncio.Future[None]") -> Callable[[], None]:
+    loop = woken.get_loop()
+
+    def settle() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def wake() -> None:
+        try:
+            loop.call_soon_threadsafe(settle)
+        except RuntimeError:  # the loop is closed: nobody waits in it any more
+            return
+
+    return wake
