@@ -41,6 +41,7 @@ _HARMLESS: Final = {DtoStatus.SUCCESS, DtoStatus.ERR_FLUSHED}  # all else breaks
 class _Posted:
     cookie: Any
     flags: CompletionFlag
+    octets: int = 0  # of a request; verbs completions of requests do not tell
     window: RemoteMemory | None = None  # of a bind
 
 
@@ -85,7 +86,9 @@ class Transfers:
         _demand_slot("request", len(self._requests), self._ep.attr.max_request_dtos)
         request.wr_id = next(self._numbers)
         request.send_flags = _send_flags(flags)
-        self._requests[request.wr_id] = _Posted(cookie, flags, window)
+        self._requests[request.wr_id] = _Posted(
+            cookie, flags, sum(piece.length for piece in request.sg), window
+        )
         adapter = self._ep.ia.adapter
         try:
             self._ep.engine.post_send(request, adapter.now_ns())
@@ -125,7 +128,7 @@ class Transfers:
         if posted.window is not None:
             evd.post_bind(posted.window, posted.cookie, status, signals=signals)
         else:
-            evd.post_dto(self._ep, posted.cookie, status, wc.byte_len, signals=signals)
+            evd.post_dto(self._ep, posted.cookie, status, posted.octets, signals=signals)
         return True
 
     def _finish_receive(self, wc: WC, solicited: bool) -> bool:
