@@ -104,8 +104,8 @@ class Responder:
 
     def receive(self, packet: Packet) -> None:
         """Take in one request packet."""
-        if self._final is not None:
-            self._final_due = True
+        if self._qp.state is QPState.ERR:
+            self._final_due = self._final is not None
             return
         ahead = ((packet.psn - self._expected + _HALF) & PSN_MASK) - _HALF
         if ahead == 0:
