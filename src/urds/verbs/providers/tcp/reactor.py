@@ -118,7 +118,7 @@ class Reactor:
         with self._lock:
             if not self._is_processing and not self._closed:
                 self._turn(0)
-                self._driven_ns = time.monotonic_ns()
+                self._leave()
 
     def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
         """Wait until `is_ready()`; return what it said last. Inside a handler it only asks."""
@@ -148,9 +148,15 @@ class Reactor:
             self._turn(deadline_ns)
         finally:
             self._is_driven = False
-            self._driven_ns = time.monotonic_ns()
+            self._leave()
             if len(self._waiting) > 1:
                 self._turned.notify_all()  # another one takes over, or is ready
+
+    def _leave(self) -> None:
+        """Leave the crank to the thread, which looks for what was put off when it is parked."""
+        self._driven_ns = time.monotonic_ns()
+        if self._deferred and self._polling_count:
+            self._ring()
 
     def _turn(self, deadline_ns: int | None) -> None:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""

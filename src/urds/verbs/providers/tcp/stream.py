@@ -102,6 +102,11 @@ class Stream:
         """Tell whether this is the inside of a packet's delivery: the queue pair is at work."""
         return self._is_reading
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the socket is; it outlives the stream while last octets leave."""
+        return self._socket.fileno() >= 0
+
     def start(self, octets: bytes, *, first_write: bool) -> None:
         """Take over the connection; `octets` came with the set-up's last frame.
 
@@ -339,7 +344,7 @@ class Stream:
             qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, now_ns)
         self._host.pump_events(qp)
         self._finish(0)
-        if self._socket.fileno() >= 0:
+        if self.is_open:
             deadline_ns = now_ns + self._farewell_ns
             self._timer = self._host.reactor.call_at(deadline_ns, self._close_socket)
         self._on_end(end, reason)
@@ -375,7 +380,7 @@ class Stream:
     def _close_socket(self) -> None:
         self._cancel_timer()
         self._out.clear()
-        if self._socket.fileno() >= 0:
+        if self.is_open:
             self._host.reactor.unwatch(self._socket.fileno())
             self._socket.close()
 

@@ -1,0 +1,161 @@
+"""Who wakes whom in the tcp provider: sparse scenarios, each a wake-up that could get lost.
+
+A lost wake-up shows as a wait that ends by its time limit, here two seconds; a round takes well
+under a millisecond. Rounds are many because the losing order of events is rare.
+"""
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.verbs.tcp_ends import connected
+from urds.verbs.providers.tcp.reactor import Reactor
+
+LIMIT_NS = 2_000_000_000
+
+
+class World:
+    """A reactor with one descriptor whose handler counts what it reads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.reactor = Reactor(self.lock, name="test-reactor")
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.count = 0
+        with self.lock:
+            self.reactor.watch(self.near.fileno(), select.EPOLLIN, self.handle)
+
+    def handle(self, _events: int) -> None:
+        try:
+            self.count += len(self.near.recv(100))
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        self.reactor.close()
+        self.near.close()
+        self.far.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("waiters", [1, 2, 5])
+def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int) -> None:
+    """Also when the reactor's own thread is the one that the kernel wakes."""
+    rounds, late = 150, []
+
+    def wait() -> None:
+        for target in range(1, rounds + 1):
+            began = time.monotonic_ns()
+            if not world.reactor.wait(lambda: world.count >= target, LIMIT_NS):  # noqa: B023
+                late.append((target, time.monotonic_ns() - began))
+                return
+
+    threads = [threading.Thread(target=wait) for _ in range(waiters)]
+    for thread in threads:
+        thread.start()
+    for index in range(rounds):
+        world.far.send(b"x")
+        if index % 10 == 0:
+            time.sleep(0.005)  # the reactor's thread is back at the crank
+        while world.count <= index and not late:
+            time.sleep(0.0002)
+    for thread in threads:
+        thread.join()
+    assert late == []
+
+
+def test_nobody_waits_and_it_is_taken_in(world: World) -> None:
+    world.far.send(b"x")
+    deadline = time.monotonic() + 2
+    while not world.count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert world.count == 1
+
+
+@pytest.mark.parametrize("how", ["soon", "timer", "tell"])
+def test_a_sleeper_hears_of_another_threads_doing(world: World, how: str) -> None:
+    for target in range(1, 60):
+
+        def change() -> None:
+            world.count += 1
+
+        def do() -> None:
+            with world.lock:
+                if how == "soon":
+                    world.reactor.call_soon(change)
+                elif how == "timer":
+                    world.reactor.call_at(time.monotonic_ns(), change)
+                else:
+                    change()
+                    world.reactor.tell()
+
+        other = threading.Timer(0.001 * (target % 7), do)
+        other.start()
+        assert world.reactor.wait(lambda: world.count >= target, LIMIT_NS)  # noqa: B023
+        other.join()
+
+
+def test_an_earlier_timer_shortens_a_sleep(world: World) -> None:
+    with world.lock:
+        world.reactor.call_at(time.monotonic_ns() + 60 * LIMIT_NS, lambda: None)
+    rung: list[int] = []
+    time.sleep(0.01)  # the thread sleeps towards the far timer
+    with world.lock:
+        world.reactor.call_at(time.monotonic_ns() + 1_000_000, lambda: rung.append(1))
+    deadline = time.monotonic() + 2
+    while not rung and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert rung == [1]
+
+
+def test_what_was_put_off_is_done_though_nobody_asks_again(world: World) -> None:
+    done = threading.Event()
+    world.far.send(b"x")
+    assert world.reactor.wait(lambda: world.count == 1, LIMIT_NS)
+    with world.lock:
+        world.reactor.defer(done.set)
+    assert done.wait(2)
+
+
+def test_a_wait_inside_a_handler_only_asks(world: World) -> None:
+    said: list[bool] = []
+    with world.lock:
+        world.reactor.call_soon(lambda: said.append(world.reactor.wait(lambda: False, LIMIT_NS)))
+    assert world.reactor.wait(lambda: bool(said), LIMIT_NS)
+    assert said == [False]
+
+
+def test_round_trips_never_stall() -> None:
+    """Both ends in one process: four threads that want the cranks of two openings."""
+    with connected() as (client, server):
+        for end in (client, server):
+            end.memories = [end.receive(8) for _ in range(500)]
+        slowest_ns = 0
+
+        def serve() -> None:
+            for _ in range(400):
+                server.received()
+                server.send(b"answer!!")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for index in range(400):
+            began = time.monotonic_ns()
+            client.send(b"question")
+            client.received()
+            slowest_ns = max(slowest_ns, time.monotonic_ns() - began)
+            if index % 50 == 0:
+                time.sleep(0.01)
+        thread.join()
+        assert slowest_ns < LIMIT_NS
