@@ -299,8 +299,10 @@ def restart_with_the_clock_set_back(
         core = newborn.path(survivor.address).core
         wait_until(lambda: len(core.outgoing.unacked) >= len(SENT))
         wait_until(lambda: not newborn.stream(survivor.address).unacknowledged())
-        survivor.backend.break_connections()
-        wait_until(lambda: newborn.counters["downs"] > 0)
+        wait_until(lambda: path.stream is not None)
+        assert survivor.backend.break_connections() == 1
+        # The next connection may be here before the end of this one is seen.
+        wait_until(lambda: newborn.counters["downs"] + newborn.counters["superseded"] > 0)
     return collect(survivor, len(SENT), wait_s=2.0)
 
 
