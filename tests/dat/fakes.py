@@ -2,10 +2,14 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from urds.dat.evd import EventDispatcher
+from urds.dat.handles import DatObject
 from urds.dat.ia import InterfaceAdapter
+from urds.dat.numbers import DtoStatus, HandleType
 from urds.dat.registry import Support
+from urds.dat.returns import Subtype
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AsyncEvent
@@ -71,3 +75,31 @@ def fake_of(ia: InterfaceAdapter) -> FakeAdapter:
     """Return the fake below an interface adapter."""
     assert isinstance(ia.adapter, FakeAdapter)
     return ia.adapter
+
+
+class FakeFeeder(DatObject):
+    """Feeds dispatchers in place of an endpoint, and notes which of them overflowed."""
+
+    handle_type: ClassVar[HandleType] = HandleType.EP
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_EP
+
+    def __init__(self, ia: InterfaceAdapter) -> None:
+        super().__init__(ia)
+        self.overflows: list[EventDispatcher] = []
+        self.enlist()
+
+    def handle_evd_overflow(self, evd: EventDispatcher) -> None:
+        """Note it; an endpoint would break its connection."""
+        self.overflows.append(evd)
+
+    def complete(
+        self,
+        evd: EventDispatcher,
+        cookie: object,
+        *,
+        signals: bool = True,
+        on_taken: Callable[[], None] | None = None,
+    ) -> bool:
+        """Post the completion of a transfer of one octet."""
+        ep: Any = self
+        return evd.post_dto(ep, cookie, DtoStatus.SUCCESS, 1, signals=signals, on_taken=on_taken)

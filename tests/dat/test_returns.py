@@ -43,9 +43,9 @@ def test_values_with_subtypes_are_compared_whole() -> None:
 def test_numbers_of_1_2_and_not_of_2_0() -> None:
     """DAT 2.0 shifts the subtypes from 26 on and moves NOT_IMPLEMENTED."""
     assert int(dat.DAT_NOT_IMPLEMENTED) == 0x0FFF0000
-    assert dat.DAT_INVALID_ARG1 == 36
-    assert dat.DAT_INVALID_STATE_SRQ_IN_USE == 86
-    assert dat.DAT_THREAD_SAFETY_NOT_FOUND == 101
+    assert int(dat.DAT_INVALID_ARG1) == 36
+    assert int(dat.DAT_INVALID_STATE_SRQ_IN_USE) == 86
+    assert int(dat.DAT_THREAD_SAFETY_NOT_FOUND) == 101
     assert [member.value for member in Subtype] == list(range(103))
 
 

@@ -55,8 +55,8 @@ def three_outputs(
 
 def demand_mask(mask: int, known: int, *, argument: int = 2) -> None:
     """Raise DatInvalidParameter for a mask with an unknown bit."""
-    if mask & ~known:
-        raise bad_argument(argument, f"mask {mask:#x}, known are {known:#x}")
+    if mask & ~int(known):  # a flag's own inverse has known bits only
+        raise bad_argument(argument, f"mask {mask:#x}, known are {int(known):#x}")
 
 
 def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:

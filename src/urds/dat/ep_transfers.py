@@ -166,7 +166,7 @@ def demand_flags(
 
     UNSIGNALLED needs the endpoint's attribute for the direction to be UNSIGNALLED too.
     """
-    if flags & ~allowed:
+    if int(flags) & ~int(allowed):
         raise bad_argument(argument, f"completion flags {flags!r}, allowed are {allowed!r}")
     if CompletionFlag.UNSIGNALLED in flags and CompletionFlag.UNSIGNALLED not in attribute:
         raise bad_argument(argument, f"UNSIGNALLED on an endpoint with {attribute!r}")

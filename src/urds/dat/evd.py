@@ -28,6 +28,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from urds.dat.cno import NotificationPoint
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.evd_streams import Role, Stream, Streams, demand_flags, is_signalled
 from urds.dat.events import (
@@ -57,7 +58,6 @@ __all__ = ["EventDispatcher", "Role", "is_signalled"]
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from urds.dat.cno import NotificationPoint
     from urds.dat.cr import ConnectionRequest
     from urds.dat.ep import Endpoint
     from urds.dat.ia import InterfaceAdapter
@@ -414,8 +414,6 @@ class EventDispatcher(DatObject):
 
     def _set_cno(self, cno: NotificationPoint | None) -> None:
         if cno is not None:
-            from urds.dat.cno import NotificationPoint
-
             live(cno, NotificationPoint)
             self.ia.demand_own(cno)
         self.hold(cno)

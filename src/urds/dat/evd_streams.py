@@ -135,7 +135,7 @@ class Streams:
 
 def demand_flags(flags: int) -> None:
     """Raise DatInvalidParameter: no stream, an unknown one, or a pair that does not merge."""
-    if not flags or flags & ~_KNOWN_FLAGS:
+    if not flags or flags & ~int(_KNOWN_FLAGS):
         raise bad_argument(4, f"flags {flags:#x}, known are {int(_KNOWN_FLAGS):#x}")
     wanted = [index for index, flag in enumerate(STREAM_ORDER) if flags & flag]
     for one in wanted:

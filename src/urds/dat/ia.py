@@ -139,9 +139,9 @@ class InterfaceAdapter(DatObject):
         self, ia_mask: int = IaField.ALL, provider_mask: int = ProviderField.ALL
     ) -> tuple[IaAttr, ProviderAttr]:
         """Return all attributes. Raises DatInvalidParameter: a mask with an unknown bit."""
-        if ia_mask & ~IaField.ALL:
+        if ia_mask & ~int(IaField.ALL):
             raise bad_argument(3, f"mask {ia_mask:#x}, known are {int(IaField.ALL):#x}")
-        if provider_mask & ~ProviderField.ALL:
+        if provider_mask & ~int(ProviderField.ALL):
             known = int(ProviderField.ALL)
             raise bad_argument(5, f"mask {provider_mask:#x}, known are {known:#x}")
         with self.lock:

@@ -59,8 +59,10 @@ class LocalMemory(DatObject):
         with ia.lock:
             pz.demand_live()
             super().__init__(ia)
-            if privileges & ~MemPriv.ALL:
-                raise bad_argument(6, f"privileges {privileges:#x}, known are {MemPriv.ALL:#x}")
+            if privileges & ~int(MemPriv.ALL):
+                raise bad_argument(
+                    6, f"privileges {privileges:#x}, known are {int(MemPriv.ALL):#x}"
+                )
             self.privileges = MemPriv(privileges)
             view, address = self._memory_of(source, mem_type, length_bytes)
             try:
@@ -273,8 +275,8 @@ class RemoteMemory(DatObject):
     def _checked_binding(self, ep: Endpoint, triplet: LmrTriplet, privileges: int) -> _Binding:
         if not isinstance(triplet, LmrTriplet):
             raise bad_argument(2, f"{triplet!r} is no piece of local memory")
-        if privileges & ~MemPriv.ALL:
-            raise bad_argument(3, f"privileges {privileges:#x}, known are {MemPriv.ALL:#x}")
+        if privileges & ~int(MemPriv.ALL):
+            raise bad_argument(3, f"privileges {privileges:#x}, known are {int(MemPriv.ALL):#x}")
         if ep.pz is not self.pz:
             raise _foreign(Subtype.NO_SUBTYPE, f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}")
         if triplet.segment_length == 0:

@@ -79,7 +79,7 @@ class SRQ(Resource):
         """
         mask = SRQAttrMask(attr_mask)
         known = SRQAttrMask.MAX_WR | SRQAttrMask.LIMIT
-        if not mask or mask & ~known:
+        if not mask or int(mask) & ~int(known):
             raise VerbsArgumentError(f"mask {attr_mask:#x}, known are {int(known):#x}")
         with self._calling():
             capacity = self.engine.capacity
