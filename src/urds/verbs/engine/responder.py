@@ -144,12 +144,17 @@ class Responder:
                 return
             try:
                 self._check_place(packet)
+                if packet.kind is PacketKind.WRITE:
+                    self._place(packet)
                 self._carry_out(packet)
             except AccessError as fault:
                 self._fail(self._expected, fault)
 
     def _accept_ahead(self, packet: Packet, psn: int) -> None:
-        """Place a packet that arrived before others and keep its record."""
+        """Keep a packet that arrived before others; the octets of a send are placed at once.
+
+        Those of a write wait: a missing one before it may have the same target.
+        """
         self._ack_due = True
         distance = psn - self._expected
         if distance > AHEAD_MAX or psn in self._ahead:
@@ -161,13 +166,13 @@ class Responder:
                 beyond = self._qp.tracker.unwrap(packet.msn) - self._receives_done
                 if not 0 < beyond <= distance + 1:
                     return
-            self._place(packet)
+                self._place_message(packet)
         except _NoReceive:
             self._refuse(psn)
         except (_NotNow, AccessError):
             return
         else:
-            self._ahead.keep(psn, _without_payload(packet))
+            self._ahead.keep(psn, _to_keep(packet))
 
     def _repeat(self, packet: Packet, psn: int) -> None:
         """Answer a packet that was carried out before."""
@@ -240,19 +245,13 @@ class Responder:
 
     def _place(self, packet: Packet) -> None:
         """Put the octets of a packet where they belong. Raises AccessError, _NotNow."""
-        qp = self._qp
         if packet.kind in _ANSWERED:
             return
         if _takes_receive(packet):
-            msn = qp.tracker.unwrap(packet.msn)
-            if not self._incoming.take(msn, qp.acceptance):
-                raise _NoReceive
-            qp.check_marks()
-            if qp.state is QPState.ERR:
-                raise _NotNow
-            if packet.kind is PacketKind.SEND:
-                self._incoming.place(packet, msn)
-                return
+            self._place_message(packet)
+        if packet.kind is PacketKind.SEND:
+            return
+        qp = self._qp
         target = qp.keys.remote(
             packet.rkey,
             packet.address,
@@ -263,6 +262,18 @@ class Responder:
         )
         if packet.payload:
             target[:] = packet.payload
+
+    def _place_message(self, packet: Packet) -> None:
+        """Take a receive for the message of a packet; put the octets of a send into it."""
+        qp = self._qp
+        msn = qp.tracker.unwrap(packet.msn)
+        if not self._incoming.take(msn, qp.acceptance):
+            raise _NoReceive
+        qp.check_marks()
+        if qp.state is QPState.ERR:
+            raise _NotNow
+        if packet.kind is PacketKind.SEND:
+            self._incoming.place(packet, msn)
 
     def _carry_out(self, packet: Packet) -> None:
         """Do what a packet asks, now that everything before it is done. Raises AccessError."""
@@ -450,16 +461,15 @@ def _placed_bytes(packet: Packet) -> int:
     return packet.length if int(packet.flags) & _PLACED else len(packet.payload)
 
 
-def _without_payload(packet: Packet) -> Packet:
-    """Return the record of a packet whose octets are placed."""
-    if packet.kind in _ANSWERED:
-        return packet
-    return replace(
-        packet,
-        flags=packet.flags | PacketFlag.PLACED,
-        length=_placed_bytes(packet),
-        payload=b"",
-    )
+def _to_keep(packet: Packet) -> Packet:
+    """Return what is kept of a packet ahead: of a send just the record, its octets are placed.
+
+    Those of a write are copied: the packet's own may be gone by then.
+    """
+    if packet.kind is PacketKind.SEND:
+        flags = packet.flags | PacketFlag.PLACED
+        return replace(packet, flags=flags, length=len(packet.payload), payload=b"")
+    return replace(packet, payload=bytes(packet.payload))
 
 
 def _invalid(message: str) -> AccessError:

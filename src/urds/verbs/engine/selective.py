@@ -1,8 +1,10 @@
 """What arrived ahead of the packet that is expected next, on a responder that keeps it.
 
-The octets of such a packet are placed already; what is kept is its record, for what must wait
-until everything before it is there: the check of its place in the message, the completion of a
-receive, a read, an atomic operation, an invalidation.
+The octets of a send are placed when they arrive: nobody looks at its receive before it completes.
+What is kept is the record, for what must wait until everything before it is there: the check of
+its place in the message, the completion of a receive, an invalidation. Reads and atomic
+operations wait as a whole, and so do writes with their octets, since what is missing before them
+may be written to the same place.
 """
 
 from typing import Final
@@ -27,7 +29,7 @@ class AheadPackets:
         return psn in self._packets
 
     def keep(self, psn: int, packet: Packet) -> None:
-        """Keep a packet whose octets have been placed."""
+        """Keep a packet until it is next."""
         self._packets[psn] = packet
 
     def take(self, psn: int) -> Packet | None:
