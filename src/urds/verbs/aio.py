@@ -8,14 +8,17 @@ giving way to other tasks between the steps.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.work import WC
 from urds.verbs.errors import VerbsClosedError
+from urds.verbs.providers.base import Adapter
 
 if TYPE_CHECKING:
     from urds.verbs.comp_channel import CompChannel
     from urds.verbs.cq import CQ
+
+_IDLE_S: Final = 0.001
 
 
 async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
@@ -41,7 +44,10 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
                 raise VerbsClosedError("CQ")
             channel.listen(wake)
         try:
-            await woken
+            if channel.context.adapter.has_own_time:
+                await woken
+            else:
+                await _run_until(woken, channel.context.adapter)
         finally:
             with channel._lock:
                 channel.unlisten(wake)
@@ -62,6 +68,15 @@ async def completions(cq: "CQ", count: int = 1) -> list[WC]:
             return found
         await event(cq.channel, cq)
         cq.ack_events(1)
+
+
+async def _run_until(woken: "asyncio.Future[None]", adapter: Adapter) -> None:
+    """Run a simulated device step by step until `woken` is done."""
+    while not woken.done():
+        before_ns = adapter.now_ns()
+        adapter.progress()
+        # Where nothing can happen any more, only another task can make something happen.
+        await asyncio.sleep(0 if adapter.now_ns() != before_ns else _IDLE_S)
 
 
 def _set(woken: "asyncio.Future[None]") -> None:

@@ -67,7 +67,7 @@ class CompChannel(Resource):
         """Queue an event of a completion queue."""
         self._events.append(cq)
         self._descriptor.set(True)
-        self._wake()
+        self.wake()
 
     def take(self, cq: "CQ | None" = None) -> "CQ | None":
         """Take the oldest event, of `cq` if given, and count it as not acknowledged."""
@@ -93,17 +93,20 @@ class CompChannel(Resource):
         if listener in self._listeners:
             self._listeners.remove(listener)
 
+    def wake(self) -> None:
+        """Let every listener look again."""
+        for listener in list(self._listeners):
+            listener()
+
     # -- inside
 
     def _has_event(self, cq: "CQ | None") -> bool:
         return bool(self._events) if cq is None else cq in self._events
 
-    def _wake(self) -> None:
-        for listener in list(self._listeners):
-            listener()
-
     def _release(self, *, forced: bool) -> None:
         self._events.clear()
         self._descriptor.close()
-        self._wake()
+
+    def _announce_end(self) -> None:
+        self.wake()
         self.context.adapter.notify()

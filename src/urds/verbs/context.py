@@ -217,6 +217,8 @@ class Context(Resource):
     def _release(self, *, forced: bool) -> None:
         self._events.clear()
         self._descriptor.close()
+
+    def _announce_end(self) -> None:
         self.adapter.notify()
 
 

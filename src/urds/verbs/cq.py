@@ -163,4 +163,8 @@ class CQ(Resource):
             self.channel.forget(self)
         self.context.forget(self.engine, self)
         self.engine.on_event = None
+
+    def _announce_end(self) -> None:
+        if self.channel is not None:
+            self.channel.wake()
         self.context.adapter.notify()

@@ -6,6 +6,7 @@ completion carries a status. Source: verbs-and-roce.md section 18.
 """
 
 import errno
+from typing import Any
 
 
 class VerbsError(OSError):
@@ -15,6 +16,9 @@ class VerbsError(OSError):
     def error_code(self) -> int:
         """Return the errno, under pyverbs' name."""
         return self.errno or 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, vars(self))
 
 
 class VerbsArgumentError(VerbsError):
@@ -32,19 +36,12 @@ class VerbsNotSupportedError(VerbsError):
         self.device = device
         self.capability = capability
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.device, self.capability)
-
 
 class VerbsClosedError(VerbsError):
     """The object, or one that it stands on, is closed (EBADF)."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EBADF, f"{what} is closed")
-        self.what = what
-
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        return type(self), (self.what,)
 
 
 class VerbsTimeoutError(VerbsError, TimeoutError):
@@ -65,6 +62,16 @@ class VerbsPostError(VerbsError):
     def of(cls, error: OSError, bad_wr: int) -> "VerbsPostError":
         """Return this error for the one that refused the request at `bad_wr`."""
         return cls(error.errno or errno.EIO, error.strerror or str(error), bad_wr)
+
+
+def _restored(
+    kind: type[VerbsError], arguments: tuple[Any, ...], fields: dict[str, Any]
+) -> VerbsError:
+    """Return a pickled error: each kind has a constructor of its own, all end in OSError's."""
+    error = kind.__new__(kind)
+    OSError.__init__(error, *arguments)
+    vars(error).update(fields)
+    return error
 
 
 def verbs_error(error: OSError) -> VerbsError:

@@ -27,6 +27,7 @@ class MR(Resource):
     access: LOCAL_WRITE unless told; REMOTE_WRITE and REMOTE_ATOMIC need it beside them.
     address: what work requests and peers call the first octet; the buffer's real address unless
     told. Keys and `buf` are for SGEs and for the peer; `view` is the memory itself.
+    Closing it raises VerbsError (EBUSY) while memory windows are bound to it.
     """
 
     close_rank: ClassVar[int] = 4

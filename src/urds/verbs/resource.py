@@ -46,7 +46,10 @@ class Resource:
 
     def close(self) -> None:
         """Close what stands on this object, then the object. Closing again does nothing."""
-        self._close(forced=False)
+        try:
+            self._close(forced=False)
+        except OSError as error:
+            raise verbs_error(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +88,10 @@ class Resource:
             self._is_open = False
             for parent in self._parents:
                 parent._children.discard(self)
+            self._announce_end()
+
+    def _announce_end(self) -> None:
+        """Wake those who wait for something of this object, closed by now. Lock held."""
 
     def _release(self, *, forced: bool) -> None:
         """Give back what the object holds; called once, with the lock held, children closed.

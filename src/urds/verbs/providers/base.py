@@ -154,6 +154,7 @@ class Adapter(ABC):
     keys: KeyTable
     lock: threading.RLock
     on_async_event: Callable[[AsyncEvent], None]  # set by the Context; lock held
+    has_own_time: bool = True  # False: the clock stands still unless somebody calls `progress`
 
     # -- time and progress
 

@@ -216,6 +216,7 @@ class SimAdapter(PacketAdapter):
     """One adapter of a `SimNetwork`. Made by `SimNetwork.adapter`."""
 
     has_checksum = True
+    has_own_time = False
 
     def __init__(
         self,

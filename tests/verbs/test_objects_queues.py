@@ -1,0 +1,334 @@
+"""Completion queues and channels: polling, events, descriptors, asyncio, overflow."""
+
+import asyncio
+import errno
+import select
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.verbs.objects_world import Side, World, attributes_towards
+from urds.verbs import (
+    CQ,
+    AsyncEventType,
+    CompChannel,
+    Context,
+    QPState,
+    SendFlag,
+    VerbsArgumentError,
+    VerbsClosedError,
+    VerbsError,
+    VerbsTimeoutError,
+    WCOpcode,
+    WCStatus,
+)
+from urds.verbs.providers.sim import SimNetwork
+
+SOLICITED = SendFlag.SIGNALED | SendFlag.SOLICITED
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context(adapter=SimNetwork().adapter("only"))
+
+
+@pytest.fixture
+def world() -> World:
+    return World().connect()
+
+
+def readable(source: CompChannel | Context) -> bool:
+    return bool(select.select([source], [], [], 0)[0])
+
+
+def arrive(world: World, count: int = 1, flags: SendFlag = SendFlag.SIGNALED) -> None:
+    """Let messages arrive on the right and be completed on the left."""
+    for number in range(count):
+        world.right.receive(number)
+        world.left.send(b"message", number, flags)
+    world.left.cq.wait_for(count)
+    world.network.run()
+
+
+def test_polling_moves_a_device_on(world: World) -> None:
+    world.right.receive(7)
+    world.left.send(b"hello")
+    for _ in range(100):
+        count, completions = world.right.cq.poll(4)
+        if count:
+            break
+    [wc] = completions
+    assert (wc.wr_id, wc.status, wc.opcode) == (7, WCStatus.SUCCESS, WCOpcode.RECV)
+    assert (wc.byte_len, wc.qp_num) == (5, world.right.qp.qp_num)
+    assert world.right.mr.read(5) == b"hello"
+
+
+def test_poll_takes_what_is_asked_for(world: World) -> None:
+    arrive(world, 5)
+    cq = world.right.cq
+    assert len(cq) == 5
+    assert [wc.wr_id for wc in cq.poll(2)[1]] == [0, 1]
+    assert cq.poll()[0] == 1
+    assert cq.poll(64)[0] == 2
+    assert cq.poll(64) == (0, [])
+
+
+@pytest.mark.parametrize("cqe", [0, -1, (1 << 20) + 1])
+def test_a_size_that_cannot_be_is_refused(context: Context, cqe: int) -> None:
+    with pytest.raises(VerbsArgumentError, match=f"of {cqe} entries, from 1 to 1048576"):
+        CQ(context, cqe)
+    with pytest.raises(VerbsArgumentError, match=f"of {cqe} entries"):
+        CQ(context, 1).resize(cqe)
+
+
+def test_another_vector_or_device_is_refused(context: Context) -> None:
+    with pytest.raises(VerbsArgumentError, match="vector 1, from 0 to 0"):
+        CQ(context, 1, vector=1)
+    foreign = CompChannel(Context(adapter=SimNetwork().adapter()))
+    with pytest.raises(VerbsArgumentError, match="another device's"):
+        CQ(context, 1, channel=foreign)
+
+
+def test_resizing_keeps_completions(world: World) -> None:
+    arrive(world, 5)
+    with pytest.raises(VerbsArgumentError, match="the 5 that are queued"):
+        world.right.cq.resize(4)
+    world.right.cq.resize(5)
+    assert (world.right.cq.cqe, world.right.cq.poll(9)[0]) == (5, 5)
+
+
+# -- events
+
+
+def test_an_armed_queue_announces_one_completion(world: World) -> None:
+    channel, cq = world.right.channel, world.right.cq
+    cq.req_notify()
+    assert not readable(channel)
+    arrive(world, 3)
+    assert readable(channel)
+    assert channel.get_cq_event() is cq
+    assert not readable(channel)
+    assert cq.unacked_events == 1
+    cq.ack_events(1)
+    with pytest.raises(VerbsArgumentError, match="1 events to acknowledge, 0 are open"):
+        cq.ack_events(1)
+
+
+def test_solicited_only_passes_over_the_others(world: World) -> None:
+    world.right.cq.req_notify(solicited_only=True)
+    arrive(world, 2)
+    assert not readable(world.right.channel)
+    arrive(world, 1, SOLICITED)
+    assert readable(world.right.channel)
+
+
+def test_waiting_ends_with_the_time(world: World) -> None:
+    world.right.cq.req_notify()
+    with pytest.raises(VerbsTimeoutError, match=r"no completion event in 0\.5 s") as late:
+        world.right.channel.get_cq_event(timeout_s=0.5)
+    assert isinstance(late.value, TimeoutError)
+    assert late.value.errno == errno.ETIMEDOUT
+    with pytest.raises(VerbsTimeoutError, match="0 of 1 completions"):
+        world.right.cq.wait_for(timeout_s=0.5)
+
+
+def test_waiting_for_more_than_there_is_takes_nothing(world: World) -> None:
+    arrive(world, 2)
+    with pytest.raises(VerbsTimeoutError, match="2 of 3 completions"):
+        world.right.cq.wait_for(3, timeout_s=0)
+    assert len(world.right.cq.wait_for(2)) == 2
+    with pytest.raises(VerbsArgumentError, match="65 completions of a queue for 64"):
+        world.right.cq.wait_for(65)
+
+
+def test_a_channel_of_two_queues_tells_them_apart(world: World) -> None:
+    other = CQ(world.right.context, 4, channel=world.right.channel)
+    world.right.cq.req_notify()
+    other.req_notify()
+    arrive(world)
+    with pytest.raises(VerbsTimeoutError):
+        world.right.channel.get_cq_event(other, timeout_s=0)
+    assert world.right.channel.get_cq_event(world.right.cq) is world.right.cq
+
+
+def test_the_event_of_a_closed_queue_is_gone(world: World) -> None:
+    world.right.cq.req_notify()
+    arrive(world)
+    world.right.cq.close()
+    assert not readable(world.right.channel)
+
+
+def test_a_descriptor_made_late_shows_what_waits(world: World) -> None:
+    world.right.cq.req_notify()
+    arrive(world)
+    poll = select.poll()
+    poll.register(world.right.channel.fileno(), select.POLLIN)
+    assert poll.poll(0)
+    assert world.right.channel.fileno() == world.right.channel.fileno()
+
+
+@pytest.mark.parametrize("name", ["channel", "cq", "context"])
+def test_closing_ends_a_wait(name: str) -> None:
+    """Over a device with a real clock, since virtual time never waits."""
+    context = Context("udp0")
+    channel = CompChannel(context)
+    cq = CQ(context, 4, channel=channel)
+    wait = {"channel": channel.get_cq_event, "cq": cq.wait_for, "context": context.get_async_event}
+    failures: list[type[BaseException]] = []
+    waits = threading.Event()
+
+    def run() -> None:
+        waits.set()
+        try:
+            wait[name]()
+        except VerbsError as error:
+            failures.append(type(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert waits.wait(10)
+    {"channel": channel, "cq": cq, "context": context}[name].close()
+    thread.join(5)
+    has_ended = not thread.is_alive()
+    context.close()
+    assert has_ended
+    assert failures == [VerbsClosedError]
+
+
+# -- asyncio
+
+
+def test_await_completions(world: World) -> None:
+    """The first wait is woken by an event, the second finds what is there."""
+
+    async def run() -> list[int]:
+        waiting = asyncio.create_task(world.right.cq.wait(2))
+        await asyncio.sleep(0)
+        arrive(world, 3)
+        found = [wc.wr_id for wc in await waiting]
+        return found + [wc.wr_id for wc in await world.right.cq.wait(2)]
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == [0, 1, 2]
+    assert world.right.cq.unacked_events == 0
+
+
+def test_a_wait_lets_virtual_time_run(world: World) -> None:
+    async def run() -> list[int]:
+        world.right.receive(5)
+        world.left.send(b"nobody else drives")
+        return [wc.wr_id for wc in await world.right.cq.wait()]
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == [5]
+
+
+def test_await_an_event(world: World) -> None:
+    async def run() -> CQ:
+        world.right.cq.req_notify()
+        waiting = asyncio.create_task(world.right.channel.event())
+        await asyncio.sleep(0)
+        arrive(world)
+        return await waiting
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) is world.right.cq
+
+
+def test_a_cancelled_wait_takes_nothing(world: World) -> None:
+    async def run() -> None:
+        waiting = asyncio.create_task(world.right.cq.wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        arrive(world)
+        assert len(await world.right.cq.wait()) == 1
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert world.right.channel._listeners == []  # nobody is called for the cancelled one
+
+
+def test_tasks_wait_for_queues_of_one_channel(world: World) -> None:
+    """Each task gets the completions of its own queue, whichever comes first."""
+    other = CQ(world.right.context, 4, channel=world.right.channel)
+
+    async def run() -> None:
+        late = asyncio.create_task(other.wait())
+        early = asyncio.create_task(world.right.cq.wait())
+        await asyncio.sleep(0)
+        arrive(world)
+        assert len(await early) == 1
+        assert not late.done()
+        late.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_queue_without_a_channel_can_be_awaited(world: World) -> None:
+    cq = CQ(world.right.context, 4)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(cq.wait(), 0.01)
+
+    asyncio.run(run())
+    channel = cq.channel
+    assert channel is not None
+    channel.close()
+    assert cq.closed
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_closing_wakes_a_task_with_an_error(world: World, whole: bool) -> None:
+    async def run() -> None:
+        waiting = asyncio.create_task(world.right.cq.wait())
+        await asyncio.sleep(0)
+        (world.right.channel if whole else world.right.cq).close()
+        with pytest.raises(VerbsClosedError):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_completions_of_another_thread_wake_a_task() -> None:
+    """Two devices of the host, whose own threads carry the message."""
+    left, right = Context("udp0"), Context("udp0")
+
+    async def run() -> int:
+        sides = Side(left), Side(right)
+        connect_by_hand(sides, [left.adapter.port, right.adapter.port])  # type: ignore[attr-defined]  # of the udp adapter
+        sides[1].receive(3)
+        sides[0].send(b"over the wire")
+        [wc] = await sides[1].cq.wait()
+        return wc.byte_len
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == 13
+    left.close()
+    right.close()
+
+
+def connect_by_hand(sides: tuple[Side, Side], ports: list[int]) -> None:
+    for side, peer, port in zip(sides, reversed(sides), reversed(ports), strict=True):
+        attributes = attributes_towards(peer)
+        attributes.ah_attr = replace(peer.route(), udp_port=port)
+        side.qp.to_rts(attributes)
+
+
+# -- overflow
+
+
+def test_an_overflow_breaks_every_queue_pair_of_the_queue() -> None:
+    world = World(cqe=4)
+    world.connect()
+    left, right = world.left, world.right
+    idle = type(right.qp)(right.pd, right.init_attr)
+    idle.to_init(right.qp.query()[0])
+    for number in range(5):
+        right.receive(number)
+    for number in range(5):
+        left.send(b"m", number, SendFlag(0))
+    world.network.run()
+    event = right.context.get_async_event(timeout_s=0)
+    assert (event.event_type, event.element) == (AsyncEventType.CQ_ERR, right.cq)
+    assert right.cq.engine.overrun
+    assert (right.qp.qp_state, idle.qp_state) == (QPState.ERR, QPState.ERR)
+    assert [wc.wr_id for wc in right.cq.poll(9)[1]] == [0, 1, 2, 3]
