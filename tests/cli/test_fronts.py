@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.commands import urds
 
-TOOLS = ("demo", "ping", "info", "dat demo")
+TOOLS = ("demo", "ping", "info", "dat demo", "dat test")
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 BOTH = pytest.mark.parametrize("front", ["typer", "plain"])
 
@@ -27,7 +27,7 @@ def test_both_fronts_know_the_same_options(tool: str) -> None:
 @BOTH
 @pytest.mark.parametrize("tool", TOOLS)
 def test_help_shows_examples(tool: str, front: str) -> None:
-    done = urds(*tool.split(), "-h", front=front)
+    done = urds(*tool.split(), "--help", front=front)
     assert (done.code, done.err) == (0, "")
     assert len(re.findall(rf"^ +urds {tool}\b", done.out, re.MULTILINE)) >= 2
     assert not re.search(r"\x1b", done.out)

@@ -167,3 +167,40 @@ def dat_demo(json_wanted: _Json = False) -> None:
     from urds.cli import dat_demo as tool
 
     _end("dat demo", lambda: tool.run(tool.DatDemoOptions(json_wanted=json_wanted)))
+
+
+def _dtest(letter: str) -> Any:
+    text = next(text for flag, _, _, text in texts.DAT_TEST_OPTIONS if flag == letter)
+    return typer.Option(f"-{letter}", help=text)
+
+
+@dat_app.command(
+    "test",
+    help=texts.DAT_TEST,
+    epilog=_examples(texts.DAT_TEST_EXAMPLES),
+    context_settings={"help_option_names": ["--help"]},  # -h is the host, as in dtest
+)
+def dat_test(
+    ia_name: Annotated[str, _dtest("P")] = "shm0",
+    host: Annotated[str | None, _dtest("h")] = None,
+    is_server: Annotated[bool, _dtest("s")] = False,
+    size_bytes: Annotated[int, _dtest("b")] = 64,
+    bursts: Annotated[int, _dtest("B")] = 10,
+    use_cno: Annotated[bool, _dtest("c")] = False,
+    poll: Annotated[bool, _dtest("p")] = False,
+    delay_s: Annotated[float, _dtest("d")] = 0.0,
+    write_only: Annotated[bool, _dtest("w")] = False,
+    write_ping_pong: Annotated[bool, _dtest("W")] = False,
+    one_way: Annotated[bool, _dtest("u")] = False,
+    validate: Annotated[bool, _dtest("D")] = False,
+    signal_rate: Annotated[int, _dtest("S")] = 10,
+    times: Annotated[bool, _dtest("t")] = False,
+    verbose: Annotated[bool, _dtest("v")] = False,
+    conn_qual: Annotated[int, _option("conn_qual", "--port")] = 45_248,
+    json_wanted: _Json = False,
+) -> None:
+    """Read the options of `urds dat test`."""
+    options = dict(locals())
+    from urds.cli import dat_test as tool
+
+    _end("dat test", lambda: tool.run(tool.DatTestOptions(**options)))

@@ -36,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_info(_tool(tools, "info", texts.INFO, texts.INFO_EXAMPLES, _info))
     dat = _tools_of(tools.add_parser("dat", help=texts.DAT, description=texts.DAT))
     _tool(dat, "demo", texts.DAT_DEMO, texts.DAT_DEMO_EXAMPLES, _dat_demo, group="dat")
+    _add_dat_test(
+        _tool(dat, "test", texts.DAT_TEST, texts.DAT_TEST_EXAMPLES, _dat_test, group="dat")
+    )
     return parser
 
 
@@ -58,6 +61,7 @@ def _tool(
         description="\n\n".join(map(fill, about.split("\n\n"))),
         epilog="examples:\n" + texts.examples(shown),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",  # dtest's -h is a host
     )
     one.add_argument("--json", action="store_true", help=texts.OPTIONS["json"])
     one.set_defaults(run=run, parser=one, tool=f"{group} {name}".strip())
@@ -150,3 +154,29 @@ def _dat_demo(options: argparse.Namespace) -> Exit:
     from urds.cli import dat_demo
 
     return dat_demo.run(dat_demo.DatDemoOptions(json_wanted=options.json))
+
+
+def _add_dat_test(parser: argparse.ArgumentParser) -> None:
+    defaults = {"ia_name": "shm0", "size_bytes": 64, "bursts": 10, "delay_s": 0.0}
+    defaults |= {"signal_rate": 10}
+    for letter, name, metavar, text in texts.DAT_TEST_OPTIONS:
+        if not metavar:
+            parser.add_argument(f"-{letter}", dest=name, action="store_true", help=text)
+            continue
+        default = defaults.get(name)
+        kind = str if default is None else type(default)
+        parser.add_argument(
+            f"-{letter}", dest=name, type=kind, default=default, metavar=metavar, help=text
+        )
+    parser.add_argument(
+        "--port", dest="conn_qual", type=int, default=45_248, help=texts.OPTIONS["conn_qual"]
+    )
+
+
+def _dat_test(options: argparse.Namespace) -> Exit:
+    from urds.cli import dat_test
+
+    named = {name: getattr(options, name) for _, name, _, _ in texts.DAT_TEST_OPTIONS}
+    return dat_test.run(
+        dat_test.DatTestOptions(**named, conn_qual=options.conn_qual, json_wanted=options.json)
+    )

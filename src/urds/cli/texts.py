@@ -60,6 +60,37 @@ DAT_DEMO_EXAMPLES: Final = (
     ("urds dat demo --json", "for a script"),
 )
 
+DAT_TEST: Final = (
+    "Send, receive, write and read between two endpoints, and check every octet.\n\n"
+    "Options and steps are dtest's. With -s this is the server, with -h HOST the client; with"
+    " neither both run here, the server in a process of its own. Both sides need the same options."
+    " The exit code is 0 if everything was right, else 1."
+)
+DAT_TEST_EXAMPLES: Final = (
+    ("urds dat test", "both sides over shared memory"),
+    ("urds dat test -P tcp0 -t -b 65536", "over TCP, with times"),
+    ("urds dat test -P tcp0 -s", "a server, for one client"),
+    ("urds dat test -P tcp0 -h 10.0.0.2 -p", "its client, polling"),
+)
+# Letter of dtest, name here, metavar (flags have none), text.
+DAT_TEST_OPTIONS: Final = (
+    ("P", "ia_name", "IA", "Adapter: shm0, tcp0, udp0, or a name of dat.conf."),
+    ("h", "host", "HOST", "Be the client of the server at this address."),
+    ("s", "is_server", "", "Be the server, for one client."),
+    ("b", "size_bytes", "OCTETS", "Octets of each transfer."),
+    ("B", "bursts", "N", "How many transfers of each kind."),
+    ("c", "use_cno", "", "Wait for receives through a notification point."),
+    ("p", "poll", "", "Poll instead of waiting."),
+    ("d", "delay_s", "S", "Seconds that the server waits before it accepts."),
+    ("w", "write_only", "", "Stream RDMA writes only."),
+    ("W", "write_ping_pong", "", "Answer RDMA writes with RDMA writes only."),
+    ("u", "one_way", "", "With -w: the client writes, the server does not."),
+    ("D", "validate", "", "Check the octets of each ping-pong."),
+    ("S", "signal_rate", "N", "Ask for one completion per so many requests."),
+    ("t", "times", "", "Print what the single calls took."),
+    ("v", "verbose", "", "Print everything there is."),
+)
+
 OPTIONS: Final = {
     "hosts": "How many hosts, 2 to 16.",
     "seconds": "How long they send.",
@@ -72,6 +103,7 @@ OPTIONS: Final = {
     "interval": "Time between two pings: a number with ms, msec, us, usec, or seconds.",
     "local": "Local address to ask from; guessed from the routes if absent.",
     "tos": "Type of service, 0 to 255; TCP carries them all as 0.",
+    "conn_qual": "Connection qualifier of the server.",
     "pid": "This process only.",
     "verbose": "More columns, and all paths of each connection.",
     "json": "Print JSON.",

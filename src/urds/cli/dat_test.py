@@ -1,0 +1,284 @@
+"""`urds dat test`: send, receive, RDMA write and read between two endpoints, with figures.
+
+The server waits for one client; the client drives. Without `-s` and `-h` both run here, the server
+in a process of its own. Steps and figures: `dat_test_peer`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from typing import Final
+
+from urds import dat
+from urds.cli.dat_test_peer import (
+    READ_COOKIE,
+    READS,
+    SERVER_WAIT_S,
+    WRITE_SEGMENTS,
+    DatTestOptions,
+    Figures,
+    Peer,
+    TestFailure,
+)
+from urds.cli.exits import Exit
+from urds.cli.output import BAD, GOOD, Column, Output, complain
+
+__all__ = ["DatTestOptions", "run"]
+
+_SERVER_END_S: Final = 10.0
+_FIRST_BYTE: Final = {True: 0x55, False: 0xAA}  # of the client, of the server
+
+
+def run(options: DatTestOptions) -> Exit:
+    """Run one side, or both; `Exit.FAILED` with a line that says what was wrong."""
+    options.check()
+    if options.host is None and not options.is_server:
+        return _run_both(options)
+    return _run_side(options, server_wait_s=None)
+
+
+def _run_both(options: DatTestOptions) -> Exit:
+    """Start the server as a child process and be its client."""
+    arguments = [sys.executable, "-m", "urds.cli.dat_test", *_arguments(options)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None, "it is piped"
+            ready = server.stdout.readline()
+            if not ready.startswith("server:"):
+                complain("dat test", "the server did not start")
+                return Exit.FAILED
+            address = ready.split(" at ")[1].split(",")[0]
+            code = _run_side(replace(options, host=address), server_wait_s=None)
+            server.wait(_SERVER_END_S)
+        finally:
+            if server.poll() is None:
+                server.kill()
+    if server.returncode:
+        complain("dat test", f"the server ended with exit code {server.returncode}")
+        return Exit.FAILED
+    return code
+
+
+def _run_side(options: DatTestOptions, *, server_wait_s: float | None) -> Exit:
+    figures = Figures()
+    is_client = options.host is not None
+    failure = ""
+    try:
+        with Peer(options, figures) as peer:
+            if is_client:
+                peer.connect()
+            else:
+                peer.serve(wait_s=server_wait_s)
+            _exchange(peer, is_client=is_client)
+            _disconnect(peer, is_client=is_client)
+    except (TestFailure, dat.DatError) as error:
+        failure = str(error)
+    if is_client or failure:
+        _print(options, figures, failure)
+    return Exit.FAILED if failure else Exit.OK
+
+
+def _exchange(peer: Peer, *, is_client: bool) -> None:
+    """Do the steps of the options; each of the three message buffers is received into once."""
+    options = peer.options
+    peer.tell_memory(peer.got_lmr)
+    remote = peer.learn_memory(0)
+    if options.write_ping_pong:
+        _write_ping_pong(peer, remote, is_client=is_client)
+    elif options.write_only:
+        if is_client or not options.one_way:
+            _stream_writes(peer, remote)
+    else:
+        _write(peer, remote)
+    peer.notice(1)
+    if options.write_ping_pong or options.write_only:
+        return
+    _read(peer, remote)
+    peer.post_ping_pong_buffers()
+    peer.notice(2)
+    _ping_pong(peer, is_client=is_client)
+
+
+def _write(peer: Peer, remote: dat.RmrTriplet) -> None:
+    """Write `bursts` times two segments, without completions but the last's."""
+    options, half = peer.options, max(1, peer.options.size_bytes // WRITE_SEGMENTS)
+    peer.sent[: options.size_bytes] = _pattern(options.size_bytes, 1)
+    pieces = [peer.sent_lmr.triplet(0, half)]
+    if options.size_bytes > half:
+        pieces.append(peer.sent_lmr.triplet(half, options.size_bytes - half))
+    start_s = time.perf_counter()
+    for number in range(options.bursts):
+        is_last = number == options.bursts - 1
+        flags = dat.CompletionFlag.DEFAULT if is_last else dat.CompletionFlag.SUPPRESS
+        peer.ep.post_rdma_write(pieces, _part(remote, number, options.size_bytes), number, flags)
+    peer.take(peer.request_evd, cookie=options.bursts - 1)
+    total_s = time.perf_counter() - start_s
+    peer.figures.transfer("RDMA write", options.bursts, options.size_bytes, total_s)
+
+
+def _read(peer: Peer, remote: dat.RmrTriplet) -> None:
+    """Check what the peer wrote here, then read the same back from there."""
+    size_bytes = peer.options.size_bytes
+    if bytes(peer.got[:size_bytes]) != _pattern(size_bytes, 1):
+        raise TestFailure("the octets that the peer wrote are not those that it had")
+    start_s = time.perf_counter()
+    for _ in range(READS):
+        piece = peer.sent_lmr.triplet(0, size_bytes)
+        peer.sent[:size_bytes] = bytes(size_bytes)
+        peer.ep.post_rdma_read([piece], _part(remote, 0, size_bytes), READ_COOKIE)
+        peer.take(peer.request_evd, cookie=READ_COOKIE, octets=size_bytes)
+    peer.figures.transfer("RDMA read", READS, size_bytes, time.perf_counter() - start_s)
+    if bytes(peer.sent[:size_bytes]) != _pattern(size_bytes, 1):
+        raise TestFailure("the octets read are not those that were written")
+
+
+def _ping_pong(peer: Peer, *, is_client: bool) -> None:
+    """Exchange `bursts` messages, one at a time."""
+    options, size_bytes = peer.options, peer.options.size_bytes
+    peer.sent[:size_bytes] = bytes([_FIRST_BYTE[is_client]]) * size_bytes
+    start_s = time.perf_counter()
+    for number in range(options.bursts):
+        if is_client:
+            _send(peer, number)
+        peer.take(peer.recv_evd, cookie=number, octets=size_bytes)
+        if not is_client:
+            _send(peer, number)
+        got = peer.got[number * size_bytes : (number + 1) * size_bytes]
+        if options.validate and bytes(got) != bytes([_FIRST_BYTE[not is_client]]) * size_bytes:
+            raise TestFailure(f"message {number} is not what the peer sent")
+    total_s = time.perf_counter() - start_s
+    peer.figures.transfer("ping-pong", options.bursts, size_bytes, total_s)
+
+
+def _send(peer: Peer, number: int) -> None:
+    is_signalled = number % peer.options.signal_rate == 0
+    flags = dat.CompletionFlag.DEFAULT if is_signalled else dat.CompletionFlag.SUPPRESS
+    peer.ep.post_send([peer.sent_lmr.triplet(0, peer.options.size_bytes)], number, flags)
+    if is_signalled:
+        peer.take(peer.request_evd, cookie=number)
+
+
+def _stream_writes(peer: Peer, remote: dat.RmrTriplet) -> None:
+    """Write without pause, a completion every `signal_rate` writes."""
+    options = peer.options
+    start_s = time.perf_counter()
+    for number in range(options.bursts):
+        is_signalled = (number + 1) % options.signal_rate == 0 or number == options.bursts - 1
+        flags = dat.CompletionFlag.DEFAULT if is_signalled else dat.CompletionFlag.SUPPRESS
+        piece = peer.sent_lmr.triplet(0, options.size_bytes)
+        peer.ep.post_rdma_write([piece], _part(remote, 0, options.size_bytes), number, flags)
+        if is_signalled:
+            peer.take(peer.request_evd, cookie=number)
+    total_s = time.perf_counter() - start_s
+    peer.figures.transfer("RDMA write stream", options.bursts, options.size_bytes, total_s)
+
+
+def _write_ping_pong(peer: Peer, remote: dat.RmrTriplet, *, is_client: bool) -> None:
+    """Answer each write that is seen in memory with one; the last octet is the round's number."""
+    options, last = peer.options, peer.options.size_bytes - 1
+    peer.sent[:last] = bytes([_FIRST_BYTE[is_client]]) * last
+    start_s = time.perf_counter()
+    for number in range(options.bursts):
+        mark = number % 255 + 1
+        if not is_client:
+            _await_octet(peer, last, mark)
+        peer.sent[last] = mark
+        flags = dat.CompletionFlag.SUPPRESS
+        if number % options.signal_rate == 0:
+            flags = dat.CompletionFlag.DEFAULT
+        piece = peer.sent_lmr.triplet(0, options.size_bytes)
+        peer.ep.post_rdma_write([piece], _part(remote, 0, options.size_bytes), number, flags)
+        if flags == dat.CompletionFlag.DEFAULT:
+            peer.take(peer.request_evd, cookie=number)
+        if is_client:
+            _await_octet(peer, last, mark)
+        if (
+            options.validate
+            and bytes(peer.got[:last]) != bytes([_FIRST_BYTE[not is_client]]) * last
+        ):
+            raise TestFailure(f"round {number}: the octets are not what the peer wrote")
+    total_s = time.perf_counter() - start_s
+    peer.figures.transfer("RDMA write ping-pong", options.bursts, options.size_bytes, total_s)
+
+
+def _await_octet(peer: Peer, index: int, value: int) -> None:
+    deadline_s = time.monotonic() + 5.0
+    while peer.got[index] != value:
+        peer.figures.polls += 1
+        peer.recv_evd.ia.adapter.progress()
+        if time.monotonic() > deadline_s:
+            raise TestFailure(f"no write in 5 s: octet {index} is {peer.got[index]}, not {value}")
+
+
+def _disconnect(peer: Peer, *, is_client: bool) -> None:
+    if is_client:
+        peer.ep.disconnect()
+    peer.disconnected()
+
+
+def _part(remote: dat.RmrTriplet, number: int, size_bytes: int) -> dat.RmrTriplet:
+    """Return the part of the peer's memory for one write."""
+    return dat.RmrTriplet(
+        remote.rmr_context, remote.target_address + number * size_bytes, size_bytes
+    )
+
+
+def _pattern(size_bytes: int, first: int) -> bytes:
+    return bytes((first + index) % 251 for index in range(size_bytes))
+
+
+def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
+    output = Output(json_wanted=options.json_wanted)
+    if options.json_wanted:
+        output.document({"passed": not failure, "failure": failure, **asdict(figures)})
+        return
+    if options.times or options.verbose:
+        rows = [(name, f"{spent_us:.1f}") for name, spent_us in figures.calls_us.items()]
+        output.table("Calls", [Column("call", 12, left=True), Column("us", 10)], rows)
+    columns = [
+        Column("transfer", 20, left=True),
+        Column("count"),
+        Column("octets", 8),
+        Column("total us", 10),
+        Column("us each", 9),
+        Column("MB/s", 9),
+    ]
+    rows_of_transfers = [
+        (
+            str(one["transfer"]),
+            int(one["count"]),
+            int(one["size_bytes"]),
+            f"{one['total_us']:.1f}",
+            f"{one['us_each']:.1f}",
+            f"{one['mb_per_s']:.2f}",
+        )
+        for one in figures.transfers
+    ]
+    if rows_of_transfers:
+        output.table("Transfers", columns, rows_of_transfers)
+        if any(one["transfer"] == "ping-pong" for one in figures.transfers):
+            output.line("ping-pong: us each is a round trip; half of it is one way")
+    if options.poll:
+        output.line(f"polls: {figures.polls}")
+    if failure:
+        complain("dat test", failure)
+    output.line()
+    output.line("FAILED" if failure else "PASSED", BAD if failure else GOOD)
+
+
+def _arguments(options: DatTestOptions) -> list[str]:
+    """Return the options as the child process reads them."""
+    return [json.dumps(asdict(options))]
+
+
+def _child(text: str) -> Exit:
+    options = DatTestOptions(**{**json.loads(text), "is_server": True, "host": None})
+    return _run_side(options, server_wait_s=SERVER_WAIT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(_child(sys.argv[1]))

@@ -1,0 +1,281 @@
+"""One side of `urds dat test`: its objects, how it waits, what it exchanges and measures.
+
+The steps, figures and constants are dtest's, the test program of the OpenFabrics library: so a
+program written against that one finds the same order here. Source: dat.md section 18.1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+from urds import dat
+from urds.cli.exits import UsageError
+
+CONN_QUAL: Final = 45_248
+PRIVATE_DATA_BYTES: Final = 48
+MESSAGE_BUFFERS: Final = 3
+WRITE_SEGMENTS: Final = 2
+READS: Final = 4
+READ_COOKIE: Final = 0x9999
+CONNECT_WAIT_S: Final = 100.0
+TRANSFER_WAIT_S: Final = 5.0
+SERVER_WAIT_S: Final = 120.0  # for the first request; a server alone waits without end
+_SECOND_US: Final = 1_000_000
+
+_TRIPLET: Final = Struct(">I4xQQ")  # context, address, length: 24 octets in network order
+_BUFFER_BYTES: Final = _TRIPLET.size
+_NOTICE_BYTES: Final = 8
+
+
+class TestFailure(Exception):
+    """Something was not as it has to be; the text says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatTestOptions:
+    """Options of `urds dat test`, named after dtest's letters in the command line."""
+
+    ia_name: str = "shm0"
+    host: str | None = None  # of the server: then this is the client
+    is_server: bool = False
+    size_bytes: int = 64
+    bursts: int = 10
+    use_cno: bool = False
+    poll: bool = False
+    delay_s: float = 0.0
+    verbose: bool = False
+    times: bool = False
+    write_only: bool = False
+    write_ping_pong: bool = False
+    one_way: bool = False
+    validate: bool = False
+    signal_rate: int = 10
+    conn_qual: int = CONN_QUAL
+    json_wanted: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be."""
+        for name, value, lowest, highest in (
+            ("-b", self.size_bytes, 1, 1 << 26),
+            ("-B", self.bursts, 1, 10_000),
+            ("-S", self.signal_rate, 1, 10_000),
+            ("--port", self.conn_qual, 1, 65_535),
+        ):
+            if not lowest <= value <= highest:
+                raise UsageError(f"{name} {value}, from {lowest} to {highest}")
+        if not 0 <= self.delay_s <= 60:
+            raise UsageError(f"-d {self.delay_s:g} s, from 0 to 60")
+        if self.is_server and self.host is not None:
+            raise UsageError("either -s, or -h with the host of the server")
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured: microseconds of single calls, and totals of the transfers."""
+
+    calls_us: dict[str, float] = field(default_factory=dict)
+    transfers: list[dict[str, float | int | str]] = field(default_factory=list)
+    polls: int = 0
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Measure one call."""
+        start_s = time.perf_counter()
+        yield
+        self.calls_us[name] = (time.perf_counter() - start_s) * _SECOND_US
+
+    def transfer(self, name: str, count: int, size_bytes: int, total_s: float, **more: int) -> None:
+        """Note a series of transfers."""
+        self.transfers.append(
+            {
+                "transfer": name,
+                "count": count,
+                "size_bytes": size_bytes,
+                "total_us": total_s * _SECOND_US,
+                "us_each": total_s * _SECOND_US / count,
+                "mb_per_s": count * size_bytes / total_s / 1e6,
+                **more,
+            }
+        )
+
+
+class Peer:
+    """The objects of one side. A context manager: leaving it frees them in dtest's order."""
+
+    def __init__(self, options: DatTestOptions, figures: Figures) -> None:
+        self.options = options
+        self.figures = figures
+        with figures.call("open"):
+            self.ia = dat.open(options.ia_name)
+        try:
+            self._make_objects()
+        except BaseException:
+            self.ia.close()
+            raise
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.ia.live:
+            return
+        with self.figures.call("close"):
+            self.ia.close()
+
+    def _make_objects(self) -> None:
+        options, figures = self.options, self.figures
+        room = options.size_bytes * (options.bursts + 1)
+        with figures.call("PZ create"):
+            self.pz = self.ia.create_pz()
+        self.sent = bytearray(room)  # what this side sends and lets be read
+        self.got = bytearray(room)  # where the peer writes and reads land
+        self.messages = bytearray(_BUFFER_BYTES * (MESSAGE_BUFFERS + 1))
+        with figures.call("LMR create"):
+            self.sent_lmr = self.pz.register(self.sent)
+            self.got_lmr = self.pz.register(self.got)
+            self.messages_lmr = self.pz.register(self.messages)
+        self.cno = None
+        if options.use_cno:
+            with figures.call("CNO create"):
+                self.cno = self.ia.create_cno()
+        depth = 2 * options.bursts * WRITE_SEGMENTS + 16
+        with figures.call("EVD create"):
+            self.cr_evd = self.ia.create_evd(10, dat.EvdFlag.CR)
+            self.connect_evd = self.ia.create_evd(10, dat.EvdFlag.CONNECTION)
+            self.request_evd = self.ia.create_evd(depth, dat.EvdFlag.DTO)
+            self.recv_evd = self.ia.create_evd(depth, dat.EvdFlag.DTO, self.cno)
+        attr = dat.EpAttr(
+            max_recv_dtos=options.bursts + MESSAGE_BUFFERS,
+            max_request_dtos=depth,
+            max_rdma_read_in=READS,
+            max_rdma_read_out=READS,
+        )
+        with figures.call("EP create"):
+            self.ep = self.pz.create_ep(self.recv_evd, self.request_evd, self.connect_evd, attr)
+        for number in range(MESSAGE_BUFFERS):
+            self.post_message_buffer(number)
+
+    # -- connecting
+
+    def serve(self, *, wait_s: float | None) -> None:
+        """Wait for the client and accept it; check its private data and answer them."""
+        with self.ia.listen(self.options.conn_qual, evd=self.cr_evd):
+            print(
+                f"server: {self.options.ia_name} at {self.ia.address}, "
+                f"qualifier {self.options.conn_qual}",
+                flush=True,
+            )
+            event = self.cr_evd.wait(wait_s)
+            if not isinstance(event, dat.ConnectionRequestEvent):
+                raise TestFailure(f"{event.event_number.name} instead of a request")
+            said = event.cr.query().private_data
+            if said[:PRIVATE_DATA_BYTES] != _private_data(1):
+                raise TestFailure(f"private data {said.hex()}, not {_private_data(1).hex()}")
+            time.sleep(self.options.delay_s)
+            event.cr.accept(self.ep, _private_data(2))
+            self._established()
+
+    def connect(self) -> None:
+        """Connect to the server; check what its accept said."""
+        assert self.options.host is not None, "a client has the host of its server"
+        with self.figures.call("connect"):
+            self.ep.connect(
+                self.options.host,
+                self.options.conn_qual,
+                timeout_s=CONNECT_WAIT_S,
+                private_data=_private_data(1),
+            )
+            said = self._established()
+        if said[:PRIVATE_DATA_BYTES] != _private_data(2):
+            raise TestFailure(f"private data {said.hex()}, not {_private_data(2).hex()}")
+
+    def _established(self) -> bytes:
+        event = self.connect_evd.wait(CONNECT_WAIT_S)
+        assert isinstance(event, dat.ConnectionEvent), event
+        if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
+            raise TestFailure(f"no connection: {event.event_number.name}")
+        return event.private_data
+
+    def disconnected(self) -> None:
+        """Wait for the end of the connection."""
+        event = self.connect_evd.wait(TRANSFER_WAIT_S)
+        if event.event_number != dat.DAT_CONNECTION_EVENT_DISCONNECTED:
+            raise TestFailure(f"{event.event_number.name} instead of DISCONNECTED")
+
+    # -- messages
+
+    def post_message_buffer(self, number: int) -> None:
+        """Post the receive buffer of this number, its cookie."""
+        self.ep.post_recv(
+            [self.messages_lmr.triplet(number * _BUFFER_BYTES, _BUFFER_BYTES)], number
+        )
+
+    def tell_memory(self, lmr: dat.LocalMemory) -> None:
+        """Send the peer the triplet by which it may use a memory region."""
+        triplet = lmr.remote_triplet()
+        offset = MESSAGE_BUFFERS * _BUFFER_BYTES
+        _TRIPLET.pack_into(
+            self.messages, offset, triplet.rmr_context, triplet.target_address,
+            triplet.segment_length,
+        )  # fmt: skip
+        flags = dat.CompletionFlag.SUPPRESS
+        piece = self.messages_lmr.triplet(offset, _BUFFER_BYTES)
+        self.ep.post_send([piece], flags=flags)
+
+    def learn_memory(self, cookie: int) -> dat.RmrTriplet:
+        """Receive such a triplet, in the buffer of this cookie."""
+        self.take(self.recv_evd, cookie=cookie, octets=_BUFFER_BYTES)
+        return dat.RmrTriplet(*_TRIPLET.unpack_from(self.messages, cookie * _BUFFER_BYTES))
+
+    def notice(self, cookie: int) -> None:
+        """Tell the peer that this step is over, and wait for its word in this buffer."""
+        piece = self.messages_lmr.triplet(MESSAGE_BUFFERS * _BUFFER_BYTES, _NOTICE_BYTES)
+        self.ep.post_send([piece], flags=dat.CompletionFlag.SUPPRESS)
+        self.take(self.recv_evd, cookie=cookie, octets=_NOTICE_BYTES)
+
+    def post_ping_pong_buffers(self) -> None:
+        """Post a receive per burst, behind the message buffers; the cookie is the number."""
+        size_bytes = self.options.size_bytes
+        for number in range(self.options.bursts):
+            self.ep.post_recv([self.got_lmr.triplet(number * size_bytes, size_bytes)], number)
+
+    def take(
+        self, evd: dat.EventDispatcher, *, cookie: object = None, octets: int | None = None
+    ) -> dat.DtoCompletionEvent:
+        """Wait for a completion as the options say, and check it."""
+        event = self._next(evd)
+        if not isinstance(event, dat.DtoCompletionEvent):
+            raise TestFailure(f"{event.event_number.name} instead of a completion")
+        if event.status != dat.DtoStatus.SUCCESS:
+            raise TestFailure(f"cookie {event.user_cookie!r}: {event.status.name}")
+        if cookie is not None and event.user_cookie != cookie:
+            raise TestFailure(f"cookie {event.user_cookie!r}, not {cookie!r}")
+        if octets is not None and event.transfered_length != octets:
+            raise TestFailure(f"{event.transfered_length} octets, not {octets}")
+        return event
+
+    def _next(self, evd: dat.EventDispatcher) -> dat.Event:
+        deadline_s = time.monotonic() + TRANSFER_WAIT_S
+        if self.options.poll:
+            while time.monotonic() < deadline_s:
+                self.figures.polls += 1
+                if (event := evd.dequeue()) is not None:
+                    return event
+            raise TestFailure(f"no event in {TRANSFER_WAIT_S:g} s of polling")
+        if self.cno is not None and evd is self.recv_evd:
+            # A trigger is a hint: it may have been for an event that was taken already.
+            while time.monotonic() < deadline_s:
+                if (event := evd.dequeue()) is not None:
+                    return event
+                self.cno.wait(1.0)
+            raise TestFailure(f"no event in {TRANSFER_WAIT_S:g} s")
+        return evd.wait(TRANSFER_WAIT_S)
+
+
+def _private_data(first: int) -> bytes:
+    return bytes((first + index) % 256 for index in range(PRIVATE_DATA_BYTES))
