@@ -194,14 +194,15 @@ def test_a_connection_outlives_its_listener(ends: tuple[End, End]) -> None:
     exchange(right, left)
 
 
-def test_bigger_packets_are_agreed_downwards() -> None:
-    """The smaller MTU of the two counts, rounded down to a code of InfiniBand."""
+@pytest.mark.parametrize(("theirs", "agreed"), [(None, 8192), (1400, 1400), (9000, 8192)])
+def test_the_smaller_mtu_of_two_counts(theirs: int | None, agreed: int) -> None:
     left = End(Context(adapter=UdpAdapter(settings=UdpSettings(mtu_bytes=8192))))
-    right = End(Context("udp0"))
+    right = End(Context(adapter=UdpAdapter(settings=UdpSettings(mtu_bytes=theirs))))
     try:
         connect(left, right, (HOST, 0))
-        exchange(left, right, count=10, length=5000)
-        exchange(right, left, count=10, length=5000)
+        assert left.qp.engine.mtu_bytes == right.qp.engine.mtu_bytes == agreed
+        exchange(left, right, count=10, length=20_000)
+        exchange(right, left, count=10, length=20_000)
     finally:
         left.context.close()
         right.context.close()

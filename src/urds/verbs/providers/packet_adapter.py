@@ -70,6 +70,10 @@ class PacketAdapter(PacketMover):
         Raises OSError: EINVAL, EADDRNOTAVAIL.
         """
 
+    def _mtu_bytes(self, route: AddressVector) -> int:
+        """Return how many octets of payload a packet on this route may have."""
+        return self.attributes.link.mtu_bytes
+
     @abstractmethod
     def _claim(self, local: Address, space: PortSpace) -> Address:
         """Take an address to listen at; port 0: a free one. Raises OSError as `listen`."""
@@ -110,12 +114,10 @@ class PacketAdapter(PacketMover):
         """Ask for a connection. See `Adapter.connect`."""
         self._check_open()
         check_private_data(parameters.private_data)
-        offer = Offer()
-        if space is PortSpace.TCP:
-            if qp is None or qp.state not in (QPState.RESET, QPState.INIT):
-                state = "no queue pair" if qp is None else f"a queue pair in {qp.state.name}"
-                raise OSError(errno.EINVAL, f"connect of {state}, not in RESET or INIT")
-            offer = self.offer(qp, parameters)
+        is_datagram = space is PortSpace.UDP
+        if not is_datagram and (qp is None or qp.state not in (QPState.RESET, QPState.INIT)):
+            state = "no queue pair" if qp is None else f"a queue pair in {qp.state.name}"
+            raise OSError(errno.EINVAL, f"connect of {state}, not in RESET or INIT")
         route, own = self._resolve(peer, local, space)
         connection = PacketConnection(
             self, space=space, local=own, peer=peer, on_event=on_event, qp=qp
@@ -124,7 +126,9 @@ class PacketAdapter(PacketMover):
             self.tell_later(connection, ConnectionEventKind.REFUSED)
             self.settle()
             return connection
-        if qp is not None and space is PortSpace.TCP:
+        offer = Offer()
+        if qp is not None and not is_datagram:
+            offer = self.offer(qp, parameters, route)
             self.bind(qp, connection)
         self._ask(connection, route, offer, parameters, timeout_ns)
         self.settle()
@@ -158,8 +162,8 @@ class PacketAdapter(PacketMover):
 
     # -- calls of connections and listeners
 
-    def offer(self, qp: QueuePair, parameters: ConnectParameters) -> Offer:
-        """Say what a queue pair brings to a connection. Raises OSError EINVAL."""
+    def offer(self, qp: QueuePair, parameters: ConnectParameters, route: AddressVector) -> Offer:
+        """Say what a queue pair brings to a connection on a route. Raises OSError EINVAL."""
         entry = self._entries.get(qp.qpn)
         if entry is None or entry.qp is not qp:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn} belongs to another adapter")
@@ -168,7 +172,7 @@ class PacketAdapter(PacketMover):
         return Offer(
             qpn=qp.qpn,
             sequence_start=self._chance.getrandbits(24) & PSN_MASK,
-            mtu_bytes=qp.link.mtu_bytes,
+            mtu_bytes=self._mtu_bytes(route),
             responder_resources=parameters.responder_resources,
             initiator_depth=parameters.initiator_depth,
             retry_count=parameters.retry_count,

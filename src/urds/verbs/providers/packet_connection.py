@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urds.verbs.cm.exchange import check_private_data
 from urds.verbs.cm.messages import READS_MAX, Message, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmListener, CmState
-from urds.verbs.engine.numbers import MTU, AccessFlag, QPAttrMask, QPState
+from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
@@ -65,7 +65,7 @@ class PacketConnection(Connection):
             raise OSError(errno.EINVAL, "accept without a queue pair")
         check_private_data(parameters.private_data)
         wanted = record.peer_offer
-        offer = adapter.offer(qp, parameters)
+        offer = adapter.offer(qp, parameters, _vector(record))
         if not record.is_datagram:
             adapter.bind(qp, self)
             lead(qp, own=offer, peer=wanted, route=_vector(record), now_ns=adapter.now_ns())
@@ -251,7 +251,7 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
         QPAttr(
             qp_state=QPState.RTR,
             ah_attr=route,
-            path_mtu=_path_mtu(qp, peer.mtu_bytes),
+            path_mtu=None,
             dest_qp_num=peer.qpn,
             rq_psn=peer.sequence_start,
             max_dest_rd_atomic=served,
@@ -261,6 +261,8 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
         | mask.MAX_DEST_RD_ATOMIC | mask.MIN_RNR_TIMER,
         now_ns,
     )  # fmt: skip
+    # Both links and the path between them count; the codes of InfiniBand are too coarse for it.
+    qp.mtu_bytes = min(qp.mtu_bytes, own.mtu_bytes, peer.mtu_bytes)
     qp.modify(
         QPAttr(
             qp_state=QPState.RTS,
@@ -283,15 +285,6 @@ def packed(host: str) -> bytes:
     if isinstance(address, IPv6Address):
         return address.packed
     return bytes(10) + b"\xff\xff" + address.packed
-
-
-def _path_mtu(qp: QueuePair, peer_bytes: int) -> int | None:
-    """Return the code of the MTU that both links carry; None: their own, which is the same."""
-    own_bytes = qp.link.mtu_bytes
-    if peer_bytes == own_bytes:
-        return None
-    shared_bytes = min(own_bytes, peer_bytes)
-    return max((code for code in MTU if 128 << code <= shared_bytes), default=MTU.MTU_256)
 
 
 def _vector(record: CmConnection) -> AddressVector:
