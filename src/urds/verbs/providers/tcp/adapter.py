@@ -85,6 +85,10 @@ class TcpAdapter(Adapter):
         """Run `action` with the next turn, with the lock held."""
         self.reactor.call_soon(action)
 
+    def notify(self) -> None:
+        """Let those who wait ask again."""
+        self.reactor.tell()
+
     # -- queue pairs
 
     def new_qpn(self) -> int:
