@@ -98,7 +98,7 @@ class Side:
                 QPAttr(
                     qp_state=QPState.RTR,
                     ah_attr=AddressVector(gid),
-                    path_mtu=5,
+                    path_mtu=None,
                     dest_qp_num=qpn,
                     rq_psn=SEQUENCE_START,
                     max_dest_rd_atomic=8,

@@ -219,7 +219,7 @@ def test_a_datagram_to_nobody_is_lost_and_counted(place: Path) -> None:
     wr.set_wr_ud(AddressVector(b"n" * 16), 5, QKEY)
     side.post(wr)
     assert side.poll()[0].status == WCStatus.SUCCESS
-    assert side.adapter.datagrams_lost == 1
+    assert side.adapter.packets_lost == 1
     side.close()
 
 

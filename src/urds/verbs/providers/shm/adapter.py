@@ -68,7 +68,7 @@ class ShmAdapter(PacketAdapter):
             # The end of a socket tells at once that a peer is gone: nobody has to be asked.
             settings=CmSettings(alive_idle_ns=None),
         )
-        self.datagrams_lost = 0
+        self.packets_lost = 0  # to nobody, and datagrams that found no room
         self._rendezvous = Rendezvous(self.gid, directory)
         self.peers = Peers(
             self.gid,
@@ -86,6 +86,7 @@ class ShmAdapter(PacketAdapter):
         self.keys = self.lending
         self._names: dict[tuple[Address, PortSpace], ListenerName] = {}
         self._starved: set[AddressVector] = set()  # ways that were full
+        self._early: dict[bytes, bytes] = {}  # first packets to who could not be asked yet
         self._looped: deque[bytes] = deque()  # packets to ourselves
         self._looped_bytes = 0
         self._looked_ns = 0
@@ -180,6 +181,7 @@ class ShmAdapter(PacketAdapter):
         """Break what was connected with a peer: connections, then queue pairs without one."""
         route = AddressVector(gid)
         self._starved.discard(route)
+        self._early.pop(gid, None)
         with self._batch():
             self._lose_route(route)
             for entry in list(self._entries.values()):
@@ -221,9 +223,12 @@ class ShmAdapter(PacketAdapter):
 
     def _place(self, qp: QueuePair, packet: Packet, octets: memoryview) -> bool:
         """Write into the peer's memory if it has lent it, else ask for it once."""
-        channel = None if qp.peer is None else self.peers.find(qp.peer.dgid)
-        if channel is None:
+        if qp.peer is None or qp.peer.dgid == self.gid:
             return False
+        try:
+            channel = self.peers.route(qp.peer.dgid)
+        except OSError:
+            return False  # the packet meets the same, and tells the queue pair
         placed = channel.borrowings.place(packet.target_qpn, packet.rkey, packet.address, octets)
         if isinstance(placed, Borrow):
             if not channel.say(placed):
@@ -249,14 +254,11 @@ class ShmAdapter(PacketAdapter):
         return has_room
 
     def _has_room_at(self, destination: AddressVector) -> bool:
-        try:
-            channel = self.peers.route(destination.dgid)
-        except BlockingIOError:
-            return False  # it has many to greet: `turn` asks again
-        except OSError:
-            # Nobody is there. The packet may come and be dropped: its queue pair is told.
-            self.call_soon(partial(self.handle_gone, destination.dgid))
-            return True
+        if destination.dgid in self._early:
+            return False
+        channel = self.peers.find(destination.dgid)
+        if channel is None:
+            return True  # the first packet makes one
         try:
             return channel.wait_for_room(_PACKET_BYTES_MAX)
         except RemoteProtocolError:
@@ -264,19 +266,36 @@ class ShmAdapter(PacketAdapter):
             return False
 
     def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
-        if destination.dgid == self.gid:
+        gid = destination.dgid
+        if gid == self.gid:
             octets = b"".join(parts)
             self._looped.append(octets)
             self._looped_bytes += len(octets)
-        elif self._has_room(destination) and (channel := self.peers.find(destination.dgid)):
-            channel.write(FRAME_PACKET, *parts)
+        elif not self._has_room(destination):
+            self.packets_lost += 1  # a datagram: all others ask first
         else:
-            self.datagrams_lost += 1
+            self._transmit_to(destination, parts)
+
+    def _transmit_to(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+        gid = destination.dgid
+        try:
+            channel = self.peers.route(gid)
+        except BlockingIOError:
+            # It has many to greet: `_feed` tries again.
+            self._early[gid] = b"".join(parts)
+            self._starved.add(destination)
+        except OSError:
+            self.packets_lost += 1  # nobody is there, and its queue pair is told
+            self.call_soon(partial(self.handle_gone, gid))
+        else:
+            channel.write(FRAME_PACKET, *parts)
 
     def _feed(self) -> None:
         """Serve who waited for ways that have room now."""
         starved, self._starved = self._starved, set()
         for destination in starved:
+            if (octets := self._early.pop(destination.dgid, None)) is not None:
+                self._transmit_to(destination, [octets])
             if self._has_room(destination):
                 self._resume(destination)
 

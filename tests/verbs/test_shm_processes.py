@@ -1,0 +1,259 @@
+"""Pairs of the shm provider across processes, and peers that are killed or stopped."""
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.verbs.shm_world import BUFFER_BYTES, PATIENCE_NS, Peer, Side
+from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
+from urds.verbs.engine.work import SendWR
+from urds.verbs.providers.base import ConnectionEventKind
+from urds.verbs.providers.shm.channel import RING_BYTES
+from urds.verbs.providers.shm.ring import Cell
+
+MakePeer = Callable[[str], Peer]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "meet"
+
+
+@pytest.fixture
+def make_peer(place: Path) -> Iterator[MakePeer]:
+    peers: list[Peer] = []
+
+    def make(role: str) -> Peer:
+        peers.append(Peer(place, role))
+        return peers[-1]
+
+    yield make
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def side(place: Path) -> Iterator[Side]:
+    side = Side(place)
+    yield side
+    side.close()
+
+
+def connect(side: Side, peer: Peer) -> None:
+    assert side.connect("127.0.0.1", peer.port) is ConnectionEventKind.ESTABLISHED
+
+
+def borrow(side: Side) -> None:
+    """Write until the peer's memory is mapped here."""
+    for _ in range(100):
+        side.write(64, key=side.peer_key)
+        assert side.poll()[0].status == WCStatus.SUCCESS
+        if side.placed:
+            return
+        time.sleep(0.01)
+    raise AssertionError("nothing was lent")
+
+
+def test_two_processes_talk(side: Side, make_peer: MakePeer) -> None:
+    connect(side, make_peer("echo"))
+    for number in range(200):
+        octets = os.urandom(number * 37 % 20_000 + 1)
+        side.view[: len(octets)] = octets
+        side.receive(1 << 15, offset=1 << 16)
+        side.send(len(octets))
+        kinds = {wc.opcode: wc.byte_len for wc in side.poll(2) if not wc.status}
+        assert kinds[WCOpcode.RECV] == len(octets)
+        assert side.view[1 << 16 : (1 << 16) + len(octets)] == octets
+
+
+def test_writes_go_straight_into_the_other_process(side: Side, make_peer: MakePeer) -> None:
+    """Written by one memcpy here, read back through the peer's own responder."""
+    connect(side, make_peer("silent"))
+    borrow(side)
+    octets = os.urandom(BUFFER_BYTES)
+    side.view[:] = octets
+    before = side.placed
+    side.write(BUFFER_BYTES, key=side.peer_key)
+    assert side.poll()[0].status == WCStatus.SUCCESS
+    assert side.placed == before + 1
+    side.view[:] = bytes(BUFFER_BYTES)
+    side.post(
+        SendWR(
+            1,
+            WROpcode.RDMA_READ,
+            side.piece(BUFFER_BYTES),
+            rkey=side.peer_key,
+            remote_addr=0x10_0000,
+        )
+    )
+    assert side.poll()[0].status == WCStatus.SUCCESS
+    assert side.view == octets
+
+
+def test_a_peer_that_is_killed_while_idle_breaks_everything(
+    side: Side, make_peer: MakePeer
+) -> None:
+    peer = make_peer("silent")
+    connect(side, peer)
+    borrow(side)
+    side.receive(10, wr_id=1)
+    side.receive(10, wr_id=2)
+    peer.kill()
+    assert side.wait_over() is ConnectionEventKind.BROKEN
+    assert side.qp.state is QPState.ERR
+    flushed = side.poll(2)
+    assert [(wc.wr_id, wc.status) for wc in flushed] == [
+        (1, WCStatus.WR_FLUSH_ERR),
+        (2, WCStatus.WR_FLUSH_ERR),
+    ]
+    gc.collect()
+    assert len(side.adapter.peers) == 0
+    assert "urds-verbs-channel" not in Path("/proc/self/maps").read_text()
+    assert side.adapter.peers.counters.peers_gone == 1
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05])
+def test_a_peer_that_is_killed_under_traffic_breaks_everything(
+    side: Side, make_peer: MakePeer, delay_s: float
+) -> None:
+    peer = make_peer("flood")
+    connect(side, peer)
+    for slot in range(32):
+        side.receive(1 << 15, offset=slot << 15, wr_id=slot)
+    end = time.monotonic() + delay_s
+    got = 0
+    while time.monotonic() < end:
+        side.adapter.wait(lambda: len(side.cq) > 0, 1_000_000)
+        with side.adapter.lock:
+            completions = side.cq.poll(32)
+        for wc in completions:
+            got += 1
+            side.receive(1 << 15, offset=wc.wr_id << 15, wr_id=wc.wr_id)
+    peer.kill()
+    assert side.wait_over() is ConnectionEventKind.BROKEN
+    assert side.qp.state is QPState.ERR
+    with side.adapter.lock:
+        last = [wc.status for wc in side.cq.poll(1000)]
+    flushed = last.index(WCStatus.WR_FLUSH_ERR)
+    assert set(last[:flushed]) <= {WCStatus.SUCCESS}
+    assert set(last[flushed:]) == {WCStatus.WR_FLUSH_ERR}
+    assert len(side.adapter.peers) == 0
+
+
+def test_requests_under_way_to_a_killed_peer_are_flushed_in_order(
+    side: Side, make_peer: MakePeer
+) -> None:
+    peer = make_peer("silent")
+    connect(side, peer)
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    for number in range(40):
+        side.send(1000, wr_id=number)
+    peer.kill()
+    assert side.wait_over() is ConnectionEventKind.BROKEN
+    assert [wc.wr_id for wc in side.poll(40)] == list(range(40))
+
+
+def test_the_killed_peers_address_is_free_for_the_next(side: Side, make_peer: MakePeer) -> None:
+    first = make_peer("silent")
+    first.kill()
+    assert side.connect("127.0.0.1", first.port) is ConnectionEventKind.REFUSED
+    side.listen(port=first.port)
+
+
+def test_one_dead_peer_harms_no_other(place: Path, make_peer: MakePeer) -> None:
+    left, right = Side(place), Side(place)
+    dying, staying = make_peer("silent"), make_peer("echo")
+    connect(left, dying)
+    connect(right, staying)
+    dying.kill()
+    assert left.wait_over() is ConnectionEventKind.BROKEN
+    right.receive(100)
+    right.send(100)
+    assert {wc.status for wc in right.poll(2)} == {WCStatus.SUCCESS}
+    assert not right.is_over
+    left.close()
+    right.close()
+
+
+def test_a_ring_that_is_full_holds_packets_back_and_loses_none(
+    side: Side, make_peer: MakePeer
+) -> None:
+    """The peer is stopped until the ring is full and a lot more is posted."""
+    peer = make_peer("echo")
+    connect(side, peer)
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    size = 1 << 15
+    count = 64
+    assert count * size > RING_BYTES
+    for slot in range(32):
+        side.receive(size, offset=0, wr_id=1000 + slot)
+    for number in range(count):
+        side.view[size : size + 4] = number.to_bytes(4, "big")
+        side.post(SendWR(number, WROpcode.SEND, side.piece(size, size)))
+        side.adapter.progress()
+    assert side.adapter.peers.counters.waits_for_room > 0
+    assert side.qp.outstanding_requests == count
+    (channel,) = side.adapter.peers
+    assert channel.writer.written - channel.writer.read_by_peer <= RING_BYTES
+    os.kill(peer.process.pid, signal.SIGCONT)
+    echoed = done = 0
+    while echoed < count or done < count:
+        for wc in side.poll(1):
+            assert wc.status == WCStatus.SUCCESS
+            if wc.opcode is WCOpcode.RECV:
+                echoed += 1
+                if echoed <= count - 32:
+                    side.receive(size, offset=0, wr_id=1000)
+            else:
+                assert wc.wr_id == done
+                done += 1
+
+
+def test_a_peer_that_dies_while_it_copies_holds_nobody_up(
+    side: Side, place: Path, make_peer: MakePeer
+) -> None:
+    """A region whose borrower is gone ends at once, whatever its last word was."""
+    peer = make_peer("echo")
+    connect(side, peer)
+    (channel,) = side.adapter.peers
+    channel.reader._cells[Cell.PLACING] = 1  # what the peer's last word would be
+    peer.kill()
+    side.wait_over()
+    started = time.monotonic()
+    with side.adapter.lock:
+        side.region.tag.is_lent = True
+        side.adapter.keys.deregister(side.region)
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_peer_that_copies_for_ever_is_given_up(side: Side, make_peer: MakePeer) -> None:
+    connect(side, make_peer("echo"))
+    (channel,) = side.adapter.peers
+    channel.reader._cells[Cell.PLACING] = 1
+    with side.adapter.lock:
+        side.region.tag.is_lent = True
+        side.adapter.keys.deregister(side.region)
+    assert side.wait_over() is ConnectionEventKind.BROKEN
+    assert side.adapter.lending.revocations_overdue == 1
+    assert side.adapter.peers.counters.peers_broke_protocol == 1
+
+
+def test_many_connections_come_and_go(place: Path, make_peer: MakePeer) -> None:
+    """Nothing is kept of a peer that left."""
+    peers = [make_peer("silent") for _ in range(3)]
+    side = Side(place)
+    others = [side, Side(place), Side(place)]
+    for each, peer in zip(others, peers, strict=True):
+        connect(each, peer)
+    for peer in peers:
+        peer.kill()
+    for each in others:
+        assert each.wait_over() is ConnectionEventKind.BROKEN
+        assert len(each.adapter.peers) == 0
+        assert each.adapter.wait(lambda: True, PATIENCE_NS)
+        each.close()
