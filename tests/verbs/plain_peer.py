@@ -31,8 +31,12 @@ class PlainPeer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @classmethod
-    def connect(cls, address: tuple[str, int]) -> "PlainPeer":
-        return cls(socket.create_connection(address))
+    def connect(cls, address: tuple[str, int], receive_bytes: int = 0) -> "PlainPeer":
+        connection = socket.socket(socket.AF_INET)
+        if receive_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.connect(address)
+        return cls(connection)
 
     @classmethod
     def accept(cls, listener: socket.socket) -> "PlainPeer":
