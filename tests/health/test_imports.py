@@ -43,9 +43,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "installation": {"sockets"},
     "aio": {"backend", "sockets", "addresses", "options", "cmsg", "settings"},
     "rsocket": {"rsocket.stream", "rsocket.dgram", "verbs", "options", "cmsg", "settings"},
-    "dat": {"verbs", "settings"},
+    # Of the layers below the verbs objects it needs the records and the contract.
+    "dat": {"verbs", "verbs.engine", "verbs.providers", "settings"},
     "urds": PUBLIC | {"backend"},  # `configure` is the backend's
-    "cli": PUBLIC | {"urds", "backend"},
+    "cli": PUBLIC | {"urds", "backend", "verbs", "verbs.engine", "verbs.providers", "dat"},
     "node": PUBLIC | {"urds", "backend"},
     "preload": PUBLIC | {"urds", "backend"},
     "__main__": {"cli"},
@@ -60,6 +61,9 @@ CORES = (
 NOT_IN_A_CORE = {
     "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",
 }  # fmt: skip
+
+# The type checker's own names for the standard library's protocols; no module at run time.
+STUBS = "_typeshed"
 
 # Extras, each behind the package that needs it; anything else third-party is a mistake.
 EXTRAS: dict[str, set[str]] = {
@@ -96,6 +100,8 @@ def _allowed(module: Module, row: str, item: Import) -> bool:
         if top in sys.stdlib_module_names:
             forbidden = top in NOT_IN_A_CORE and not item.for_types_only
             return not (forbidden and _is_in(module.name, CORES))
+        if top == STUBS and item.for_types_only:
+            return True
         return _is_in(module.name, EXTRAS.get(top, ()))
     target = row_of(item.target)
     if target == row:

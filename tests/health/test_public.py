@@ -23,7 +23,7 @@ def test_public_things_have_a_docstring(module: Module) -> None:
         f"{module.place}:{node.lineno}: {name}"
         for name, node in definitions(module.tree.body)
         if all(map(is_public, name.split(".")))
-        and not _is_overload(node)
+        and not _speaks_elsewhere(node)
         and not ast.get_docstring(node)
     ]
     assert missing == []
@@ -106,8 +106,10 @@ def _bound(tree: ast.Module) -> set[str]:
     return names
 
 
-def _is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    return any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
+def _speaks_elsewhere(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Tell an overload, and the setter of a property, from what needs a docstring of its own."""
+    decorators = map(ast.unparse, node.decorator_list)
+    return any(decorator.endswith(("overload", ".setter")) for decorator in decorators)
 
 
 def _reraises(node: ast.ExceptHandler) -> bool:
