@@ -6,10 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.verbs.pair import End, connect, exchange, octets_of
-from urds.verbs import Context, WCStatus
+from tests.verbs.pair import EVERYTHING, End, connect, exchange, octets_of
+from urds.verbs import Context, QPAttr, QPAttrMask, QPState, SendWR, WCStatus, WROpcode
+from urds.verbs.cm.messages import CM_QKEY, CM_QPN, Message, MessageKind
+from urds.verbs.engine.packet_codec import emit_packet
 from urds.verbs.engine.packets import Packet, PacketKind
-from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
+from urds.verbs.providers.base import (
+    ConnectionEvent,
+    ConnectionEventKind,
+    ConnectParameters,
+    PortSpace,
+)
+from urds.verbs.providers.packet_connection import packed
 from urds.verbs.providers.sim import SimAdapter, SimNetwork
 from urds.verbs.providers.sim_link import LinkProfile
 
@@ -227,6 +235,117 @@ def test_a_connect_to_nowhere_is_refused_or_unreachable(pair: Pair) -> None:
     pair.left.events.clear()
     pair.left.connect(("10.8.8.8", 9))
     assert pair.left.wait_for_end(60 * SECOND_NS) is ConnectionEventKind.UNREACHABLE
+
+
+def test_a_queue_pair_connects_again_after_a_reset(pair: Pair) -> None:
+    pair.connect()
+    exchange(pair.left, pair.right, count=5)
+    for _ in range(3):
+        pair.left.disconnect()
+        for end in (pair.left, pair.right):
+            assert end.wait_for_end() is ConnectionEventKind.DISCONNECTED
+            end.qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE)
+            end.qp.to_init(QPAttr(qp_access_flags=EVERYTHING))
+            end.cq.poll(100)
+            end.events.clear()
+        pair.left.connect((pair.adapters[1].address, PORT))
+        assert pair.left.wait_for(ESTABLISHED)
+        exchange(pair.left, pair.right, count=5)
+
+
+def test_a_queue_pair_has_one_connection(pair: Pair) -> None:
+    pair.right.listen((pair.adapters[1].address, PORT))
+    pair.left.connect((pair.adapters[1].address, PORT))
+    with pytest.raises(OSError, match="has a connection"):
+        pair.left.connect((pair.adapters[1].address, PORT))
+
+
+def test_removing_a_queue_pair_ends_its_connection(pair: Pair) -> None:
+    pair.connect()
+    pair.left.qp.close()
+    assert pair.left.wait_for_end() is ConnectionEventKind.DISCONNECTED
+    assert pair.right.wait_for_end() is ConnectionEventKind.DISCONNECTED
+
+
+def test_a_failed_queue_pair_breaks_the_connection_and_the_peer_hears_why(pair: Pair) -> None:
+    """The responder's refusal comes before the news that its connection is broken."""
+    pair.connect()
+    piece = pair.left.mr.sge(0, 10)
+    request = SendWR(1, WROpcode.RDMA_WRITE, [piece], remote_addr=0, rkey=0xBAD)
+    pair.left.qp.post_send(request)
+    assert pair.left.statuses(1) == [WCStatus.REM_ACCESS_ERR]
+    assert pair.left.wait_for_end() is ConnectionEventKind.BROKEN
+    assert pair.right.wait_for_end() is ConnectionEventKind.BROKEN
+
+
+def test_a_work_request_without_a_receive_waits_for_one(pair: Pair) -> None:
+    pair.connect()
+    pair.left.send(0, octets_of(0, 100))
+    pair.network.run(SECOND_NS)
+    assert len(pair.left.cq) == 0
+    pair.right.post_receives(1, 100)
+    assert pair.left.statuses(1) == pair.right.statuses(1) == [WCStatus.SUCCESS]
+
+
+def test_a_flood_of_requests_costs_a_bounded_table(pair: Pair) -> None:
+    """Strangers ask under 3000 names; those beyond the backlog are refused and forgotten."""
+    left, right = pair.adapters
+    requests: list[ConnectionEvent] = []
+    with right.lock:
+        right.listen((right.address, PORT), PortSpace.TCP, backlog=16, on_event=requests.append)
+        for number in range(3000):
+            message = Message(
+                kind=MessageKind.REQ,
+                opening=number.to_bytes(8, "big"),
+                local_id=number + 1,
+                space=PortSpace.TCP,
+                target=packed(right.address),
+                target_port=PORT,
+            )
+            packet = Packet(
+                PacketKind.DATAGRAM, CM_QPN, source_qpn=CM_QPN, qkey=CM_QKEY,
+                payload=message.emit(),
+            )  # fmt: skip
+            octets = b"".join(emit_packet(packet, checksum=True))
+            pair.network.inject(octets, source=left, target=right)
+    pair.network.run(1_000_000)
+    assert len(requests) == 16
+    assert right.cm.stats.refused_backlog == 2984
+    assert len(right.cm._connections) == 16
+    pair.network.run(60 * SECOND_NS)
+    assert len(right.cm._connections) == 0
+
+
+def test_a_callback_may_leave_work_for_later(pair: Pair) -> None:
+    adapter, done = pair.adapters[0], []
+    with adapter.lock:
+        adapter.call_soon(lambda: done.append(1))
+        assert done == []
+    assert adapter.wait(lambda: bool(done), None)
+
+
+def test_owners_may_answer_from_their_callbacks(pair: Pair) -> None:
+    """Accept, post and disconnect inside events: nothing is entered twice."""
+    pair.right.post_receives(1, 100)
+    left = pair.left
+
+    def take(event: ConnectionEvent) -> None:
+        left.events.append(event)
+        if event.kind is ESTABLISHED:
+            left.send(0, octets_of(0, 100))
+            event.connection.disconnect()
+
+    pair.right.listen((pair.adapters[1].address, PORT))
+    with left.adapter.lock:
+        left.adapter.connect(
+            left.qp.engine,
+            (pair.adapters[1].address, PORT),
+            PortSpace.TCP,
+            ConnectParameters(),
+            on_event=take,
+        )
+    assert left.wait_for_end() is ConnectionEventKind.DISCONNECTED
+    assert pair.right.wait_for_end() is ConnectionEventKind.DISCONNECTED
 
 
 def test_an_adapter_connects_to_itself(pair: Pair) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from random import Random
 import pytest
 
 from tests.verbs.pair import REGION_BYTES, End, connect, exchange, octets_of
+from tests.verbs.relay import Relay
 from urds.verbs import (
     CQ,
     MR,
@@ -32,6 +32,7 @@ from urds.verbs import (
     SendWR,
     WCStatus,
 )
+from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.base import (
     ConnectionEvent,
     ConnectionEventKind,
@@ -68,65 +69,6 @@ def peer_process(*, count: int, length: int) -> Iterator[tuple["subprocess.Popen
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-class Relay:
-    """Passes datagrams between whoever comes and one port, badly: it loses and reorders."""
-
-    def __init__(self, target_port: int, seed: int, *, loss: float, hold: float) -> None:
-        self.random = Random(seed)
-        self.loss, self.hold = loss, hold
-        self.passed = self.reordered = 0
-        self.front, self.back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
-        self.front.bind((HOST, 0))
-        self.back.connect((HOST, target_port))
-        self.port = self.front.getsockname()[1]
-        self._client: tuple[str, int] | None = None
-        self._held: list[tuple[socket.socket, bytes]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the relay."""
-        self._stop.set()
-        self._thread.join()
-        self.front.close()
-        self.back.close()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            readable, _, _ = select.select([self.front, self.back], [], [], 0.002)
-            for sock in readable:
-                octets, source = sock.recvfrom(65_535)
-                if sock is self.front:
-                    self._client = source
-                self._pass(sock, octets)
-            if not readable:
-                self._release()
-
-    def _pass(self, came_by: socket.socket, octets: bytes) -> None:
-        if self.random.random() < self.loss:
-            return
-        if self.random.random() < self.hold and len(self._held) < 8:
-            self._held.append((came_by, octets))
-            return
-        self._send(came_by, octets)
-        if self.random.random() < self.hold:
-            self._release()
-
-    def _release(self) -> None:
-        held, self._held = self._held, []
-        for came_by, octets in reversed(held):
-            self.reordered += 1
-            self._send(came_by, octets)
-
-    def _send(self, came_by: socket.socket, octets: bytes) -> None:
-        self.passed += 1
-        if came_by is self.front:
-            self.back.send(octets)
-        elif self._client is not None:
-            self.front.sendto(octets, self._client)
 
 
 def test_two_contexts_of_one_process_exchange_messages(ends: tuple[End, End]) -> None:
@@ -303,6 +245,25 @@ def test_two_processes_exchange_messages() -> None:
 def test_a_relay_that_loses_and_reorders_is_survived(seed: int) -> None:
     """The relay knows nothing of us: it passes octets on, and answers back to whom they came."""
     _talk_to_process(relay=seed)
+
+
+def test_a_relay_holds_one_message_back_and_lets_it_go(ends: tuple[End, End]) -> None:
+    left, right = ends
+    relay = Relay(right.listen((HOST, 0)).local[1])
+    try:
+        left.connect((HOST, relay.port))
+        assert left.wait_for(ConnectionEventKind.ESTABLISHED)
+        relay.hold_back(lambda packet: packet.kind is PacketKind.SEND and packet.msn == 2)
+        right.post_receives(3, 100)
+        for number in range(3):
+            left.send(number, octets_of(number, 100))
+        assert right.cq.wait_for(1, 5)[0].wr_id == 0
+        assert left.adapter.wait(lambda: len(relay.held()) > 1, 5 * SECOND_NS)
+        assert len(right.cq) == 0
+        relay.release()
+        assert [wc.wr_id for wc in right.cq.wait_for(2, 5)] == [1, 2]
+    finally:
+        relay.close()
 
 
 def test_a_killed_process_breaks_the_connection_in_bounded_time() -> None:
