@@ -51,16 +51,22 @@ def world() -> Iterator[World]:
     made.close()
 
 
+def is_prompt(reactor: Reactor, ready: Callable[[], bool]) -> bool:
+    """Wait; tell whether it ended by a wake-up and not by the limit, which also asks once more."""
+    began = time.monotonic_ns()
+    return reactor.wait(ready, LIMIT_NS) and time.monotonic_ns() - began < LIMIT_NS // 2
+
+
 @pytest.mark.parametrize("waiters", [1, 2, 5])
 def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int) -> None:
     """Also when the reactor's own thread is the one that the kernel wakes."""
-    rounds, late = 150, []
+    rounds = 150
+    late: list[int] = []
 
     def wait() -> None:
         for target in range(1, rounds + 1):
-            began = time.monotonic_ns()
-            if not world.reactor.wait(lambda: world.count >= target, LIMIT_NS):  # noqa: B023
-                late.append((target, time.monotonic_ns() - began))
+            if not is_prompt(world.reactor, lambda: world.count >= target):  # noqa: B023
+                late.append(target)
                 return
 
     threads = [threading.Thread(target=wait) for _ in range(waiters)]
@@ -104,7 +110,7 @@ def test_a_sleeper_hears_of_another_threads_doing(world: World, how: str) -> Non
 
         other = threading.Timer(0.001 * (target % 7), do)
         other.start()
-        assert world.reactor.wait(lambda: world.count >= target, LIMIT_NS)  # noqa: B023
+        assert is_prompt(world.reactor, lambda: world.count >= target)  # noqa: B023
         other.join()
 
 
@@ -164,4 +170,4 @@ def test_round_trips_never_stall() -> None:
             if index % 50 == 0:
                 time.sleep(0.01)
         thread.join()
-        assert slowest_ns < LIMIT_NS
+        assert slowest_ns < LIMIT_NS // 2
