@@ -1,0 +1,179 @@
+"""Each rule of the verbs engine, broken on purpose, turns its simulation red.
+
+A rule is broken by a patch, then seeds are tried until one fails: in safety or liveness, as the
+world of `verbs_world` judges them. With the rule whole the same seed is well.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.sim.verbs_world import World
+from urds.verbs.engine import requester, responder
+from urds.verbs.engine.flight import Flight
+from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.requester import Requester
+from urds.verbs.engine.responder import Responder
+from urds.verbs.engine.selective import AheadPackets
+from urds.verbs.engine.send_queue import SendQueue
+
+pytestmark = pytest.mark.sim
+
+SEEDS_MAX = 40
+STEPS_MAX = 6000
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule, the patch that breaks it, and the world that feels it."""
+
+    rule: str
+    patch: Patch
+    acceptance: Acceptance = Acceptance.IN_ORDER
+    lossless: bool = False
+
+    def run(self, seed: int) -> None:
+        World(seed, self.acceptance, shared=True, lossless=self.lossless).run(steps_max=STEPS_MAX)
+
+
+def instead(owner: Any, name: str, value: Any) -> Patch:
+    """Put something wrong in place of a method or a constant."""
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _add_again(patch: pytest.MonkeyPatch) -> None:
+    original = Responder._repeat
+
+    def repeat(self: Responder, packet: Packet, psn: int) -> None:
+        if packet.kind is PacketKind.ATOMIC_ADD:
+            self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))
+        else:
+            original(self, packet, psn)
+
+    patch.setattr(Responder, "_repeat", repeat)
+
+
+def _write_again(patch: pytest.MonkeyPatch) -> None:
+    original = Responder._repeat
+
+    def repeat(self: Responder, packet: Packet, psn: int) -> None:
+        if packet.kind is PacketKind.WRITE:
+            self._place(packet)
+        original(self, packet, psn)
+
+    patch.setattr(Responder, "_repeat", repeat)
+
+
+def _read_early(patch: pytest.MonkeyPatch) -> None:
+    original = Responder._accept_ahead
+
+    def accept(self: Responder, packet: Packet, psn: int) -> None:
+        if packet.kind is PacketKind.READ_REQUEST:
+            self._answers.append(responder._Reading(packet, psn, is_repeat=True))
+            self._reads_open += 1
+        original(self, packet, psn)
+
+    patch.setattr(Responder, "_accept_ahead", accept)
+
+
+def _write_early(patch: pytest.MonkeyPatch) -> None:
+    original = Responder._accept_ahead
+
+    def accept(self: Responder, packet: Packet, psn: int) -> None:
+        is_plain = packet.kind is PacketKind.WRITE and not packet.flags & PacketFlag.IMMEDIATE
+        if is_plain and psn not in self._ahead:
+            length = len(packet.payload)
+            self._place(packet)
+            packet.flags |= PacketFlag.PLACED
+            packet.payload, packet.length = b"", length
+        original(self, packet, psn)
+
+    patch.setattr(Responder, "_accept_ahead", accept)
+
+
+def _acknowledge_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    original = Responder._answer
+
+    def answer(self: Responder, psn: int, syndrome: int = 0) -> Packet:
+        return original(self, psn + (syndrome == Syndrome.ACK), syndrome)
+
+    patch.setattr(Responder, "_answer", answer)
+
+
+def _tell_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    original = AheadPackets.ranges
+    patch.setattr(
+        AheadPackets,
+        "ranges",
+        lambda self: tuple((first, last + 1 & 0xFFFFFF) for first, last in original(self)),
+    )
+
+
+def _complete_in_any_order(self: SendQueue) -> None:
+    for request in [request for request in self._started if not request.unanswered]:
+        self._started.remove(request)
+        self._push_success(request)
+
+
+def _take_as_next(self: Responder, packet: Packet, psn: int = 0) -> None:
+    self._accept_in_order(packet)
+
+
+BROKEN = [
+    Broken("a repeated atomic is answered from memory", _add_again),
+    Broken("a repeated write does not land again", _write_again),
+    Broken(
+        "a repeat is not taken for something new", instead(Responder, "_repeat", _take_as_next)
+    ),
+    Broken(
+        "a packet ahead is not taken as the next one",
+        instead(Responder, "_accept_ahead", _take_as_next),
+        Acceptance.BY_ARRIVAL,
+    ),
+    Broken("a read waits for what is before it", _read_early, Acceptance.BY_ARRIVAL),
+    Broken("a write waits for what is before it", _write_early, Acceptance.BY_ARRIVAL),
+    Broken("only what arrived is acknowledged", _acknowledge_one_too_many),
+    Broken("only what is kept is told", _tell_one_too_many, Acceptance.FILL_GAPS),
+    Broken(
+        "an acknowledgement stands in for no data",
+        instead(Flight, "acknowledged", lambda self, up_to: [psn for psn in self if psn <= up_to]),
+    ),
+    Broken(
+        "requests complete in posting order", instead(SendQueue, "complete", _complete_in_any_order)
+    ),
+    Broken("a fence waits for reads", instead(requester, "_FENCE", 0)),
+    Broken("silence repeats what waits", instead(Flight, "repeat_from", nothing)),
+    Broken(
+        "a refused packet is repeated", instead(Requester, "_pause", nothing), lossless=True
+    ),
+    Broken("PSNs wrap", instead(requester, "PSN_MASK", (1 << 25) - 1)),
+]  # fmt: skip
+
+
+def failing_seed(broken: Broken) -> tuple[int | None, str]:
+    for seed in range(SEEDS_MAX):
+        try:
+            broken.run(seed)
+        except AssertionError as failure:
+            return seed, str(failure)
+    return None, ""
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
+def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.patch(monkeypatch)
+    seed, failure = failing_seed(broken)
+    print(f"{broken.rule}: seed {seed}: {failure}")
+    assert seed is not None, f"no seed below {SEEDS_MAX} feels it"
+    assert failure.startswith("seed"), f"an assertion inside fell, not the world's: {failure}"
+    monkeypatch.undo()
+    broken.run(seed)
