@@ -229,7 +229,7 @@ class Peer:
     """A process that listens and echoes. It says its port when it is ready.
 
     role "echo": send back what comes.  "flood": send for ever, once connected.
-    "silent": take nothing, only stay.  "placing": say for ever that it is copying.
+    "silent": take nothing, only stay.  "forked": silent, with a child that outlives it.
     """
 
     def __init__(self, directory: Path, role: str = "echo") -> None:
@@ -261,6 +261,9 @@ def serve(directory: Path, role: str) -> None:
     for slot in range(32):
         side.receive(1 << 15, offset=slot << 15, wr_id=slot)
     listener = side.listen()
+    if role == "forked" and not os.fork():
+        sys.stdin.read()  # until the test is over
+        os._exit(0)
     print(listener.local[1], flush=True)
     assert side.adapter.wait(lambda: bool(side.events), PATIENCE_NS)
     if role == "flood":

@@ -165,6 +165,36 @@ def test_the_killed_peers_address_is_free_for_the_next(side: Side, make_peer: Ma
     side.listen(port=first.port)
 
 
+def test_a_child_of_a_fork_keeps_nothing_of_its_parent(side: Side, make_peer: MakePeer) -> None:
+    """The parent is killed while the child lives: its connection breaks, its name is free."""
+    peer = make_peer("forked")
+    connect(side, peer)
+    side.receive(10, wr_id=1)
+    peer.kill()
+    assert side.wait_over() is ConnectionEventKind.BROKEN
+    side.listen(port=peer.port)
+
+
+def test_in_the_child_of_a_fork_the_device_is_closed(side: Side, make_peer: MakePeer) -> None:
+    connect(side, make_peer("echo"))
+    child = os.fork()
+    if not child:
+        try:
+            assert side.adapter.wait(lambda: False, None) is False
+            with pytest.raises(OSError, match="is closed"):
+                side.listen()
+            side.adapter.progress()
+            side.send(10)
+            side.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    side.receive(100)
+    side.send(100)
+    assert {wc.status for wc in side.poll(2)} == {WCStatus.SUCCESS}
+
+
 def test_one_dead_peer_harms_no_other(place: Path, make_peer: MakePeer) -> None:
     left, right = Side(place), Side(place)
     dying, staying = make_peer("silent"), make_peer("echo")

@@ -13,8 +13,10 @@ that could be asked before they are taken: those that find no room are lost and 
 """
 
 import errno
+import os
 import socket
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -91,6 +93,7 @@ class ShmAdapter(PacketAdapter):
         self._looped_bytes = 0
         self._looked_ns = 0
         self._pump = Pump(self, self.lock, self.peers.epoll, name=f"urds-verbs-{name}")
+        _alive.add(self)
 
     # -- time and progress
 
@@ -130,6 +133,22 @@ class ShmAdapter(PacketAdapter):
             self._names.clear()
             self._rendezvous.close()
             self.peers.close()
+
+    def abandon_in_child(self) -> None:
+        """Leave everything to the parent; called in the child of a fork.
+
+        What the child kept open would keep the parent's names taken and its peers waiting after
+        the parent's death. The device is closed here, and nothing is said to anybody.
+        """
+        self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading does with its own
+        self.is_closed = True
+        self._entries.clear()
+        self._dirty.clear()
+        self._pump.abandon_in_child()
+        for name in self._names.values():
+            name.abandon()
+        self._rendezvous.abandon()
+        self.peers.abandon()
 
     # -- as the pump's
 
@@ -210,10 +229,11 @@ class ShmAdapter(PacketAdapter):
 
     def _serve(self, entry: Entry) -> None:
         super()._serve(entry)
-        if entry.qp.state is QPState.ERR:
-            self._end_loans(entry.qp)
-        elif not _may_lend(entry.qp):
-            self.lending.end_loans(entry.qp.qpn)
+        qp = entry.qp
+        if qp.state is QPState.ERR:
+            self._end_loans(qp)
+        elif self.lending.has_lent(qp.qpn) and not _may_lend(qp):
+            self.lending.end_loans(qp.qpn)
 
     def _end_loans(self, qp: QueuePair) -> None:
         self.lending.end_loans(qp.qpn)
@@ -271,7 +291,7 @@ class ShmAdapter(PacketAdapter):
             octets = b"".join(parts)
             self._looped.append(octets)
             self._looped_bytes += len(octets)
-        elif not self._has_room(destination):
+        elif gid in self._early:
             self.packets_lost += 1  # a datagram: all others ask first
         else:
             self._transmit_to(destination, parts)
@@ -288,7 +308,10 @@ class ShmAdapter(PacketAdapter):
             self.packets_lost += 1  # nobody is there, and its queue pair is told
             self.call_soon(partial(self.handle_gone, gid))
         else:
-            channel.write(FRAME_PACKET, *parts)
+            if channel.writer.has_room(sum(map(len, parts))):
+                channel.write(FRAME_PACKET, *parts)
+            else:
+                self.packets_lost += 1
 
     def _feed(self) -> None:
         """Serve who waited for ways that have room now."""
@@ -360,6 +383,19 @@ def check_local(host: str) -> None:
 
 def _may_lend(qp: QueuePair) -> bool:
     return qp.state in _RECEIVING and bool(qp.attr.qp_access_flags & AccessFlag.REMOTE_WRITE)
+
+
+_alive: weakref.WeakSet[ShmAdapter] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for adapter in list(_alive):
+        if not adapter.is_closed:
+            adapter.abandon_in_child()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def open_adapter(name: str) -> ShmAdapter:

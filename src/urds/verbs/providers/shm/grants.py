@@ -116,6 +116,10 @@ class LendingKeys(KeyTable):
         loan = Lend(borrow.qpn, borrow.rkey, region.address, region.length, allocation.generation)
         return loan, allocation.descriptor
 
+    def has_lent(self, qpn: int) -> bool:
+        """Tell whether the peer of a queue pair has a loan."""
+        return qpn in self._lent_to
+
     def end_loans(self, qpn: int) -> None:
         """End the loans to the peer of a queue pair that does not receive any more."""
         if (allocations := self._lent_to.pop(qpn, None)) is not None:

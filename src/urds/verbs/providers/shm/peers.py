@@ -178,6 +178,18 @@ class Peers:
             self._close(channel)
         self.epoll.close()
 
+    def abandon(self) -> None:
+        """Close all descriptors in the child of a fork; the set they are watched in is shared."""
+        self.epoll.close()
+        for stranger in self._strangers.values():
+            stranger.connection.close()
+        for channel in self._channels:
+            channel.close()
+        self._strangers.clear()
+        self._channels.clear()
+        self._by_descriptor.clear()
+        self._routes.clear()
+
     # -- inside
 
     def _add(self, channel: Channel) -> None:

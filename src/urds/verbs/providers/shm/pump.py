@@ -115,6 +115,14 @@ class Pump:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    def abandon_in_child(self) -> None:
+        """Stop in the child of a fork, where the thread is not; the lock is free."""
+        self._is_closed = True
+        self._waiters.clear()
+        self._leader = None
+        self._condition = threading.Condition(self._lock)
+        os.close(self._bell)
+
     # -- inside
 
     def _wait(self, waiter: _Waiter, end_ns: int | None) -> bool:

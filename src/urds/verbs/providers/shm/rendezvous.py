@@ -93,8 +93,12 @@ class ListenerName:
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._directory)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the name without giving it up: in the child of a fork it is the parent's."""
+        os.close(self._descriptor)
+        self._descriptor = -1
 
 
 class Rendezvous:
@@ -185,9 +189,13 @@ class Rendezvous:
 
     def close(self) -> None:
         """Be found no more."""
-        self.socket.close()
         with suppress(OSError):
             os.unlink(_context_name(self._gid), dir_fd=self._directory)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors; in the child of a fork the socket's name is the parent's."""
+        self.socket.close()
         os.close(self._directory)
 
     # -- inside

@@ -49,6 +49,14 @@ class Cell(IntEnum):
     PLACING = 4 * _LINE_CELLS  # by the writer: it is copying into the reader's regions
 
 
+# Members of an enum cost a look-up by name each time.
+_WRITTEN: Final = int(Cell.WRITTEN)
+_READ: Final = int(Cell.READ)
+_SLEEPING: Final = int(Cell.SLEEPING)
+_STARVED: Final = int(Cell.STARVED)
+_PLACING: Final = int(Cell.PLACING)
+
+
 class Fence:
     """A full memory barrier: what is before it is seen before what is after it.
 
@@ -94,7 +102,7 @@ class RingWriter:
     @property
     def read_by_peer(self) -> int:
         """Octets that the reader has done with. Raises RemoteProtocolError if it cannot be."""
-        read = self._cells[Cell.READ]
+        read = self._cells[_READ]
         if not self._read_seen <= read <= self.written or read % _ALIGNMENT:
             raise RemoteProtocolError(
                 f"read counter {read}, expected {self._read_seen} to {self.written}"
@@ -114,7 +122,7 @@ class RingWriter:
 
         Raises RemoteProtocolError.
         """
-        self._cells[Cell.STARVED] = 1
+        self._cells[_STARVED] = 1
         self._fence()
         return self.has_room(payload_bytes)
 
@@ -132,22 +140,22 @@ class RingWriter:
             position = self._copy_in(position, part)
         self.written += padded(payload_bytes)
         self._fence()
-        self._cells[Cell.WRITTEN] = self.written
+        self._cells[_WRITTEN] = self.written
         self._fence()
-        if not self._cells[Cell.SLEEPING]:
+        if not self._cells[_SLEEPING]:
             return False
-        self._cells[Cell.SLEEPING] = 0
+        self._cells[_SLEEPING] = 0
         return True
 
     def begin_placing(self) -> None:
         """Say that a copy into the reader's regions begins; look at their state after this."""
-        self._cells[Cell.PLACING] = 1
+        self._cells[_PLACING] = 1
         self._fence()
 
     def end_placing(self) -> None:
         """Say that the copy is done."""
         self._fence()
-        self._cells[Cell.PLACING] = 0
+        self._cells[_PLACING] = 0
 
     def close(self) -> None:
         """Let the memory go; nothing else may be called after this."""
@@ -207,11 +215,11 @@ class RingReader:
             return False
         self._read = self._taken
         self._fence()
-        self._cells[Cell.READ] = self._read
+        self._cells[_READ] = self._read
         self._fence()
-        if not self._cells[Cell.STARVED]:
+        if not self._cells[_STARVED]:
             return False
-        self._cells[Cell.STARVED] = 0
+        self._cells[_STARVED] = 0
         return True
 
     def fall_asleep(self) -> bool:
@@ -219,21 +227,21 @@ class RingReader:
 
         Raises RemoteProtocolError.
         """
-        self._cells[Cell.SLEEPING] = 1
+        self._cells[_SLEEPING] = 1
         self._fence()
         if self._taken == self._written_seen and not self._look():
             return True
-        self._cells[Cell.SLEEPING] = 0
+        self._cells[_SLEEPING] = 0
         return False
 
     def awake(self) -> None:
         """Clear the sleeping flag: nobody need ring now."""
-        self._cells[Cell.SLEEPING] = 0
+        self._cells[_SLEEPING] = 0
 
     @property
     def is_placing(self) -> bool:
         """Whether the writer says that it is copying into regions of the reader's side."""
-        return bool(self._cells[Cell.PLACING])
+        return bool(self._cells[_PLACING])
 
     def close(self) -> None:
         """Let the memory go; nothing else may be called after this."""
@@ -241,7 +249,7 @@ class RingReader:
         self._data.release()
 
     def _look(self) -> bool:
-        written = int(self._cells[Cell.WRITTEN])
+        written = int(self._cells[_WRITTEN])
         if written == self._written_seen:
             return False
         beyond = written - self._written_seen
