@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.errors import DatError, bad_argument, dat_error, from_os_error
 from urds.dat.handles import DatObject, live
 from urds.dat.numbers import CompletionFlag, DtoStatus, HandleType, MemPriv, MemType
 from urds.dat.records import LmrParam, LmrTriplet, RmrParam, RmrTriplet
@@ -156,7 +156,7 @@ class LocalMemory(DatObject):
             self.mem_type = MemType.LMR
             other = live(source, LocalMemory)
             self.ia.demand_own(other)
-            return other.region.view, other.address
+            return memoryview(other.region.view), other.address
         if mem_type == MemType.SHARED_VIRTUAL:
             raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="memory type SHARED_VIRTUAL")
         if mem_type != MemType.VIRTUAL:
@@ -247,11 +247,17 @@ class RemoteMemory(DatObject):
                 _access(binding.privileges & _REMOTE) & ~(AccessFlag.LOCAL_WRITE),
             )
             request = SendWR(opcode=WROpcode.BIND_MW, window=self.window, bind=asked)
-            ep.post_bind(self, request, cookie, CompletionFlag(flags))
+            # Before the post: where nothing has to be waited for, the bind completes within it.
             self.hold(binding.lmr)
             self._pending.append(binding)
-            self.rmr_context = next_variant(self.rmr_context)
-            return self.rmr_context
+            context = self.rmr_context = next_variant(self.rmr_context)
+            try:
+                ep.post_bind(self, request, cookie, CompletionFlag(flags))
+            except DatError:
+                self.drop(self._pending.pop().lmr)
+                self._foretell_context()
+                raise
+            return context
 
     def query(self) -> RmrParam:
         """Return what the window stands for."""
@@ -268,6 +274,9 @@ class RemoteMemory(DatObject):
         if status is DtoStatus.SUCCESS:
             binding, self._bound = self._bound, binding
         self.drop(binding.lmr)
+        self._foretell_context()
+
+    def _foretell_context(self) -> None:
         self.rmr_context = self.window.rkey
         for _ in self._pending:
             self.rmr_context = next_variant(self.rmr_context)
