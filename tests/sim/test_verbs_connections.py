@@ -75,8 +75,8 @@ class Simulation:
 
     # -- steps
 
-    def connect(self) -> None:
-        """Let every left end ask; the rights answer in their own time."""
+    def begin(self) -> None:
+        """Let every left end ask."""
         with self.network.lock:
             self.right_adapter.listen(
                 (self.right_adapter.address, PORT),
@@ -86,6 +86,10 @@ class Simulation:
             )
         for left in self.lefts:
             left.connect((self.right_adapter.address, PORT))
+
+    def connect(self) -> None:
+        """Let every left end ask; the rights answer in their own time."""
+        self.begin()
         for _ in range(200):
             self.network.run(SECOND_NS // 10)
             self.answer()
@@ -201,6 +205,31 @@ class Simulation:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_connections_hold_over_a_bad_network(seed: int) -> None:
     Simulation(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_peer_killed_at_any_point_is_noticed(seed: int) -> None:
+    """Also in the middle of the handshake: whoever asked, or was asked, hears an end."""
+    simulation = Simulation(seed)
+    random = Random(f"kill {seed}")
+    simulation.begin()
+    simulation.network.run(random.randrange(1_000, 400_000_000))
+    simulation.answer()
+    victims = [simulation.left_adapter, simulation.right_adapter]
+    victim = random.choice(victims)
+    simulation.network.kill(victim)
+    survivors = simulation.rights if victim is victims[0] else simulation.lefts
+    for end in survivors:
+        if end.qp.qp_state is QPState.RTS:
+            end.send(0, octets_of(0, LENGTH))
+    simulation.network.run(60 * SECOND_NS)
+    simulation.answer()
+    simulation.network.run(60 * SECOND_NS)
+    for end in survivors:
+        if end.connection is not None and end.events:
+            simulation.check(end.kinds[-1] in ENDS, f"heard {end.events[-1]}")
+        simulation.check(end.qp.qp_state is not QPState.RTS, "sends to a dead peer")
+    simulation.judge()
 
 
 # -- rules broken on purpose

@@ -30,6 +30,7 @@ from urds.verbs import (
     QPType,
     RecvWR,
     SendWR,
+    VerbsError,
     WCStatus,
 )
 from urds.verbs.engine.packets import PacketKind
@@ -215,6 +216,37 @@ def test_closing_the_context_tells_the_peer(ends: tuple[End, End]) -> None:
     connect(left, right, (HOST, 0))
     right.context.close()
     assert left.wait_for_end(5 * SECOND_NS) is ConnectionEventKind.DISCONNECTED
+
+
+@pytest.mark.parametrize("what", ["context", "queue pair", "completion queue", "connection"])
+def test_closing_under_traffic_is_safe(ends: tuple[End, End], what: str) -> None:
+    """A thread sends and receives all the time; it ends with an error of ours or flushed work."""
+    left, right = ends
+    connect(left, right, (HOST, 0))
+    is_over, problems = threading.Event(), []
+
+    def talk() -> None:
+        try:
+            while not is_over.is_set():
+                exchange(left, right, count=10, length=3000)
+        except (VerbsError, AssertionError) as error:
+            if not is_over.is_set():
+                problems.append(error)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    time.sleep(0.1)
+    is_over.set()
+    if what == "connection":
+        left.disconnect()
+    else:
+        things = {"context": right.context, "queue pair": right.qp, "completion queue": left.cq}
+        things[what].close()
+    left.context.close()
+    right.context.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert problems == []
 
 
 def test_a_closed_context_leaves_no_thread_and_no_descriptor() -> None:
