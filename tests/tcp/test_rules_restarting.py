@@ -92,6 +92,7 @@ def restart_with_the_kernels_messages_in_flight(lab: Lab, order: str) -> list[by
     send_to_kernel(node, peer, [b"wakes the probe"])
     peer.run_until(lambda: peer.up)
     peer.run_until(lambda: node.counters["probes"] > 0)
+    peer.run_until(lambda: node.path(peer.address).stream is not None)
     make_deaf(node.stream(peer.address))
     send_to_node(peer, SENT)
     peer.run_until(lambda: not peer.lanes[0].queue and not peer.lanes[0].out)
