@@ -6,6 +6,9 @@ thread. Source: verbs-and-roce.md section 18.
 """
 
 from urds.verbs.ah import AH, AHAttr, GlobalRoute
+from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
+from urds.verbs.cm_parameters import RAI_PASSIVE, AddrInfo, ConnParam
+from urds.verbs.cmid import CMID
 from urds.verbs.comp_channel import CompChannel
 from urds.verbs.context import GID, AsyncEvent, Context, PortAttr
 from urds.verbs.cq import CQ
@@ -38,12 +41,13 @@ from urds.verbs.errors import (
 from urds.verbs.mr import MR
 from urds.verbs.mw import MW, MWBind, MWBindInfo, MWType
 from urds.verbs.pd import PD
-from urds.verbs.providers.base import DeviceAttributes
+from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.qp import QP, QPInitAttr
 from urds.verbs.srq import SRQ, SrqAttr, SrqInitAttr
 
 __all__ = [
     "AH",
+    "CMID",
     "CQ",
     "GID",
     "MR",
@@ -51,16 +55,23 @@ __all__ = [
     "MW",
     "PD",
     "QP",
+    "RAI_PASSIVE",
     "SGE",
     "SRQ",
     "WC",
     "AHAttr",
     "Acceptance",
     "AccessFlag",
+    "AddrInfo",
     "AddressVector",
     "AsyncEvent",
     "AsyncEventType",
+    "CMError",
+    "CMEvent",
+    "CMEventChannel",
+    "CMEventType",
     "CompChannel",
+    "ConnParam",
     "Context",
     "Device",
     "DeviceAttributes",
@@ -69,6 +80,7 @@ __all__ = [
     "MWBindInfo",
     "MWType",
     "PortAttr",
+    "PortSpace",
     "QPAttr",
     "QPAttrMask",
     "QPCap",

@@ -4,7 +4,6 @@ A channel's descriptor is readable while an event waits. Source of names and num
 verbs-and-roce.md 14.3.
 """
 
-import asyncio
 import errno
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from urds.verbs.providers.base import Connection, ConnectionEvent, ConnectionEve
 from urds.verbs.resource import Resource
 
 if TYPE_CHECKING:
+    import asyncio
+
     from urds.verbs.cmid import CMID
 
 EVENTS_MAX: Final = 65_536
@@ -177,6 +178,8 @@ class CMEventChannel(Resource):
 
         Raises VerbsClosedError; VerbsTimeoutError in virtual time, when none can come any more.
         """
+        import asyncio  # slow to load, and many never need it
+
         while True:
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             wake = _waker(woken)
@@ -232,9 +235,11 @@ class CMEventChannel(Resource):
         if adapter.attributes.provider != "sim":
             await woken
             return
+        from asyncio import sleep
+
         # Nobody but us runs the virtual clock; other tasks get their turn between the steps.
         for _ in range(_VIRTUAL_STEPS_MAX):
-            await asyncio.sleep(0)
+            await sleep(0)
             if adapter.wait(lambda: not self._is_open or bool(self._events), _VIRTUAL_STEP_NS):
                 return
         raise VerbsTimeoutError("no connection event in virtual time")
