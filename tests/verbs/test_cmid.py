@@ -20,6 +20,7 @@ from urds.verbs import (
     VerbsArgumentError,
     VerbsTimeoutError,
     WCStatus,
+    get_device_list,
 )
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
 from urds.verbs.cm_identifier import CMState
@@ -409,9 +410,10 @@ def test_a_cancelled_wait_takes_no_event() -> None:
         assert channel.get_event(0).event_type is CMEventType.ADDR_RESOLVED
 
 
-def test_threads_connect_over_sockets() -> None:
+@pytest.mark.parametrize("device", [device.name for device in get_device_list()])
+def test_threads_connect_over_every_device(device: str) -> None:
     """Synchronous calls on both sides, each in a thread of its own."""
-    with Context("udp0") as left, Context("udp0") as right:
+    with Context(device) as left, Context(device) as right:
         listener = CMID(AddrInfo("127.0.0.1", 0), QPInitAttr(), context=right)
         listener.listen()
         assert listener.local_addr is not None
@@ -420,7 +422,11 @@ def test_threads_connect_over_sockets() -> None:
         def serve() -> None:
             try:
                 server = listener.get_request(WAIT_S)
-                server.accept()
+                message = server.reg_msgs(10)
+                server.post_recv(message)
+                server.accept(ConnParam(private_data=b"welcome"))
+                assert server.get_recv_comp(WAIT_S).byte_len == 5
+                assert message.read(5) == b"hello"
                 server.disconnect()
             except BaseException as error:
                 problems.append(error)
@@ -429,10 +435,42 @@ def test_threads_connect_over_sockets() -> None:
         thread.start()
         host, port = listener.local_addr
         client = CMID(AddrInfo(dst=host, dst_service=port), QPInitAttr(), context=left)
-        client.connect()
-        client.disconnect()
+        client.connect(ConnParam(private_data=b"hi"))
+        message = client.reg_msgs(5)
+        message.write(b"hello")
+        client.post_send(message)
+        client.get_send_comp(WAIT_S)
         thread.join(WAIT_S)
+        client.disconnect()
         assert problems == []
+
+
+@pytest.mark.parametrize("device", [device.name for device in get_device_list()])
+def test_every_device_rejects_and_refuses(device: str) -> None:
+    with Context(device) as left, Context(device) as right:
+        channel = CMEventChannel(right)
+        listener = CMID(channel)
+        listener.bind_addr(("127.0.0.1", 0))
+        listener.listen()
+        assert listener.local_addr is not None
+        host, port = listener.local_addr
+        waiting = CMEventChannel(left)
+        client = CMID(waiting)
+        client.resolve_addr((host, port))
+        client.resolve_route()
+        assert [waiting.get_event(1).event_type for _ in range(2)] == [0, 2]
+        client.create_qp(QPInitAttr())
+        client.connect(ConnParam(private_data=b"hi"))
+        event = channel.get_event(WAIT_S)
+        assert event.private_data[:2] == b"hi"
+        CMID(event).reject(b"no")
+        answer = waiting.get_event(WAIT_S)
+        assert (answer.event_type, answer.status) == (CMEventType.REJECTED, 28)
+        assert answer.private_data[:2] == b"no"
+        listener.close()
+        client.connect()
+        answer = waiting.get_event(WAIT_S)
+        assert (answer.event_type, answer.status) == (CMEventType.REJECTED, 8)
 
 
 def test_an_own_device_is_closed_with_its_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
