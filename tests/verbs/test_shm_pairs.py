@@ -142,9 +142,13 @@ def test_reads_and_atomics_work(pair: tuple[Side, Side]) -> None:
     assert int.from_bytes(right.view[:8], "little") == 42
 
 
-def test_both_ways_at_once_with_full_rings(pair: tuple[Side, Side]) -> None:
-    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever."""
-    left, right = pair
+def test_both_ways_at_once_with_full_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever.
+
+    Without the net of a bounded sleep: who makes room must ring.
+    """
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    left, right = joined(place)
     for side, other in ((left, right), (right, left)):
         for _ in range(8):
             piece = side.piece(BUFFER_BYTES)
@@ -155,6 +159,8 @@ def test_both_ways_at_once_with_full_rings(pair: tuple[Side, Side]) -> None:
         assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
     rooms = [side.adapter.peers.counters.waits_for_room for side in (left, right)]
     assert any(rooms)
+    left.close()
+    right.close()
 
 
 def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Side]) -> None:
@@ -336,6 +342,21 @@ def test_closing_one_side_breaks_the_other(place: Path) -> None:
     assert right.poll()[0].status == WCStatus.WR_FLUSH_ERR
     assert right.qp.state is QPState.ERR and len(right.adapter.peers) == 0
     right.close()
+
+
+def test_what_was_said_before_the_end_arrives(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    for number in range(60):
+        right.receive(8, wr_id=number)
+    with right.adapter.lock:  # it cannot look before all is over
+        for _ in range(50):
+            left.send(8)
+        left.close()
+    completions = right.poll(60)
+    assert [wc.wr_id for wc in completions] == list(range(60))
+    assert [wc.status for wc in completions] == [WCStatus.SUCCESS] * 50 + [
+        WCStatus.WR_FLUSH_ERR
+    ] * 10
 
 
 def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
