@@ -134,11 +134,18 @@ def test_events_say_who_asks_and_what(contexts: tuple[Context, Context]) -> None
     assert server.event_channel is channel
     assert (server.local_addr, server.peer_addr) == ((HOST, PORT), client.local_addr)
     server.create_qp(QPInitAttr())
-    server.accept()
+    server.accept(ConnParam(resources=9, depth=2))
     event.ack_cm_event()
     assert event.is_acked
     assert channel.get_event(WAIT_S).id is server
-    assert client.event_channel.get_event(WAIT_S).event_type is CMEventType.ESTABLISHED
+    answer = client.event_channel.get_event(WAIT_S)
+    assert answer.event_type is CMEventType.ESTABLISHED
+    # What is agreed: neither side asks for more than the other serves.
+    assert (answer.param.resources, answer.param.depth) == (2, 4)
+    assert client.qp is not None and server.qp is not None
+    mine, theirs = client.qp.query()[0], server.qp.query()[0]
+    assert (mine.max_rd_atomic, mine.max_dest_rd_atomic) == (4, 2)
+    assert (theirs.max_rd_atomic, theirs.max_dest_rd_atomic) == (2, 4)
 
 
 def test_receives_posted_before_the_connection_stay(contexts: tuple[Context, Context]) -> None:

@@ -5,6 +5,7 @@ it to ERR. Source: verbs-and-roce.md 14.3 for the order and the attributes.
 """
 
 import errno
+from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -66,6 +67,11 @@ class PacketConnection(Connection):
         check_private_data(parameters.private_data)
         wanted = record.peer_offer
         offer = adapter.offer(qp, parameters, _vector(record))
+        offer = replace(
+            offer,
+            responder_resources=min(offer.responder_resources, wanted.initiator_depth),
+            initiator_depth=min(offer.initiator_depth, wanted.responder_resources),
+        )
         if not record.is_datagram:
             adapter.bind(qp, self)
             lead(qp, own=offer, peer=wanted, route=_vector(record), now_ns=adapter.now_ns())
