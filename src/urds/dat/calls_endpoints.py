@@ -141,7 +141,11 @@ def dat_ep_recv_query(
     """
 
     def call() -> tuple[int | None, int | None]:
-        found = live(ep, Endpoint).recv_query()
+        endpoint = live(ep, Endpoint)
+        for argument, wanted in ((2, want_nbufs), (3, want_span)):
+            if not isinstance(wanted, bool):
+                raise bad_argument(argument, f"{wanted!r} says neither wanted nor not")
+        found = endpoint.recv_query()
         count = _or_unknown(found.nbufs_allocated) if want_nbufs else None
         return count, _or_unknown(found.bufs_alloc_span) if want_span else None
 
