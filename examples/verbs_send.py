@@ -37,9 +37,10 @@ class Side:
     def connect(self, peer: "Side") -> None:
         """Lead the queue pair to RTS towards the peer's."""
         route = GlobalRoute(dgid=peer.context.query_gid())
+        udp_port = peer.context.query_port().udp_port  # not 0 where openings share a GID
         attributes = QPAttr(
             qp_access_flags=AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE,
-            ah_attr=AHAttr(gr=route),
+            ah_attr=AHAttr(gr=route, udp_port=udp_port),
             dest_qp_num=peer.qp.qp_num,
             retry_cnt=7,
             rnr_retry=7,

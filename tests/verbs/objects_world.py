@@ -69,7 +69,8 @@ class Side:
 
     def route(self) -> AHAttr:
         """Return the way to this side."""
-        return AHAttr(gr=GlobalRoute(dgid=self.context.query_gid()))
+        port = self.context.query_port().udp_port
+        return AHAttr(gr=GlobalRoute(dgid=self.context.query_gid()), udp_port=port)
 
     def lead_to(self, peer: "Side") -> None:
         """Lead the queue pair to RTS towards the peer's."""

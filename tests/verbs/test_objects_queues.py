@@ -4,11 +4,10 @@ import asyncio
 import errno
 import select
 import threading
-from dataclasses import replace
 
 import pytest
 
-from tests.verbs.objects_world import Side, World, attributes_towards
+from tests.verbs.objects_world import Side, World
 from urds.verbs import (
     CQ,
     AsyncEventType,
@@ -295,7 +294,8 @@ def test_completions_of_another_thread_wake_a_task() -> None:
 
     async def run() -> int:
         sides = Side(left), Side(right)
-        connect_by_hand(sides, [left.adapter.port, right.adapter.port])  # type: ignore[attr-defined]  # of the udp adapter
+        sides[0].lead_to(sides[1])
+        sides[1].lead_to(sides[0])
         sides[1].receive(3)
         sides[0].send(b"over the wire")
         [wc] = await sides[1].cq.wait()
@@ -304,13 +304,6 @@ def test_completions_of_another_thread_wake_a_task() -> None:
     assert asyncio.run(asyncio.wait_for(run(), 20)) == 13
     left.close()
     right.close()
-
-
-def connect_by_hand(sides: tuple[Side, Side], ports: list[int]) -> None:
-    for side, peer, port in zip(sides, reversed(sides), reversed(ports), strict=True):
-        attributes = attributes_towards(peer)
-        attributes.ah_attr = replace(peer.route(), udp_port=port)
-        side.qp.to_rts(attributes)
 
 
 # -- overflow

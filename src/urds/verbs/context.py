@@ -67,6 +67,7 @@ class PortAttr:
     gid_tbl_len: int
     pkey_tbl_len: int
     max_msg_sz: int
+    udp_port: int = 0  # of this opening, for `AHAttr`; 0: the GID alone leads here
     lid: int = 0
     link_layer: int = 2  # Ethernet: addresses are GIDs
 
@@ -137,6 +138,7 @@ class Context(Resource):
             gid_tbl_len=1,
             pkey_tbl_len=1,
             max_msg_sz=self.attributes.max_msg_sz,
+            udp_port=self.adapter.port,
         )
 
     def query_gid(self, port_num: int = 1, index: int = 0) -> GID:

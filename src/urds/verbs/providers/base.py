@@ -154,6 +154,7 @@ class Adapter(ABC):
     keys: KeyTable
     lock: threading.RLock
     on_async_event: Callable[[AsyncEvent], None]  # set by the Context; lock held
+    port: int = 0  # of this opening, where several share a GID: goes into their AddressVector
     has_own_time: bool = True  # False: the clock stands still unless somebody calls `progress`
 
     # -- time and progress
@@ -187,7 +188,7 @@ class Adapter(ABC):
 
         threading.Thread(target=run, name="urds-verbs-later", daemon=True).start()
 
-    def notify(self) -> None:
+    def notify(self) -> None:  # noqa: B027 - who never sleeps has nobody to wake
         """Let those who `wait` ask again: something changed without a packet. Lock held.
 
         Event dispatchers of DAT call it, for software events among others. An adapter whose
