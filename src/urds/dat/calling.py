@@ -62,9 +62,11 @@ def demand_mask(mask: int, known: int, *, argument: int = 2) -> None:
 def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:
     """Return the first `count` segments of a list, arguments 2 and 3 of the calls that post.
 
-    Raises DatInvalidParameter: fewer are there.
+    Raises DatInvalidParameter: fewer are there, or it is no list.
     """
     given: Sequence[A] = () if iov is None else iov
+    if not isinstance(given, Sequence):
+        raise bad_argument(3, f"{given!r} is no list of segments")
     if not 0 <= count <= len(given):
         raise bad_argument(2, f"{count} segments of {len(given)}")
     return given[:count]

@@ -202,8 +202,8 @@ def dat_ep_post_rdma_write(
     """Write local segments to a peer's memory."""
 
     def call() -> None:
-        segments = segments_of(num_segments, local_iov)
-        live(ep, Endpoint).post_rdma_write(segments, remote_iov, user_cookie, completion_flags)
+        found, segments = live(ep, Endpoint), segments_of(num_segments, local_iov)
+        found.post_rdma_write(segments, remote_iov, user_cookie, completion_flags)
 
     return no_output(call)
 
@@ -219,8 +219,8 @@ def dat_ep_post_rdma_read(
     """Read a peer's memory into local segments."""
 
     def call() -> None:
-        segments = segments_of(num_segments, local_iov)
-        live(ep, Endpoint).post_rdma_read(segments, remote_iov, user_cookie, completion_flags)
+        found, segments = live(ep, Endpoint), segments_of(num_segments, local_iov)
+        found.post_rdma_read(segments, remote_iov, user_cookie, completion_flags)
 
     return no_output(call)
 

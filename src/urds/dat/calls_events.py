@@ -32,7 +32,8 @@ def dat_cno_modify_agent(cno: object, agent: ProxyAgent | None) -> DatReturn:
     """Set the agent that the next trigger calls; `None` is none."""
 
     def call() -> None:
-        live(cno, NotificationPoint).agent = _checked(agent)
+        found = live(cno, NotificationPoint)
+        found.agent = _checked(agent)
 
     return no_output(call)
 
