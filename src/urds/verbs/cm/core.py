@@ -255,8 +255,10 @@ class CmCore(Exchange):
 
     def poll_timeout(self) -> int | None:
         """Return the next deadline, None if nothing waits."""
-        times = [self._deadlines.next_ns(), self._peer_deadlines.next_ns()]
-        return min((each for each in times if each is not None), default=None)
+        first_ns, second_ns = self._deadlines.next_ns(), self._peer_deadlines.next_ns()
+        if first_ns is None or (second_ns is not None and second_ns < first_ns):
+            return second_ns
+        return first_ns
 
     def poll_transmit(self) -> tuple[Route, bytes] | None:
         """Return the next message and where it goes."""

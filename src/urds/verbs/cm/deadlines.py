@@ -41,9 +41,10 @@ class Deadlines(Generic[Key]):
 
     def next_ns(self) -> int | None:
         """Return the next deadline, None without any."""
-        while self._heap and not self._is_live(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        heap = self._heap
+        while heap and not self._is_live(heap[0]):
+            heappop(heap)
+        return heap[0][0] if heap else None
 
     def pop_due(self, now_ns: int) -> Key | None:
         """Take the key that is due for longest; None when none is."""

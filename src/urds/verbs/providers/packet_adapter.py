@@ -268,8 +268,10 @@ class PacketAdapter(PacketMover):
         self.cm.handle_timeout(now_ns)
 
     def _deadline(self) -> int | None:
-        times = (super()._deadline(), self.cm.poll_timeout())
-        return min((each for each in times if each is not None), default=None)
+        first_ns, second_ns = super()._deadline(), self.cm.poll_timeout()
+        if first_ns is None or (second_ns is not None and second_ns < first_ns):
+            return second_ns
+        return first_ns
 
     def _request(
         self, own: Address, peer: Address, offer: Offer, parameters: ConnectParameters
