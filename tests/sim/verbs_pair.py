@@ -182,8 +182,8 @@ class Pair:
         self.loss, self.duplicate = loss, duplicate
         self.jitter_ns, self.delay_ns = jitter_ns, delay_ns
         self.now_ns = 0
-        self.a = Side(0xA, self.link, **(a or {}))  # type: ignore[arg-type]
-        self.b = Side(0xB, self.link, **(b or {}))  # type: ignore[arg-type]
+        self.a = Side(0xA, self.link, **(a or {}))
+        self.b = Side(0xB, self.link, **(b or {}))
         # What happens to a packet: delays of its copies, an empty list drops it, None: chance.
         self.on_packet: OnPacket = lambda packet, source: None
         self.log: list[tuple[int, str, Packet]] = []

@@ -149,7 +149,7 @@ def test_receives_need_init() -> None:
 
 
 BAD = [
-    (SendWR(opcode=99), "opcode"),  # type: ignore[arg-type]
+    (SendWR(opcode=99), "opcode"),
     (SendWR(sg=[SGE(0, 1, 1)] * 5), "max_send_sge"),
     (SendWR(sg=[SGE(0, -1, 1)]), "negative"),
     (SendWR(sg=[SGE(0, 1 << 31, 1), SGE(0, 1, 1)]), "limit 2147483648"),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.sim.verbs_pair import MS, MTU_BYTES, US, Side
+from tests.sim.verbs_pair import MS
+from tests.unit.verbs_sides import LOSSLESS, answer, done, make_asking, psns, sent
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import (
-    RNR_TIMER_NS,
     AccessFlag,
     QPState,
     SendFlag,
@@ -14,42 +14,11 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.queue_pair import LinkTraits, QPCap
+from urds.verbs.engine.queue_pair import QPCap
 from urds.verbs.engine.work import SendWR
 
-LOSSY = LinkTraits(MTU_BYTES, lossless=False)
-RELIABLE = LinkTraits(MTU_BYTES, lossless=True)
 PERIOD_NS = 4096 << 14
 FLUSHED = WCStatus.WR_FLUSH_ERR
-
-
-def make(*, link: LinkTraits = LOSSY, attr: dict[str, object] | None = None, **fields) -> Side:
-    side = Side(0xA, link, **fields)
-    side.lead(0xB, **(attr or {}))
-    return side
-
-
-def sent(side: Side, now_ns: int = 0) -> list[Packet]:
-    found = []
-    while (packet := side.qp.poll_transmit(now_ns)) is not None:
-        found.append(packet)
-    return found
-
-
-def psns(side: Side, now_ns: int = 0) -> list[int]:
-    return [packet.psn for packet in sent(side, now_ns)]
-
-
-def answer(side: Side, psn: int, syndrome: int = Syndrome.ACK, now_ns: int = 0, **fields) -> None:
-    kind = fields.pop("kind", PacketKind.ACK)
-    packet = Packet(kind, 0xA, psn, syndrome=syndrome, **fields)
-    side.qp.receive_packet(packet, now_ns)
-
-
-def done(side: Side) -> list[tuple[int, WCStatus]]:
-    return [(wc.wr_id, wc.status) for wc in side.sent()]
-
-
 OK = WCStatus.SUCCESS
 
 
@@ -57,7 +26,7 @@ OK = WCStatus.SUCCESS
 
 
 def test_a_message_is_cut_into_packets() -> None:
-    side = make()
+    side = make_asking()
     side.memory[:130] = bytes(range(130))
     side.send(1, 0, 130, send_flags=SendFlag.SIGNALED | SendFlag.SOLICITED)
     first, middle, last = sent(side)
@@ -70,27 +39,27 @@ def test_a_message_is_cut_into_packets() -> None:
 
 
 def test_the_payload_is_a_view_of_the_memory() -> None:
-    side = make()
+    side = make_asking()
     side.send(1, 0, 10)
     (packet,) = sent(side)
     assert isinstance(packet.payload, memoryview) and packet.payload.obj is side.memory
 
 
 def test_an_empty_message_is_one_packet() -> None:
-    side = make()
+    side = make_asking()
     side.send(1)
     (packet,) = sent(side)
     assert not len(packet.payload) and packet.flags & (PacketFlag.FIRST | PacketFlag.LAST)
 
 
 def test_each_packet_of_a_write_names_its_target() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.remote(1, WROpcode.RDMA_WRITE, peer, at=8, length=100)
     assert [packet.address - peer.address for packet in sent(side)] == [8, 72]
 
 
 def test_only_what_takes_a_receive_has_a_number() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.send(1)
     side.remote(2, WROpcode.RDMA_WRITE, peer, length=1)
     side.remote(3, WROpcode.RDMA_WRITE_WITH_IMM, peer, length=1, imm_data=9)
@@ -102,7 +71,7 @@ def test_only_what_takes_a_receive_has_a_number() -> None:
 
 
 def test_inline_octets_are_those_of_the_post() -> None:
-    side = make()
+    side = make_asking()
     side.memory[:3] = b"old"
     side.send(1, 0, 3, send_flags=SendFlag.INLINE | SendFlag.SIGNALED)
     side.memory[:3] = b"new"
@@ -113,7 +82,7 @@ def test_inline_octets_are_those_of_the_post() -> None:
 
 
 def test_a_posted_record_may_be_used_again_at_once() -> None:
-    side = make()
+    side = make_asking()
     wr = SendWR(1, WROpcode.SEND, [side.sge(0, 3)])
     side.qp.post_send(wr, 0)
     wr.wr_id, wr.sg = 2, []
@@ -124,7 +93,7 @@ def test_a_posted_record_may_be_used_again_at_once() -> None:
 
 
 def test_the_window_bounds_what_is_under_way() -> None:
-    side = make(memory_bytes=64 * 200)
+    side = make_asking(memory_bytes=64 * 200)
     side.send(1, 0, 64 * 200)
     assert len(sent(side)) == 128
     answer(side, 163)
@@ -132,7 +101,7 @@ def test_the_window_bounds_what_is_under_way() -> None:
 
 
 def test_psns_wrap() -> None:
-    side = make(attr={"sq_psn": 0xFFFFFF})
+    side = make_asking(attr={"sq_psn": 0xFFFFFF})
     side.send(1, 0, 100)
     assert psns(side) == [0xFFFFFF, 0]
     answer(side, 0)
@@ -143,7 +112,7 @@ def test_psns_wrap() -> None:
 
 
 def test_requests_complete_in_order_and_only_if_signalled() -> None:
-    side = make()
+    side = make_asking()
     for wr_id, flags in ((1, SendFlag.SIGNALED), (2, SendFlag(0)), (3, SendFlag.SIGNALED)):
         side.send(wr_id, send_flags=flags)
     sent(side)
@@ -154,7 +123,7 @@ def test_requests_complete_in_order_and_only_if_signalled() -> None:
 
 
 def test_all_complete_where_all_are_signalled() -> None:
-    side = make(sq_sig_all=True)
+    side = make_asking(sq_sig_all=True)
     side.send(1, send_flags=SendFlag(0))
     sent(side)
     answer(side, 100)
@@ -162,7 +131,7 @@ def test_all_complete_where_all_are_signalled() -> None:
 
 
 def test_acks_of_what_was_never_sent_are_ignored() -> None:
-    side = make()
+    side = make_asking()
     side.send(1)
     sent(side)
     for psn in (101, 99, 0x800000, 0xFFFFFF):
@@ -176,7 +145,7 @@ def test_acks_of_what_was_never_sent_are_ignored() -> None:
 
 @pytest.mark.parametrize("span", [((0, 0xFFFFFF),), ((101, 99),), ((0x900000, 0x8FFFFF),)])
 def test_ranges_that_make_no_sense_do_no_harm(span: tuple[tuple[int, int], ...]) -> None:
-    side = make()
+    side = make_asking()
     side.send(1)
     side.send(2)
     sent(side)
@@ -189,7 +158,7 @@ def test_ranges_that_make_no_sense_do_no_harm(span: tuple[tuple[int, int], ...])
 
 
 def test_a_read_asks_once_and_gathers_its_answers() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, at=16, offset=100, length=100)
     side.send(2)
     request, send = sent(side)
@@ -208,7 +177,7 @@ def test_a_read_asks_once_and_gathers_its_answers() -> None:
 
 
 def test_an_answer_of_a_wrong_size_is_no_answer() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, length=100)
     sent(side)
     answer(side, 100, kind=PacketKind.READ_RESPONSE, payload=b"a" * 63)
@@ -219,19 +188,19 @@ def test_an_answer_of_a_wrong_size_is_no_answer() -> None:
 
 def test_a_long_read_is_asked_in_portions() -> None:
     """A portion is 64 answers; two fit the window, and each spends one of max_rd_atomic."""
-    side, peer = make(memory_bytes=20_000), make()
+    side, peer = make_asking(memory_bytes=20_000), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, length=64 * 200)
     assert [(packet.psn, packet.length) for packet in sent(side)] == [(100, 4096), (164, 4096)]
     for psn in range(100, 164):
         answer(side, psn, kind=PacketKind.READ_RESPONSE, payload=b"a" * 64)
     assert psns(side) == [228]
-    alone = make(memory_bytes=20_000, attr={"max_rd_atomic": 1})
+    alone = make_asking(memory_bytes=20_000, attr={"max_rd_atomic": 1})
     alone.remote(1, WROpcode.RDMA_READ, peer, length=64 * 200)
     assert psns(alone) == [100]
 
 
 def test_the_result_of_an_atomic_is_stored() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.remote(1, WROpcode.ATOMIC_FETCH_AND_ADD, peer, at=8, length=8, compare_add=3)
     side.remote(2, WROpcode.ATOMIC_CMP_AND_SWP, peer, offset=8, length=8, compare_add=3, swap=4)
     add, swap = sent(side)
@@ -247,7 +216,7 @@ def test_the_result_of_an_atomic_is_stored() -> None:
 
 
 def test_reads_beyond_max_rd_atomic_wait_and_so_does_what_follows() -> None:
-    side, peer = make(attr={"max_rd_atomic": 2}), make()
+    side, peer = make_asking(attr={"max_rd_atomic": 2}), make_asking()
     for wr_id in range(3):
         side.remote(wr_id, WROpcode.RDMA_READ, peer, length=8)
     side.send(3)
@@ -257,7 +226,7 @@ def test_reads_beyond_max_rd_atomic_wait_and_so_does_what_follows() -> None:
 
 
 def test_a_fence_waits_for_reads_and_atomics_only() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.send(1)
     side.send(2, send_flags=SendFlag.FENCE | SendFlag.SIGNALED)
     side.remote(3, WROpcode.RDMA_READ, peer, length=8)
@@ -270,7 +239,7 @@ def test_a_fence_waits_for_reads_and_atomics_only() -> None:
 
 
 def test_a_link_without_loss_gives_a_read_one_psn() -> None:
-    side, peer = make(link=RELIABLE), make()
+    side, peer = make_asking(link=LOSSLESS), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, length=64 * 200 % 4096)
     side.send(2)
     assert psns(side) == [100, 101]
@@ -281,7 +250,7 @@ def test_a_link_without_loss_gives_a_read_one_psn() -> None:
 
 
 def test_a_wrong_answer_on_a_link_without_loss_is_a_bad_response() -> None:
-    side, peer = make(link=RELIABLE), make()
+    side, peer = make_asking(link=LOSSLESS), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, length=10)
     sent(side)
     answer(side, 100, kind=PacketKind.READ_RESPONSE, payload=b"x" * 11, flags=PacketFlag.LAST)
@@ -292,7 +261,7 @@ def test_a_wrong_answer_on_a_link_without_loss_is_a_bad_response() -> None:
 
 
 def test_windows_are_bound_and_invalidated_in_order() -> None:
-    side = make()
+    side = make_asking()
     window = side.keys.new_window(side.pd, kind=2)
     bind = WindowBinding(side.region, side.address, 16, AccessFlag.REMOTE_READ)
     side.send(1)
@@ -307,7 +276,7 @@ def test_windows_are_bound_and_invalidated_in_order() -> None:
 
 
 def test_a_failed_bind_waits_for_what_is_before_it() -> None:
-    side = make(access=AccessFlag.LOCAL_WRITE)
+    side = make_asking(access=AccessFlag.LOCAL_WRITE)
     window = side.keys.new_window(side.pd)
     bind = WindowBinding(side.region, side.address, 16, AccessFlag.REMOTE_READ)
     side.send(1)
@@ -320,7 +289,7 @@ def test_a_failed_bind_waits_for_what_is_before_it() -> None:
 
 
 def test_a_key_that_cannot_be_invalidated_is_an_operation_error() -> None:
-    side = make()
+    side = make_asking()
     side.send(1, opcode=WROpcode.LOCAL_INV, invalidate_rkey=side.region.rkey)
     sent(side)
     assert done(side) == [(1, WCStatus.LOC_QP_OP_ERR)]
@@ -338,7 +307,7 @@ def test_a_key_that_cannot_be_invalidated_is_an_operation_error() -> None:
     ],
 )
 def test_a_refused_request_fails_and_flushes_the_rest(syndrome: int, status: WCStatus) -> None:
-    side = make()
+    side = make_asking()
     for wr_id in range(4):
         side.send(wr_id, length=100)
     side.receive(9, length=8)
@@ -350,7 +319,7 @@ def test_a_refused_request_fails_and_flushes_the_rest(syndrome: int, status: WCS
 
 
 def test_a_read_that_lost_its_answers_is_flushed_before_a_refused_request() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, length=8)
     side.send(2)
     sent(side)
@@ -359,7 +328,7 @@ def test_a_read_that_lost_its_answers_is_flushed_before_a_refused_request() -> N
 
 
 def test_a_bad_local_key_is_found_when_the_request_is_sent() -> None:
-    side = make()
+    side = make_asking()
     side.send(1)
     side.send(2, 0, 4096 + 64)  # the last packet lies outside the region
     side.send(3)
@@ -369,7 +338,7 @@ def test_a_bad_local_key_is_found_when_the_request_is_sent() -> None:
 
 
 def test_a_read_into_memory_that_is_gone_is_a_protection_error() -> None:
-    side, peer = make(), make()
+    side, peer = make_asking(), make_asking()
     side.remote(1, WROpcode.RDMA_READ, peer, length=8)
     sent(side)
     side.keys.deregister(side.region)
@@ -377,170 +346,11 @@ def test_a_read_into_memory_that_is_gone_is_a_protection_error() -> None:
     assert done(side) == [(1, WCStatus.LOC_PROT_ERR)] and side.memory[:8] == bytes(8)
 
 
-# -- repeats
-
-
-def test_a_gap_over_there_sends_the_requester_back() -> None:
-    side = make()
-    for wr_id in range(5):
-        side.send(wr_id)
-    sent(side)
-    answer(side, 102, Syndrome.NAK_SEQUENCE, now_ns=US)
-    assert done(side) == [(0, OK), (1, OK)]
-    assert psns(side, US) == [102, 103, 104]
-
-
-def test_ranges_leave_only_what_is_missing() -> None:
-    side = make()
-    for wr_id in range(10):
-        side.send(wr_id)
-    sent(side)
-    answer(side, 100, now_ns=US, selective=((103, 104), (106, 109)))
-    assert done(side) == [(0, OK)]  # in order
-    assert psns(side, US) == []  # not yet older than a round trip and its variation
-    assert side.qp.poll_timeout() == 2 * US
-    side.qp.handle_timeout(2 * US)
-    assert psns(side, 2 * US) == [101, 102, 105]
-    answer(side, 109, now_ns=3 * US)
-    assert [wr_id for wr_id, _ in done(side)] == list(range(1, 10))
-
-
-def test_a_packet_that_was_overtaken_a_little_is_not_lost() -> None:
-    side = make()
-    for wr_id in range(3):
-        side.send(wr_id)
-    sent(side)
-    answer(side, 99, now_ns=US, selective=((101, 102),))
-    assert psns(side, US) == []
-
-
-def test_lost_answers_of_a_read_are_asked_for_again() -> None:
-    side, peer = make(), make()
-    side.remote(1, WROpcode.RDMA_READ, peer, length=64 * 8)
-    sent(side)
-    for index in (0, 1, 4, 5, 6, 7):
-        answer(side, 100 + index, now_ns=US, kind=PacketKind.READ_RESPONSE, payload=b"a" * 64)
-    side.qp.handle_timeout(2 * US)
-    (again,) = sent(side, 2 * US)
-    assert (again.kind, again.psn, again.length) == (PacketKind.READ_REQUEST, 102, 128)
-    assert again.address == peer.address + 128
-
-
-def test_silence_repeats_everything_with_growing_patience() -> None:
-    side = make()
-    side.send(1, length=100)
-    sent(side)
-    assert side.qp.poll_timeout() == 20 * MS
-    side.qp.handle_timeout(20 * MS - 1)
-    assert psns(side) == []
-    side.qp.handle_timeout(20 * MS)
-    assert psns(side, 20 * MS) == [100, 101]
-    assert side.qp.poll_timeout() == 60 * MS
-
-
-def test_the_timer_follows_the_round_trip() -> None:
-    side = make()
-    now_ns = 0
-    for _ in range(20):
-        side.send(1)
-        sent(side, now_ns)
-        now_ns += 3 * MS
-        answer(side, 100 + now_ns // (3 * MS) - 1, now_ns=now_ns)
-    side.send(2)
-    sent(side, now_ns)
-    due_ns = side.qp.poll_timeout()
-    assert due_ns is not None and 3 * MS < due_ns - now_ns < 4 * MS
-
-
-@pytest.mark.parametrize("retries", [0, 7])
-def test_silence_ends_after_all_retries(retries: int) -> None:
-    """`retry_cnt` repeats, one timeout apart, must all have failed."""
-    side = make(attr={"retry_cnt": retries})
-    side.send(1)
-    side.send(2)
-    sent(side)
-    for _ in range(100):
-        due_ns = side.qp.poll_timeout()
-        if due_ns is None:
-            break
-        now_ns = due_ns
-        side.qp.handle_timeout(now_ns)
-        sent(side, now_ns)
-    assert done(side) == [(1, WCStatus.RETRY_EXC_ERR), (2, FLUSHED)]
-    assert now_ns == PERIOD_NS * (retries + 1)
-
-
-def test_timeout_zero_never_gives_up() -> None:
-    side = make(attr={"timeout": 0, "retry_cnt": 0})
-    side.send(1)
-    sent(side)
-    for _ in range(50):
-        now_ns = side.qp.poll_timeout()
-        assert now_ns is not None
-        side.qp.handle_timeout(now_ns)
-        assert psns(side, now_ns) == [100]
-
-
-def test_a_link_without_loss_has_no_timer() -> None:
-    side = make(link=RELIABLE)
-    side.send(1)
-    sent(side)
-    assert side.qp.poll_timeout() is None
-
-
-# -- receiver not ready
-
-
-def test_a_refused_packet_is_repeated_after_the_time_that_was_asked_for() -> None:
-    side = make()
-    for wr_id in range(3):
-        side.send(wr_id)
-    sent(side)
-    answer(side, 100)
-    answer(side, 101, Syndrome.RNR_NAK + 12, now_ns=US)
-    side.send(3)
-    assert psns(side, US) == []
-    due_ns = US + RNR_TIMER_NS[12]
-    assert side.qp.poll_timeout() == due_ns and RNR_TIMER_NS[12] == 640 * US
-    side.qp.handle_timeout(due_ns)
-    assert psns(side, due_ns) == [101, 102, 103]
-
-
-@pytest.mark.parametrize("link", [LOSSY, RELIABLE])
-def test_the_receiver_is_asked_so_often_and_not_more(link: LinkTraits) -> None:
-    side = make(link=link, attr={"rnr_retry": 2})
-    side.send(1)
-    side.send(2)
-    now_ns, refusals = 0, 0
-    while side.qp.state is QPState.RTS:
-        assert psns(side, now_ns) == [100, 101]
-        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
-        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)  # said twice, counted once
-        refusals += 1
-        now_ns = side.qp.poll_timeout() or 0
-        side.qp.handle_timeout(now_ns)
-    assert refusals == 3
-    assert done(side) == [(1, WCStatus.RNR_RETRY_EXC_ERR), (2, FLUSHED)]
-
-
-def test_seven_is_forever() -> None:
-    side = make(attr={"rnr_retry": 7})
-    side.send(1)
-    now_ns = 0
-    for _ in range(100):
-        assert psns(side, now_ns) == [100]
-        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
-        now_ns = side.qp.poll_timeout() or 0
-        side.qp.handle_timeout(now_ns)
-    answer(side, 100, now_ns=now_ns)
-    assert done(side) == [(1, OK)]
-
-
 # -- placed by the provider
 
 
 def test_the_provider_may_place_a_write_itself() -> None:
-    side, peer = make(link=RELIABLE), make()
+    side, peer = make_asking(link=LOSSLESS), make_asking()
     placed: list[tuple[Packet, bytes]] = []
 
     def place(packet: Packet, octets: memoryview) -> bool:
@@ -560,7 +370,7 @@ def test_the_provider_may_place_a_write_itself() -> None:
 
 def test_no_write_is_placed_while_an_earlier_one_is_under_way() -> None:
     """The octets of the earlier one would land later, over those of the later one."""
-    side, peer = make(link=RELIABLE), make()
+    side, peer = make_asking(link=LOSSLESS), make_asking()
     willing = [False, True, True]
     side.qp.place_remote = lambda packet, octets: willing.pop(0)
     side.remote(1, WROpcode.RDMA_WRITE, peer, length=8)
@@ -572,7 +382,7 @@ def test_no_write_is_placed_while_an_earlier_one_is_under_way() -> None:
 
 
 def test_the_send_queue_is_bounded() -> None:
-    side = make(cap=QPCap(max_send_wr=2))
+    side = make_asking(cap=QPCap(max_send_wr=2))
     side.send(1)
     side.send(2)
     with pytest.raises(OSError, match="max_send_wr"):

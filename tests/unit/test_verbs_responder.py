@@ -2,7 +2,22 @@
 
 import pytest
 
-from tests.sim.verbs_pair import MTU_BYTES, Side
+from tests.sim.verbs_pair import Side
+from tests.unit.verbs_sides import (
+    ASK,
+    FIRST,
+    LAST,
+    LOSSLESS,
+    LOSSY,
+    ONLY,
+    add,
+    answers,
+    events,
+    make_answering,
+    read,
+    send,
+    write,
+)
 from urds.verbs.engine.numbers import (
     RNR_TIMER_NS,
     Acceptance,
@@ -14,66 +29,12 @@ from urds.verbs.engine.numbers import (
     WCStatus,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.queue_pair import LinkTraits
-
-FIRST, LAST, ASK = PacketFlag.FIRST, PacketFlag.LAST, PacketFlag.ACK_REQUEST
-ONLY = FIRST | LAST | ASK
-LOSSY = LinkTraits(MTU_BYTES, lossless=False)
-
-
-def make(*, link: LinkTraits = LOSSY, attr: dict[str, object] | None = None, **fields) -> Side:
-    side = Side(0xB, link, **fields)
-    side.lead(0xA, **(attr or {}))
-    return side
-
-
-def answers(side: Side, *packets: Packet) -> list[Packet]:
-    """Give packets to a side in one burst and return what it says then."""
-    for packet in packets:
-        side.qp.receive_packet(packet, 0)
-    found = []
-    while (answer := side.qp.poll_transmit(0)) is not None:
-        found.append(answer)
-    return found
-
-
-def events(side: Side) -> list[AsyncEventType]:
-    found = []
-    while (event := side.qp.poll_event()) is not None:
-        found.append(event.event_type)
-    return found
-
-
-def send(psn: int, msn: int, payload: bytes = b"", flags: PacketFlag = ONLY, **fields) -> Packet:
-    return Packet(PacketKind.SEND, 0xB, psn, flags, msn=msn, payload=payload, **fields)
-
-
-def write(side: Side, psn: int, at: int, payload: bytes, flags: PacketFlag = ONLY, **fields):
-    return Packet(
-        PacketKind.WRITE, 0xB, psn, flags,
-        address=side.address + at, rkey=side.region.rkey, payload=payload, **fields,
-    )  # fmt: skip
-
-
-def read(side: Side, psn: int, at: int, length: int) -> Packet:
-    return Packet(
-        PacketKind.READ_REQUEST, 0xB, psn, ONLY,
-        address=side.address + at, rkey=side.region.rkey, length=length,
-    )  # fmt: skip
-
-
-def add(side: Side, psn: int, at: int, value: int) -> Packet:
-    return Packet(
-        PacketKind.ATOMIC_ADD, 0xB, psn, ONLY,
-        address=side.address + at, rkey=side.region.rkey, compare_add=value,
-    )  # fmt: skip
-
 
 # -- in order
 
 
 def test_one_ack_answers_a_burst() -> None:
-    side = make()
+    side = make_answering()
     for wr_id in range(3):
         side.receive(wr_id, length=8)
     (ack,) = answers(side, *(send(100 + index, 1 + index, b"x") for index in range(3)))
@@ -82,7 +43,7 @@ def test_one_ack_answers_a_burst() -> None:
 
 
 def test_a_packet_that_asks_for_no_ack_gets_none() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=200)
     assert answers(side, send(100, 1, b"a" * 64, FIRST)) == []
     (ack,) = answers(side, send(101, 1, b"b", LAST | ASK, offset=64))
@@ -90,7 +51,7 @@ def test_a_packet_that_asks_for_no_ack_gets_none() -> None:
 
 
 def test_a_send_lands_in_its_pieces_and_completes_once() -> None:
-    side = make()
+    side = make_answering()
     side.qp.post_recv(_wr(9, side.sge(0, 10), side.sge(100, 100)), 0)
     answers(side, send(100, 1, b"a" * 64, FIRST), send(101, 1, b"b" * 5, LAST, offset=64))
     assert side.memory[:10] == b"a" * 10
@@ -101,7 +62,7 @@ def test_a_send_lands_in_its_pieces_and_completes_once() -> None:
 
 
 def test_an_immediate_comes_with_the_completion() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     side.receive(2)
     answers(
@@ -117,14 +78,14 @@ def test_an_immediate_comes_with_the_completion() -> None:
 
 
 def test_a_write_consumes_no_receive() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     answers(side, write(side, 100, 50, b"yz"))
     assert side.memory[50:52] == b"yz" and side.received() == [] and side.qp.recv_query() == (1, 1)
 
 
 def test_a_read_is_answered_per_packet() -> None:
-    side = make()
+    side = make_answering()
     side.memory[:130] = bytes(range(130))
     found = answers(side, read(side, 100, 0, 130))
     assert [packet.psn for packet in found[:3]] == [100, 101, 102]
@@ -136,19 +97,19 @@ def test_a_read_is_answered_per_packet() -> None:
 
 
 def test_a_read_takes_one_psn_on_a_link_without_loss() -> None:
-    side = make(link=LinkTraits(MTU_BYTES, lossless=True))
+    side = make_answering(link=LOSSLESS)
     found = answers(side, read(side, 100, 0, 130))
     assert [packet.psn for packet in found] == [100, 100, 100, 100]
 
 
 def test_an_empty_read_has_one_empty_answer() -> None:
-    found = answers(make(), Packet(PacketKind.READ_REQUEST, 0xB, 100, ONLY))
+    found = answers(make_answering(), Packet(PacketKind.READ_REQUEST, 0xB, 100, ONLY))
     assert found[0].kind is PacketKind.READ_RESPONSE and not len(found[0].payload)
     assert found[0].flags == FIRST | LAST
 
 
 def test_atomics_change_the_cell_and_answer_what_was_before() -> None:
-    side = make()
+    side = make_answering()
     swap = Packet(
         PacketKind.ATOMIC_SWAP, 0xB, 101, ONLY,
         address=side.address, rkey=side.region.rkey, compare_add=5, swap=40,
@@ -170,7 +131,7 @@ def test_the_first_packet_in_rtr_is_told() -> None:
 
 
 def test_a_gap_is_told_once_until_the_sequence_goes_on() -> None:
-    side = make()
+    side = make_answering()
     nak = answers(side, write(side, 102, 0, b"c"))[0]
     assert (nak.syndrome, nak.psn) == (Syndrome.NAK_SEQUENCE, 100)
     assert answers(side, write(side, 103, 0, b"d")) == []
@@ -180,7 +141,7 @@ def test_a_gap_is_told_once_until_the_sequence_goes_on() -> None:
 
 
 def test_a_repeated_send_is_acknowledged_and_not_done_again() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     side.receive(2, 8, length=8)
     answers(side, send(100, 1, b"x"))
@@ -189,7 +150,7 @@ def test_a_repeated_send_is_acknowledged_and_not_done_again() -> None:
 
 
 def test_a_repeated_write_does_not_land_again() -> None:
-    side = make()
+    side = make_answering()
     answers(side, write(side, 100, 0, b"new"))
     side.memory[:3] = b"own"
     answers(side, write(side, 100, 0, b"new"))
@@ -197,7 +158,7 @@ def test_a_repeated_write_does_not_land_again() -> None:
 
 
 def test_a_repeated_read_is_read_again() -> None:
-    side = make()
+    side = make_answering()
     answers(side, read(side, 100, 0, 4), write(side, 101, 0, b"late"))
     found = answers(side, read(side, 100, 0, 4))
     assert bytes(found[0].payload) == b"late" and found[1].psn == 101
@@ -205,7 +166,7 @@ def test_a_repeated_read_is_read_again() -> None:
 
 def test_a_read_may_be_repeated_in_other_portions() -> None:
     """The rest of a read that begins before the expected PSN and ends after it is new."""
-    side = make()
+    side = make_answering()
     answers(side, read(side, 100, 0, 64))
     found = answers(side, read(side, 100, 0, 192))
     assert [packet.psn for packet in found] == [100, 101, 102, 102]
@@ -213,7 +174,7 @@ def test_a_read_may_be_repeated_in_other_portions() -> None:
 
 
 def test_a_repeated_atomic_is_answered_from_memory() -> None:
-    side = make()
+    side = make_answering()
     answers(side, add(side, 100, 0, 5))
     found = answers(side, add(side, 100, 0, 5))
     assert found[0].compare_add == 0
@@ -221,7 +182,7 @@ def test_a_repeated_atomic_is_answered_from_memory() -> None:
 
 
 def test_psns_wrap() -> None:
-    side = make(attr={"rq_psn": 0xFFFFFF})
+    side = make_answering(attr={"rq_psn": 0xFFFFFF})
     assert answers(side, write(side, 0xFFFFFF, 0, b"a"), write(side, 0, 1, b"b"))[0].psn == 0
     assert answers(side, write(side, 0xFFFFFF, 0, b"z"))[0].psn == 0
     assert side.memory[:2] == b"ab"
@@ -231,7 +192,7 @@ def test_psns_wrap() -> None:
 
 
 def test_without_a_receive_the_peer_is_asked_to_wait() -> None:
-    side = make(attr={"min_rnr_timer": 5})
+    side = make_answering(attr={"min_rnr_timer": 5})
     (nak,) = answers(side, send(100, 1, b"x"), send(101, 2, b"y"))
     assert (nak.syndrome, nak.psn) == (Syndrome.RNR_NAK + 5, 100)
     assert RNR_TIMER_NS[5] == 60_000
@@ -240,7 +201,7 @@ def test_without_a_receive_the_peer_is_asked_to_wait() -> None:
 
 
 def test_what_was_done_before_a_refusal_is_acknowledged_first() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     ack, nak = answers(side, send(100, 1, b"x", FIRST | LAST), send(101, 2, b"y"))
     assert (ack.psn, ack.syndrome) == (100, Syndrome.ACK)
@@ -248,7 +209,7 @@ def test_what_was_done_before_a_refusal_is_acknowledged_first() -> None:
 
 
 def test_a_write_with_immediate_waits_for_a_receive_before_it_lands() -> None:
-    side = make()
+    side = make_answering()
     packet = write(side, 100, 0, b"new", ONLY | PacketFlag.IMMEDIATE, msn=1)
     assert answers(side, packet)[0].syndrome == Syndrome.RNR_NAK + 12
     assert side.memory[:3] == bytes(3)
@@ -271,23 +232,23 @@ ACCESS = (Syndrome.NAK_REMOTE_ACCESS, [AsyncEventType.QP_ACCESS_ERR])
 
 
 def test_a_middle_without_a_first_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     assert refused(side, write(side, 100, 0, b"x", PacketFlag(0), offset=64)) == INVALID
     assert side.memory[:1] == b"\0"
 
 
 def test_a_first_inside_a_message_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     assert refused(side, write(side, 100, 0, b"x", FIRST), write(side, 101, 0, b"y")) == INVALID
 
 
 def test_a_read_inside_a_message_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     assert refused(side, write(side, 100, 0, b"x", FIRST), read(side, 101, 0, 4)) == INVALID
 
 
 def test_a_message_of_two_kinds_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=100)
     packets = [send(100, 1, b"x" * 64, FIRST), write(side, 101, 0, b"y", LAST, offset=64)]
     assert refused(side, *packets) == INVALID
@@ -296,25 +257,25 @@ def test_a_message_of_two_kinds_is_invalid() -> None:
 
 @pytest.mark.parametrize("msn", [0, 2, 0xFFFFFFFF])
 def test_a_message_out_of_number_is_invalid(msn: int) -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     assert refused(side, send(100, msn, b"x")) == INVALID
 
 
 def test_a_payload_beyond_the_mtu_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     assert refused(side, write(side, 100, 0, b"x" * 65)) == INVALID
 
 
 def test_a_send_that_claims_to_be_placed_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     assert refused(side, send(100, 1, b"", ONLY | PacketFlag.PLACED, length=1 << 20)) == INVALID
 
 
 @pytest.mark.parametrize("kind", ["write", "read", "add"])
 def test_what_the_queue_pair_does_not_allow_is_invalid(kind: str) -> None:
-    side = make(attr={"qp_access_flags": AccessFlag.LOCAL_WRITE})
+    side = make_answering(attr={"qp_access_flags": AccessFlag.LOCAL_WRITE})
     packet = {
         "write": write(side, 100, 0, b"x"), "read": read(side, 100, 0, 8),
         "add": add(side, 100, 0, 1),
@@ -324,20 +285,20 @@ def test_what_the_queue_pair_does_not_allow_is_invalid(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["read", "add"])
 def test_reads_need_resources(kind: str) -> None:
-    side = make(attr={"max_dest_rd_atomic": 0})
+    side = make_answering(attr={"max_dest_rd_atomic": 0})
     packet = {"read": read(side, 100, 0, 8), "add": add(side, 100, 0, 1)}[kind]
     assert refused(side, packet) == INVALID
 
 
 def test_a_cell_that_is_not_aligned_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     assert refused(side, add(side, 100, 4, 1)) == INVALID
 
 
 @pytest.mark.parametrize("kind", ["write", "read", "add"])
 @pytest.mark.parametrize("wrong", ["key", "below", "above", "right"])
 def test_an_access_that_the_key_does_not_allow_is_refused(kind: str, wrong: str) -> None:
-    side = make(access=AccessFlag.LOCAL_WRITE) if wrong == "right" else make()
+    side = make_answering(access=AccessFlag.LOCAL_WRITE) if wrong == "right" else make_answering()
     at = {"below": -8, "above": 4096 - 4}.get(wrong, 0)
     packet = {
         "write": write(side, 100, at, b"12345678"), "read": read(side, 100, at, 8),
@@ -351,14 +312,14 @@ def test_an_access_that_the_key_does_not_allow_is_refused(kind: str, wrong: str)
 
 
 def test_an_address_near_the_end_of_64_bits_does_not_wrap() -> None:
-    side = make()
+    side = make_answering()
     packet = write(side, 100, 0, b"12345678")
     packet.address = (1 << 64) - 4
     assert refused(side, packet) == ACCESS
 
 
 def test_a_message_that_is_too_long_ends_its_receive() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     side.receive(2, length=8)
     nak = answers(side, send(100, 1, b"123456789"))[0]
@@ -368,7 +329,7 @@ def test_a_message_that_is_too_long_ends_its_receive() -> None:
 
 
 def test_a_receive_with_a_bad_key_ends_as_a_remote_operation_error() -> None:
-    side = make()
+    side = make_answering()
     wr = _wr(1, side.sge(0, 8))
     side.qp.post_recv(wr, 0)
     side.keys.deregister(side.region)
@@ -378,7 +339,7 @@ def test_a_receive_with_a_bad_key_ends_as_a_remote_operation_error() -> None:
 
 
 def test_an_invalidation_of_a_foreign_key_is_invalid() -> None:
-    side = make()
+    side = make_answering()
     side.receive(1, length=8)
     packet = send(100, 1, b"x", ONLY | PacketFlag.INVALIDATE, immediate=side.region.rkey)
     assert refused(side, packet) == INVALID
@@ -386,14 +347,14 @@ def test_an_invalidation_of_a_foreign_key_is_invalid() -> None:
 
 
 def test_reads_before_a_broken_rule_are_answered() -> None:
-    side = make()
+    side = make_answering()
     found = answers(side, read(side, 100, 0, 4), add(side, 101, 4, 1))
     assert [packet.kind for packet in found] == [PacketKind.READ_RESPONSE, PacketKind.ACK]
     assert (found[1].psn, found[1].syndrome) == (101, Syndrome.NAK_INVALID_REQUEST)
 
 
 def test_memory_that_goes_away_under_a_read_is_refused_in_place() -> None:
-    side = make()
+    side = make_answering()
     side.qp.receive_packet(read(side, 100, 0, 130), 0)
     assert side.qp.poll_transmit(0) is not None
     side.keys.deregister(side.region)
@@ -403,16 +364,16 @@ def test_memory_that_goes_away_under_a_read_is_refused_in_place() -> None:
 
 
 def test_more_reads_than_agreed_wait_for_their_turn() -> None:
-    side = make(attr={"max_dest_rd_atomic": 1})
+    side = make_answering(attr={"max_dest_rd_atomic": 1})
     found = answers(side, read(side, 100, 0, 8), read(side, 101, 0, 8))
     assert [packet.psn for packet in found] == [100, 100]
-    strict = make(link=LinkTraits(MTU_BYTES, lossless=True), attr={"max_dest_rd_atomic": 1})
+    strict = make_answering(link=LOSSLESS, attr={"max_dest_rd_atomic": 1})
     found = answers(strict, read(strict, 100, 0, 8), read(strict, 101, 0, 8))
     assert found[-1].syndrome == Syndrome.NAK_INVALID_REQUEST
 
 
 def test_a_link_without_loss_is_silent_about_what_is_ahead() -> None:
-    side = make(link=LinkTraits(MTU_BYTES, lossless=True))
+    side = make_answering(link=LOSSLESS)
     assert answers(side, write(side, 101, 0, b"x")) == []
 
 

@@ -7,7 +7,7 @@ endpoints that count them for an application.
 import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES, Side
-from tests.unit.test_verbs_responder import (
+from tests.unit.verbs_sides import (
     FIRST,
     LAST,
     LOSSY,

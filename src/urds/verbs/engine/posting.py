@@ -20,6 +20,7 @@ from urds.verbs.engine.work import SendWR
 ATOMIC_BYTES = 8
 
 _INLINE = int(SendFlag.INLINE)
+_OPCODES = frozenset(WROpcode)
 _DATAGRAM = {WROpcode.SEND, WROpcode.SEND_WITH_IMM}
 _ATOMIC = {WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD}
 _BRINGS_DATA = _ATOMIC | {WROpcode.RDMA_READ}
@@ -27,7 +28,7 @@ _BRINGS_DATA = _ATOMIC | {WROpcode.RDMA_READ}
 
 def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: LinkTraits) -> None:
     """Accept a send work request or say what is wrong with it. Raises OSError: EINVAL."""
-    if wr.opcode not in WROpcode.__members__.values():
+    if wr.opcode not in _OPCODES:
         raise _invalid(f"opcode {wr.opcode!r}")
     length = total_bytes(wr.sg)
     if len(wr.sg) > cap.max_send_sge:

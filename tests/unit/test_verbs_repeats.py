@@ -1,0 +1,177 @@
+"""What the requester sends again and when, and when it gives up."""
+
+import pytest
+
+from tests.sim.verbs_pair import MS, US
+from tests.unit.verbs_sides import LOSSLESS, LOSSY, answer, done, make_asking, psns, sent
+from urds.verbs.engine.numbers import (
+    RNR_TIMER_NS,
+    QPState,
+    WCStatus,
+    WROpcode,
+)
+from urds.verbs.engine.packets import PacketKind, Syndrome
+from urds.verbs.engine.queue_pair import LinkTraits
+
+PERIOD_NS = 4096 << 14
+FLUSHED = WCStatus.WR_FLUSH_ERR
+OK = WCStatus.SUCCESS
+
+
+# -- repeats
+
+
+def test_a_gap_over_there_sends_the_requester_back() -> None:
+    side = make_asking()
+    for wr_id in range(5):
+        side.send(wr_id)
+    sent(side)
+    answer(side, 102, Syndrome.NAK_SEQUENCE, now_ns=US)
+    assert done(side) == [(0, OK), (1, OK)]
+    assert psns(side, US) == [102, 103, 104]
+
+
+def test_ranges_leave_only_what_is_missing() -> None:
+    side = make_asking()
+    for wr_id in range(10):
+        side.send(wr_id)
+    sent(side)
+    answer(side, 100, now_ns=US, selective=((103, 104), (106, 109)))
+    assert done(side) == [(0, OK)]  # in order
+    assert psns(side, US) == []  # not yet older than a round trip and its variation
+    assert side.qp.poll_timeout() == 2 * US
+    side.qp.handle_timeout(2 * US)
+    assert psns(side, 2 * US) == [101, 102, 105]
+    answer(side, 109, now_ns=3 * US)
+    assert [wr_id for wr_id, _ in done(side)] == list(range(1, 10))
+
+
+def test_a_packet_that_was_overtaken_a_little_is_not_lost() -> None:
+    side = make_asking()
+    for wr_id in range(3):
+        side.send(wr_id)
+    sent(side)
+    answer(side, 99, now_ns=US, selective=((101, 102),))
+    assert psns(side, US) == []
+
+
+def test_lost_answers_of_a_read_are_asked_for_again() -> None:
+    side, peer = make_asking(), make_asking()
+    side.remote(1, WROpcode.RDMA_READ, peer, length=64 * 8)
+    sent(side)
+    for index in (0, 1, 4, 5, 6, 7):
+        answer(side, 100 + index, now_ns=US, kind=PacketKind.READ_RESPONSE, payload=b"a" * 64)
+    side.qp.handle_timeout(2 * US)
+    (again,) = sent(side, 2 * US)
+    assert (again.kind, again.psn, again.length) == (PacketKind.READ_REQUEST, 102, 128)
+    assert again.address == peer.address + 128
+
+
+def test_silence_repeats_everything_with_growing_patience() -> None:
+    side = make_asking()
+    side.send(1, length=100)
+    sent(side)
+    assert side.qp.poll_timeout() == 20 * MS
+    side.qp.handle_timeout(20 * MS - 1)
+    assert psns(side) == []
+    side.qp.handle_timeout(20 * MS)
+    assert psns(side, 20 * MS) == [100, 101]
+    assert side.qp.poll_timeout() == 60 * MS
+
+
+def test_the_timer_follows_the_round_trip() -> None:
+    side = make_asking()
+    now_ns = 0
+    for _ in range(20):
+        side.send(1)
+        sent(side, now_ns)
+        now_ns += 3 * MS
+        answer(side, 100 + now_ns // (3 * MS) - 1, now_ns=now_ns)
+    side.send(2)
+    sent(side, now_ns)
+    due_ns = side.qp.poll_timeout()
+    assert due_ns is not None and 3 * MS < due_ns - now_ns < 4 * MS
+
+
+@pytest.mark.parametrize("retries", [0, 7])
+def test_silence_ends_after_all_retries(retries: int) -> None:
+    """`retry_cnt` repeats, one timeout apart, must all have failed."""
+    side = make_asking(attr={"retry_cnt": retries})
+    side.send(1)
+    side.send(2)
+    sent(side)
+    for _ in range(100):
+        due_ns = side.qp.poll_timeout()
+        if due_ns is None:
+            break
+        now_ns = due_ns
+        side.qp.handle_timeout(now_ns)
+        sent(side, now_ns)
+    assert done(side) == [(1, WCStatus.RETRY_EXC_ERR), (2, FLUSHED)]
+    assert now_ns == PERIOD_NS * (retries + 1)
+
+
+def test_timeout_zero_never_gives_up() -> None:
+    side = make_asking(attr={"timeout": 0, "retry_cnt": 0})
+    side.send(1)
+    sent(side)
+    for _ in range(50):
+        now_ns = side.qp.poll_timeout()
+        assert now_ns is not None
+        side.qp.handle_timeout(now_ns)
+        assert psns(side, now_ns) == [100]
+
+
+def test_a_link_without_loss_has_no_timer() -> None:
+    side = make_asking(link=LOSSLESS)
+    side.send(1)
+    sent(side)
+    assert side.qp.poll_timeout() is None
+
+
+# -- receiver not ready
+
+
+def test_a_refused_packet_is_repeated_after_the_time_that_was_asked_for() -> None:
+    side = make_asking()
+    for wr_id in range(3):
+        side.send(wr_id)
+    sent(side)
+    answer(side, 100)
+    answer(side, 101, Syndrome.RNR_NAK + 12, now_ns=US)
+    side.send(3)
+    assert psns(side, US) == []
+    due_ns = US + RNR_TIMER_NS[12]
+    assert side.qp.poll_timeout() == due_ns and RNR_TIMER_NS[12] == 640 * US
+    side.qp.handle_timeout(due_ns)
+    assert psns(side, due_ns) == [101, 102, 103]
+
+
+@pytest.mark.parametrize("link", [LOSSY, LOSSLESS])
+def test_the_receiver_is_asked_so_often_and_not_more(link: LinkTraits) -> None:
+    side = make_asking(link=link, attr={"rnr_retry": 2})
+    side.send(1)
+    side.send(2)
+    now_ns, refusals = 0, 0
+    while side.qp.state is QPState.RTS:
+        assert psns(side, now_ns) == [100, 101]
+        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
+        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)  # said twice, counted once
+        refusals += 1
+        now_ns = side.qp.poll_timeout() or 0
+        side.qp.handle_timeout(now_ns)
+    assert refusals == 3
+    assert done(side) == [(1, WCStatus.RNR_RETRY_EXC_ERR), (2, FLUSHED)]
+
+
+def test_seven_is_forever() -> None:
+    side = make_asking(attr={"rnr_retry": 7})
+    side.send(1)
+    now_ns = 0
+    for _ in range(100):
+        assert psns(side, now_ns) == [100]
+        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
+        now_ns = side.qp.poll_timeout() or 0
+        side.qp.handle_timeout(now_ns)
+    answer(side, 100, now_ns=now_ns)
+    assert done(side) == [(1, OK)]
