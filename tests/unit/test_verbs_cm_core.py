@@ -15,7 +15,7 @@ ESTABLISHED, REQUEST = CmEventKind.ESTABLISHED, CmEventKind.REQUEST
 
 
 def connected(**changes: object) -> World:
-    world = World(**changes)  # type: ignore[arg-type]
+    world = World(**changes)  # type: ignore[arg-type]  # keywords of any kind
     world.listen()
     world.connect(private_data=b"hello")
     world.run(SECOND)
