@@ -264,7 +264,8 @@ def test_private_data_of_a_rejection_have_a_limit(contexts: tuple[Context, Conte
 def test_steps_out_of_order_are_refused(contexts: tuple[Context, Context]) -> None:
     channel = CMEventChannel(contexts[0])
     cmid = CMID(channel)
-    for call in (cmid.connect, cmid.accept, cmid.reject, cmid.get_request, cmid.resolve_route):
+    steps = (cmid.connect, cmid.listen, cmid.accept, cmid.reject, cmid.get_request)
+    for call in (*steps, cmid.resolve_route):
         with pytest.raises(VerbsArgumentError, match="identifier is IDLE, not"):
             call()
     cmid.resolve_addr((HOST, PORT))

@@ -31,7 +31,11 @@ _VIRTUAL_STEPS_MAX: Final = 200_000
 
 
 class CMEventType(IntEnum):
-    """What happened. ROUTE_ERROR, the multicasts and those behind them are never told here."""
+    """What happened.
+
+    Some are never told here: names are resolved by `AddrInfo`, which raises; a queue pair is led
+    to its states without a CONNECT_RESPONSE; there are no multicasts and there is no TIMEWAIT.
+    """
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1

@@ -62,14 +62,15 @@ class CMID(Identifier):
     # -- the passive side
 
     def listen(self, backlog: int = BACKLOG) -> None:
-        """Listen at the bound address; `backlog` requests may wait for an answer.
+        """Listen at the bound address, and at no other; `backlog` requests may wait.
 
-        Raises VerbsError: EADDRINUSE, EADDRNOTAVAIL, EACCES.
+        Raises VerbsArgumentError without an address; VerbsError: EADDRINUSE, EADDRNOTAVAIL, EACCES.
         """
-        self._demand(CMState.BOUND, CMState.IDLE)
+        self._demand(CMState.BOUND)
+        assert self._local is not None, "who is bound has an address"
         with self._calling():
             self._listener = self.context.adapter.listen(
-                self._local or ("0.0.0.0", 0),
+                self._local,
                 self.port_space,
                 backlog=backlog,
                 on_event=weak_call(self, Identifier._take_request),
