@@ -260,6 +260,32 @@ def test_a_queue_pair_has_one_connection(pair: Pair) -> None:
         pair.left.connect((pair.adapters[1].address, PORT))
 
 
+def test_an_accept_that_cannot_be_leaves_the_request(pair: Pair) -> None:
+    requests: list[ConnectionEvent] = []
+    adapter = pair.adapters[1]
+    with adapter.lock:
+        adapter.listen((adapter.address, PORT), PortSpace.TCP, backlog=1, on_event=requests.append)
+    pair.left.connect((adapter.address, PORT))
+    assert adapter.wait(lambda: bool(requests), None)
+    request, qp = requests[0].connection, pair.right.qp
+    qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
+    with adapter.lock, pytest.raises(OSError) as caught:
+        request.accept(qp.engine, ConnectParameters())
+    assert caught.value.errno == errno.EINVAL
+    qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE)
+    with adapter.lock:
+        request.accept(qp.engine, ConnectParameters())
+    assert pair.left.wait_for(ESTABLISHED)
+
+
+def test_a_queue_pair_that_its_owner_moves_ends_the_connect(pair: Pair) -> None:
+    pair.right.listen((pair.adapters[1].address, PORT))
+    pair.left.connect((pair.adapters[1].address, PORT))
+    pair.left.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
+    assert pair.left.wait_for_end() is ConnectionEventKind.ERROR
+    assert pair.right.wait_for_end() is not None
+
+
 def test_removing_a_queue_pair_ends_its_connection(pair: Pair) -> None:
     pair.connect()
     pair.left.qp.close()

@@ -126,6 +126,12 @@ def test_a_closed_listener_gives_its_port_back(ends: tuple[End, End]) -> None:
     assert left.listen(listener.local).local == listener.local
 
 
+def test_a_listener_may_outlive_its_device(ends: tuple[End, End]) -> None:
+    listener = ends[0].listen((HOST, 0))
+    ends[0].context.close()
+    listener.close()
+
+
 def test_a_connection_outlives_its_listener(ends: tuple[End, End]) -> None:
     left, right = ends
     listener = right.listen((HOST, 0))

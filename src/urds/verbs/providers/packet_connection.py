@@ -73,9 +73,7 @@ class PacketConnection(Connection):
             initiator_depth=min(offer.initiator_depth, wanted.responder_resources),
         )
         if not record.is_datagram:
-            adapter.bind(qp, self)
-            lead(qp, own=offer, peer=wanted, route=_vector(record), now_ns=adapter.now_ns())
-            self.qp = qp
+            self._lead(qp, offer, wanted)
         adapter.cm.accept(
             record,
             offer=offer,
@@ -172,20 +170,25 @@ class PacketConnection(Connection):
         if qp is None or not record.is_requester or record.is_datagram:
             return True
         try:
-            lead(
-                qp,
-                own=record.offer,
-                peer=record.peer_offer,
-                route=_vector(record),
-                now_ns=adapter.now_ns(),
-            )
+            self._lead(qp, record.offer, record.peer_offer)
         except OSError as error:  # its owner has changed the state since the connect
             adapter.cm.forget(record, now_ns=adapter.now_ns())
-            self._release()
             self.tell(ConnectionEventKind.ERROR, reason=str(error))
             return False
         adapter.kick(qp)
         return True
+
+    def _lead(self, qp: QueuePair, own: Offer, peer: Offer) -> None:
+        """Make a queue pair this connection's, ready for work. Raises OSError EINVAL."""
+        adapter, record = self._adapter, self.record
+        assert record is not None
+        adapter.bind(qp, self)
+        try:
+            lead(qp, own=own, peer=peer, route=_vector(record), now_ns=adapter.now_ns())
+        except OSError:
+            adapter.unbind(qp, self)
+            raise
+        self.qp = qp
 
     def _break_queue_pair(self) -> None:
         qp = self.qp

@@ -218,8 +218,9 @@ class UdpAdapter(PacketAdapter):
         self._claims[local] -= 1
         if not self._claims[local]:
             del self._claims[local]
-            self._endpoints[local].is_retiring = True
-            self._close_retired()
+            if local in self._endpoints:  # else the adapter is closed
+                self._endpoints[local].is_retiring = True
+                self._close_retired()
 
     def _run_timers(self, now_ns: int) -> None:
         super()._run_timers(now_ns)
