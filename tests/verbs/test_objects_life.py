@@ -221,7 +221,7 @@ def test_what_nobody_holds_is_closed() -> None:
     del child
     gc.collect()
     assert alive() is None
-    assert len(pd._children) == 2  # the region and the queue pair of the side
+    assert len(pd._children()) == 2  # the region and the queue pair of the side
 
 
 def test_a_context_that_nobody_holds_ends_its_device() -> None:

@@ -100,7 +100,7 @@ class CQ(Resource):
         with self._calling():
             if self.channel is None:
                 self.channel = CompChannel(self.context)
-                self.channel._children.add(self)
+                self.channel._add_child(self)
                 self._parents = (*self._parents, self.channel)
         return await aio.completions(self, count)
 
@@ -151,7 +151,7 @@ class CQ(Resource):
 
     def _break_queue_pairs(self) -> None:
         adapter = self.context.adapter
-        for child in list(self._children):
+        for child in self._children():
             engine = getattr(child, "engine", None)
             if engine is not None and engine.state is not QPState.RESET:
                 error = QPAttr(qp_state=QPState.ERR)

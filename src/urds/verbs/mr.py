@@ -184,8 +184,8 @@ class MR(Resource):
 
     def _move_to(self, pd: PD) -> None:
         if pd is not self.pd:
-            self.pd._children.discard(self)
-            pd._children.add(self)
+            self.pd._remove_child(self)
+            pd._add_child(self)
             self.pd, self._parents = pd, (pd,)
 
     def _forget_view(self) -> None:

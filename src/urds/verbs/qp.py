@@ -85,6 +85,7 @@ class QP(Resource):
         self.pd, self.context, self.init_attr = pd, pd.context, init_attr
         adapter, attributes = pd.context.adapter, pd.context.attributes
         self._message_bytes_max = attributes.max_msg_sz
+        self._is_datagram = init_attr.qp_type == QPType.UD
         self._refused = {
             opcode: capability
             for opcode, capability in _CAPABILITY.items()
@@ -187,10 +188,7 @@ class QP(Resource):
         refused, those before it are posted.
         """
         with self._lock:
-            self._demand_open()
-            now_ns = self.context.adapter.now_ns()
-            post = self.engine.post_send
-            self._post(wr, lambda one: post(self._prepared(one), now_ns))
+            self._post(wr, self._send)
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Post a receive, a list of them, or a chain by `next_wr`.
@@ -198,10 +196,7 @@ class QP(Resource):
         Raises VerbsPostError as `post_send`; EINVAL for a queue pair with a shared receive queue.
         """
         with self._lock:
-            self._demand_open()
-            now_ns = self.context.adapter.now_ns()
-            post = self.engine.post_recv
-            self._post(wr, lambda one: post(one, now_ns))
+            self._post(wr, self.engine.post_recv)
 
     def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
         """Post the binding of a memory window; `mw.rkey` is new once it has completed.
@@ -225,17 +220,25 @@ class QP(Resource):
         required = QPAttrMask(0) if needs is None else needs.required
         self.modify(replace(qp_attr, qp_state=state), required | QPAttrMask.STATE)
 
-    def _post(self, wr: _Request | Iterable[_Request], post: Callable[[_Request], None]) -> None:
+    def _post(
+        self, wr: _Request | Iterable[_Request], post: Callable[[_Request, int], None]
+    ) -> None:
         """Post each request; what was posted before a refusal is carried away all the same."""
+        self._demand_open()
+        adapter = self.context.adapter
+        now_ns = adapter.now_ns()
         posted = 0
         try:
             for one in requests_of(wr):
-                post(one)
+                post(one, now_ns)
                 posted += 1
         except OSError as error:
             raise VerbsPostError.of(error, posted) from error
         finally:
-            self.context.adapter.kick(self.engine)
+            adapter.kick(self.engine)
+
+    def _send(self, wr: SendWR, now_ns: int) -> None:
+        self.engine.post_send(self._prepared(wr), now_ns)
 
     def _prepared(self, wr: SendWR) -> SendWR:
         """Return the request as the engine wants it: without our objects."""
@@ -254,7 +257,7 @@ class QP(Resource):
             wr.bind.mr._demand_open()
             wr.window.bound_mr = wr.bind.mr
             return replace(wr, window=wr.window.engine, bind=wr.bind.binding())
-        if self.qp_type is QPType.UD and not isinstance(wr.ah, AddressVector):
+        if self._is_datagram and not isinstance(wr.ah, AddressVector):
             return replace(wr, ah=vector_of(wr.ah))
         return wr
 

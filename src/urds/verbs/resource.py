@@ -29,13 +29,13 @@ class Resource:
     def __init__(self, lock: threading.RLock, *parents: "Resource") -> None:  # type: ignore[valid-type, unused-ignore]  # a class from 3.13 on
         """Become a child of `parents`, which must be open. Raises VerbsClosedError: one is not."""
         self._lock = lock
-        self._children: weakref.WeakSet[Resource] = weakref.WeakSet()
+        self._weak_children: weakref.WeakSet[Resource] | None = None  # most have none, ever
         self._parents: tuple[Resource, ...] = ()
         with lock:
             for parent in parents:
                 parent._demand_open()
             for parent in parents:
-                parent._children.add(self)
+                parent._add_child(self)
             self._parents = parents
             self._is_open = True
 
@@ -82,12 +82,12 @@ class Resource:
         with self._lock:
             if not self._is_open:
                 return
-            for child in sorted(self._children, key=lambda child: child.close_rank):
+            for child in sorted(self._children(), key=lambda child: child.close_rank):
                 child._close(forced=True)
             self._release(forced=forced)
             self._is_open = False
             for parent in self._parents:
-                parent._children.discard(self)
+                parent._remove_child(self)
             self._announce_end()
 
     def _announce_end(self) -> None:
@@ -98,6 +98,19 @@ class Resource:
 
         May raise OSError unless `forced`; then the object stays open.
         """
+
+    def _children(self) -> "list[Resource]":
+        """Return the open objects that stand on this one. Lock held."""
+        return [] if self._weak_children is None else list(self._weak_children)
+
+    def _add_child(self, child: "Resource") -> None:
+        if self._weak_children is None:
+            self._weak_children = weakref.WeakSet()
+        self._weak_children.add(child)
+
+    def _remove_child(self, child: "Resource") -> None:
+        if self._weak_children is not None:
+            self._weak_children.discard(child)
 
     def _demand_open(self) -> None:
         if not self._is_open:

@@ -11,12 +11,17 @@ _Request = TypeVar("_Request", SendWR, RecvWR)
 REQUESTS_MAX: Final = 1 << 20  # of one call: a chain may lead back to its start
 
 
-def requests_of(given: _Request | Iterable[_Request]) -> Iterator[_Request]:
-    """Yield the work requests that were given, each followed by what is chained to it.
+def requests_of(given: _Request | Iterable[_Request]) -> Iterable[_Request]:
+    """Return the work requests that were given, each followed by what is chained to it.
 
-    Raises VerbsArgumentError: more than REQUESTS_MAX.
+    Iterating raises VerbsArgumentError beyond REQUESTS_MAX.
     """
-    heads: Iterable[_Request] = (given,) if isinstance(given, SendWR | RecvWR) else given
+    if isinstance(given, SendWR | RecvWR):
+        return (given,) if given.next_wr is None else _unchained((given,))
+    return _unchained(given)
+
+
+def _unchained(heads: Iterable[_Request]) -> Iterator[_Request]:
     room = REQUESTS_MAX
     for head in heads:
         request: _Request | None = head
