@@ -295,6 +295,19 @@ def test_a_living_peer_is_asked_now_and_then_and_stays() -> None:
     assert 0 < world.left.core.stats.alive_sent <= 31
 
 
+def test_many_connections_with_one_peer_cost_one_question() -> None:
+    world = World()
+    world.listen(backlog=100)
+    for qpn in range(50):
+        world.connect(qpn=100 + qpn)
+    world.run(20 * SECOND)
+    assert world.left.kinds() == [ESTABLISHED] * 50
+    assert world.left.core.stats.alive_sent <= 11
+    world.drop = lambda source, _message: source == "right"
+    world.run(LIVENESS_NS)
+    assert world.left.kinds()[50:] == [CmEventKind.BROKEN] * 50
+
+
 def test_a_peer_started_anew_is_not_the_old_one() -> None:
     world = connected()
     world.right.core = CmCore(random=Random("another life"))
