@@ -61,6 +61,13 @@ def test_a_datagram_arrives(openings: tuple[TcpAdapter, ...], count: int) -> Non
     assert far.memories[0].octets[GRH_BYTES : GRH_BYTES + count] == b"d" * count
 
 
+def test_an_opening_tells_where_its_datagrams_arrive(openings: tuple[TcpAdapter, ...]) -> None:
+    """And takes no port before somebody asks."""
+    assert openings[0].datagrams._sockets == {}
+    assert openings[0].port == openings[0].datagrams.vector.port > 0
+    assert openings[0].port != openings[1].port
+
+
 def test_two_queue_pairs_of_one_opening(openings: tuple[TcpAdapter, ...]) -> None:
     one, other = ready(openings[0]), ready(openings[0])
     send(one, b"here", other)

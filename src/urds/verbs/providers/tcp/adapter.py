@@ -67,6 +67,15 @@ class TcpAdapter(Adapter):
         self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
         self.datagrams = Datagrams(self)
 
+    @property
+    def port(self) -> int:  # type: ignore[override]  # found out when somebody asks
+        """Return the UDP port of this opening's datagrams; the socket is made by the first asking.
+
+        Raises OSError if none can be had.
+        """
+        with self.lock:
+            return self.datagrams.vector.port
+
     # -- time and progress
 
     def now_ns(self) -> int:
