@@ -167,7 +167,8 @@ class ShmAdapter(PacketAdapter):
 
     def fall_asleep(self) -> bool:
         """Ask to be rung for; false if there is something to do instead."""
-        return not self._looped and self.peers.fall_asleep()
+        # What a closed adapter has not read stays unread: who waits for the lock gets it.
+        return self.is_closed or (not self._looped and self.peers.fall_asleep())
 
     def awake(self) -> None:
         """Ask not to be rung for."""
