@@ -47,7 +47,8 @@ class End:
             name, self.adapter, address=self.adapter.address, support=support or dat.Support()
         )
         self.pz = self.ia.create_pz()
-        self.memory = self.pz.register(bytearray(BUFFERS_MAX * MESSAGE_BYTES))
+        self.octets = bytearray(BUFFERS_MAX * MESSAGE_BYTES)
+        self.memory = self.pz.register(self.octets)
         self.recv = self.ia.create_evd(recv_qlen, dat.EvdFlag.DTO)
         self.request = self.ia.create_evd(4 * DEPTH, dat.EvdFlag.DTO | dat.EvdFlag.RMR_BIND)
         self.connection = self.ia.create_evd(8, dat.EvdFlag.CONNECTION)
@@ -263,11 +264,12 @@ def is_message(packet: Packet) -> bool:
 def worked_example(*, spare: int = 20, **scene: Any) -> Scene:
     """Return the scene of dat.md 13.2: 18 completed, of 19 to 23 the first halves of 19, 22, 23.
 
-    `spare` buffers are on the shared queue when 19 begins.
+    `spare` buffers are on the shared queue when 19 begins. Each message begins with its number.
     """
     made = Scene(buffers=18 + spare, completed=18, **scene)
-    for _ in range(5):
-        made.a.send()
+    for message in range(19, 24):
+        made.a.octets[message * MESSAGE_BYTES] = message
+        made.a.send(cookie=message)
     for message in (19, 22, 23):
         made.part(message, 0)
     return made
