@@ -149,6 +149,17 @@ def test_misuse_is_refused(openings: tuple[TcpAdapter, ...]) -> None:
         lambda: adapter.listen(("192.0.2.1", 0), PortSpace.TCP, backlog=1, on_event=client.note),
         errno.EADDRNOTAVAIL,
     )
+    refused(
+        lambda: adapter.connect(
+            client.qp,
+            ("127.0.0.1", 1),
+            PortSpace.TCP,
+            ConnectParameters(initiator_depth=129),
+            on_event=client.note,
+        ),
+        errno.EINVAL,
+    )
+    refused(lambda: connect(End(openings[1]).qp, ("127.0.0.1", 1)), errno.EINVAL)
     server = Server(openings[1])
     refused(
         lambda: adapter.listen(server.address, PortSpace.TCP, backlog=1, on_event=client.note),
@@ -195,6 +206,26 @@ def test_a_disconnect_flushes_what_was_sent_before() -> None:
         assert [memory.octets[99_999] for memory in memories] == list(range(20))
         server.event(ConnectionEventKind.DISCONNECTED)
         assert server.qp.state is QPState.ERR
+
+
+def test_a_queue_pair_may_be_connected_again() -> None:
+    with connected() as (client, server):
+        for end in (client, server):
+            end.disconnect()
+        listener = Server(server.adapter)
+        for end in (client, server):
+            end.event(ConnectionEventKind.DISCONNECTED)
+            with end.adapter.lock:
+                reset = QPAttr(qp_state=QPState.RESET)
+                end.qp.modify(reset, QPAttrMask.STATE, end.adapter.now_ns())
+                end.adapter.kick(end.qp)
+        client.connect(listener.address)
+        server.accept(listener.request())
+        client.event(ESTABLISHED)
+        memory = server.receive(5)
+        client.send(b"again")
+        server.received()
+        assert memory.octets == b"again"
 
 
 def test_both_may_disconnect_at_once() -> None:

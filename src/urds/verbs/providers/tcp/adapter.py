@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from urds.errors import WireError
-from urds.verbs.cm.mpa import MpaFlag, MpaFrame
+from urds.verbs.cm.mpa import READS_MAX, MpaFlag, MpaFrame
 from urds.verbs.engine.attributes import LinkTraits, QPAttr
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import QPAttrMask, QPState, QPType
@@ -33,6 +33,7 @@ from urds.verbs.providers.tcp.sockets import gid_of, listening, prepare, resolve
 from urds.verbs.providers.tcp.stream import BUFFER_BYTES
 from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
 
+BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: verbs-and-roce.md 14.3
 PRIVATE_DATA_MAX: Final = 508  # of 512 that MPA carries, four are the counts of reads
 _QPN_FIRST: Final = 0x10
 _QPN_END: Final = 1 << 24
@@ -156,12 +157,17 @@ class TcpAdapter(Adapter):
         while (event := qp.poll_event()) is not None:
             self.on_async_event(event)
 
-    def check_free(self, qp: QueuePair | None) -> None:
-        """Raise OSError (EINVAL) unless the queue pair may be given to a connection."""
+    def check_connectable(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
+        """Raise OSError (EINVAL) unless a connection may take this queue pair and these numbers."""
         if qp is None or not is_connectable(qp):
             raise OSError(errno.EINVAL, "a connection takes an RC queue pair in RESET or INIT")
+        if self._queue_pairs.get(qp.qpn) is not qp:
+            raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} belongs to another opening")
         if qp.qpn in self._owners:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} has a connection")
+        for count in (parameters.responder_resources, parameters.initiator_depth):
+            if not 0 <= count <= READS_MAX:
+                raise OSError(errno.EINVAL, f"{count} reads at once, limit {READS_MAX}")
 
     def own(self, connection: TcpConnection, qp: QueuePair) -> None:
         """Note that a queue pair belongs to a connection from here on."""
@@ -178,16 +184,16 @@ class TcpAdapter(Adapter):
     def listen(
         self, local: Address, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
     ) -> Listener:
-        """Listen at a TCP port, or at a UDP port for the datagram space.
+        """Listen at a TCP port, or at a UDP port for the datagram space; `backlog` 0: the usual.
 
         Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL.
         """
         self._check_open()
         if space is PortSpace.UDP:
             return self.datagrams.listen(local, space, backlog=backlog, on_event=on_event)
-        connections_max = backlog + self.settings.strangers_max
-        listener = listening(local, backlog=connections_max)
-        return TcpListener(self, listener, backlog=max(1, backlog), on_event=on_event)
+        backlog = backlog or BACKLOG_DEFAULT
+        listener = listening(local, backlog=backlog + self.settings.strangers_max)
+        return TcpListener(self, listener, backlog=backlog, on_event=on_event)
 
     def connect(
         self,
@@ -212,7 +218,7 @@ class TcpAdapter(Adapter):
                 local=local,
                 timeout_ns=timeout_ns,
             )
-        self.check_free(qp)
+        self.check_connectable(qp, parameters)
         assert qp is not None
         _check_private_data(parameters)
         return self._connect_stream(qp, peer, parameters, on_event, local, timeout_ns)

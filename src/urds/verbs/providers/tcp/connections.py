@@ -119,7 +119,7 @@ class TcpConnection(Connection):
         """Answer a request; the queue pair is in RTS when this returns. Raises OSError."""
         if self._state is not State.REQUESTED:
             raise OSError(errno.EINVAL, f"no request waits for an answer: {self._state.name}")
-        self._adapter.check_free(qp)
+        self._adapter.check_connectable(qp, parameters)
         assert qp is not None
         self._parameters = parameters
         try:
