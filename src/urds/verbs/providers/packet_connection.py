@@ -33,6 +33,25 @@ if TYPE_CHECKING:
 # stall (verbs-and-roce.md 8). The engine's own timer is the shorter one, this is its upper end.
 TIMEOUT_CODE: Final = 18  # 1.07 s; eight of them without an answer end a connection
 RNR_TIMER_CODE: Final = 12  # 0.64 ms
+# What each step needs. Source: verbs-and-roce.md section 10.
+_INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
+_RTR: Final = (
+    QPAttrMask.STATE
+    | QPAttrMask.AV
+    | QPAttrMask.PATH_MTU
+    | QPAttrMask.DEST_QPN
+    | QPAttrMask.RQ_PSN
+    | QPAttrMask.MAX_DEST_RD_ATOMIC
+    | QPAttrMask.MIN_RNR_TIMER
+)
+_RTS: Final = (
+    QPAttrMask.STATE
+    | QPAttrMask.SQ_PSN
+    | QPAttrMask.MAX_QP_RD_ATOMIC
+    | QPAttrMask.RETRY_CNT
+    | QPAttrMask.RNR_RETRY
+    | QPAttrMask.TIMEOUT
+)
 _CONNECTED: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
 
 
@@ -246,14 +265,13 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
     """
     served = min(own.responder_resources, peer.initiator_depth)
     asked = min(own.initiator_depth, peer.responder_resources)
-    mask = QPAttrMask
     if qp.state is QPState.RESET:
         access = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
         if served:
             access |= AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
         qp.modify(
             QPAttr(qp_state=QPState.INIT, qp_access_flags=access),
-            mask.STATE | mask.PKEY_INDEX | mask.PORT | mask.ACCESS_FLAGS,
+            _INIT,
             now_ns,
         )
     qp.modify(
@@ -266,10 +284,9 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
             max_dest_rd_atomic=served,
             min_rnr_timer=RNR_TIMER_CODE,
         ),
-        mask.STATE | mask.AV | mask.PATH_MTU | mask.DEST_QPN | mask.RQ_PSN
-        | mask.MAX_DEST_RD_ATOMIC | mask.MIN_RNR_TIMER,
+        _RTR,
         now_ns,
-    )  # fmt: skip
+    )
     # Both links and the path between them count; the codes of InfiniBand are too coarse for it.
     qp.mtu_bytes = min(qp.mtu_bytes, own.mtu_bytes, peer.mtu_bytes)
     qp.modify(
@@ -282,10 +299,9 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
             rnr_retry=peer.rnr_retry_count,
             timeout=TIMEOUT_CODE,
         ),
-        mask.STATE | mask.SQ_PSN | mask.MAX_QP_RD_ATOMIC | mask.RETRY_CNT | mask.RNR_RETRY
-        | mask.TIMEOUT,
+        _RTS,
         now_ns,
-    )  # fmt: skip
+    )
 
 
 def packed(host: str) -> bytes:
