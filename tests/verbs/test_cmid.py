@@ -146,6 +146,7 @@ def test_events_say_who_asks_and_what(contexts: tuple[Context, Context]) -> None
     mine, theirs = client.qp.query()[0], server.qp.query()[0]
     assert (mine.max_rd_atomic, mine.max_dest_rd_atomic) == (4, 2)
     assert (theirs.max_rd_atomic, theirs.max_dest_rd_atomic) == (2, 4)
+    assert (mine.retry_cnt, theirs.retry_cnt, theirs.rnr_retry) == (2, 2, 6)
 
 
 def test_receives_posted_before_the_connection_stay(contexts: tuple[Context, Context]) -> None:
@@ -230,6 +231,7 @@ def test_datagrams_are_looked_up(contexts: tuple[Context, Context]) -> None:
     assert theirs.read(5, 40) == b"hello"
     client.disconnect()
     assert client.event_channel.get_event(WAIT_S).event_type is CMEventType.DISCONNECTED
+    assert client.qp is not None and client.qp.qp_state is QPState.RTS
 
 
 @pytest.mark.parametrize(

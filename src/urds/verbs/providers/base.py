@@ -80,7 +80,12 @@ class ConnectionEventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectParameters:
-    """What either side says when it connects or accepts. Counts of outstanding reads, 0 to 128."""
+    """What either side says when it connects or accepts. Counts of outstanding reads, 0 to 128.
+
+    In an event these are the peer's, seen from here: its depth is what we have to serve. Each side
+    says how often the *other* repeats a send that finds no receive (rnr_retry_count), as in
+    InfiniBand; retry_count is the requester's for both. Source: verbs-and-roce.md 14.2.
+    """
 
     private_data: bytes = b""
     responder_resources: int = 16  # reads and atomics of the peer that may be outstanding here

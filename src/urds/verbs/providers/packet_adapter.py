@@ -119,17 +119,19 @@ class PacketAdapter(PacketMover):
             state = "no queue pair" if qp is None else f"a queue pair in {qp.state.name}"
             raise OSError(errno.EINVAL, f"connect of {state}, not in RESET or INIT")
         route, own = self._resolve(peer, local, space)
+        # A look-up leaves the queue pair alone: it may serve many.
+        bound = None if is_datagram else qp
         connection = PacketConnection(
-            self, space=space, local=own, peer=peer, on_event=on_event, qp=qp
+            self, space=space, local=own, peer=peer, on_event=on_event, qp=bound
         )
         if route is None:
             self.tell_later(connection, ConnectionEventKind.REFUSED)
             self.settle()
             return connection
         offer = Offer()
-        if qp is not None and not is_datagram:
-            offer = self.offer(qp, parameters, route)
-            self.bind(qp, connection)
+        if bound is not None:
+            offer = self.offer(bound, parameters, route)
+            self.bind(bound, connection)
         self._ask(connection, route, offer, parameters, timeout_ns)
         self.settle()
         return connection

@@ -90,6 +90,7 @@ class PacketConnection(Connection):
             offer,
             responder_resources=min(offer.responder_resources, wanted.initiator_depth),
             initiator_depth=min(offer.initiator_depth, wanted.responder_resources),
+            retry_count=wanted.retry_count,
         )
         if not record.is_datagram:
             self._lead(qp, offer, wanted)
