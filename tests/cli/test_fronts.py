@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.commands import urds
 
-TOOLS = ("demo", "ping", "info", "dat demo", "dat test")
+TOOLS = ("demo", "ping", "info", "dat demo", "dat test", "verbs bench")
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 BOTH = pytest.mark.parametrize("front", ["typer", "plain"])
 

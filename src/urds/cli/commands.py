@@ -23,6 +23,10 @@ app: Final = typer.Typer(
 dat_app: Final = typer.Typer(
     help=texts.DAT, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
+verbs_app: Final = typer.Typer(
+    help=texts.VERBS, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+app.add_typer(verbs_app, name="verbs")
 app.add_typer(dat_app, name="dat")
 
 
@@ -204,3 +208,29 @@ def dat_test(
     from urds.cli import dat_test as tool
 
     _end("dat test", lambda: tool.run(tool.DatTestOptions(**options)))
+
+
+@verbs_app.callback()
+def verbs_tools() -> None:
+    """Keep `bench` a name of its own while it is the only tool."""
+
+
+@verbs_app.command("bench", help=texts.VERBS_BENCH, epilog=_examples(texts.VERBS_BENCH_EXAMPLES))
+def verbs_bench(
+    devices: Annotated[list[str] | None, _option("device", "--device")] = None,
+    sizes: Annotated[list[int] | None, _option("sizes", "--size")] = None,
+    seconds: Annotated[float, _option("figure_seconds", "--seconds")] = 0.3,
+    connections: Annotated[int, _option("connections", "--connections")] = 200,
+    json_wanted: _Json = False,
+) -> None:
+    """Read the options of `urds verbs bench`."""
+    from urds.cli import verbs_bench as tool
+
+    options = tool.VerbsBenchOptions(
+        devices=tuple(devices or tool.DEVICES),
+        sizes=tuple(sizes or tool.SIZES),
+        seconds=seconds,
+        connections=connections,
+        json_wanted=json_wanted,
+    )
+    _end("verbs bench", lambda: tool.run(options))

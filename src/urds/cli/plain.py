@@ -34,6 +34,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(_tool(tools, "demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
     _add_ping(_tool(tools, "ping", texts.PING, texts.PING_EXAMPLES, _ping))
     _add_info(_tool(tools, "info", texts.INFO, texts.INFO_EXAMPLES, _info))
+    verbs = _tools_of(tools.add_parser("verbs", help=texts.VERBS, description=texts.VERBS))
+    _add_verbs_bench(
+        _tool(
+            verbs,
+            "bench",
+            texts.VERBS_BENCH,
+            texts.VERBS_BENCH_EXAMPLES,
+            _verbs_bench,
+            group="verbs",
+        )
+    )
     dat = _tools_of(tools.add_parser("dat", help=texts.DAT, description=texts.DAT))
     _tool(dat, "demo", texts.DAT_DEMO, texts.DAT_DEMO_EXAMPLES, _dat_demo, group="dat")
     _add_dat_test(
@@ -179,4 +190,30 @@ def _dat_test(options: argparse.Namespace) -> Exit:
     named = {name: getattr(options, name) for _, name, _, _ in texts.DAT_TEST_OPTIONS}
     return dat_test.run(
         dat_test.DatTestOptions(**named, conn_qual=options.conn_qual, json_wanted=options.json)
+    )
+
+
+def _add_verbs_bench(parser: argparse.ArgumentParser) -> None:
+    words = texts.OPTIONS
+    parser.add_argument("--device", action="append", metavar="NAME", help=words["device"])
+    parser.add_argument("--size", action="append", type=int, metavar="OCTETS", help=words["sizes"])
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, metavar="S", help=words["figure_seconds"]
+    )
+    parser.add_argument(
+        "--connections", type=int, default=200, metavar="N", help=words["connections"]
+    )
+
+
+def _verbs_bench(options: argparse.Namespace) -> Exit:
+    from urds.cli import verbs_bench
+
+    return verbs_bench.run(
+        verbs_bench.VerbsBenchOptions(
+            devices=tuple(options.device or verbs_bench.DEVICES),
+            sizes=tuple(options.size or verbs_bench.SIZES),
+            seconds=options.seconds,
+            connections=options.connections,
+            json_wanted=options.json,
+        )
     )

@@ -47,6 +47,20 @@ INFO_EXAMPLES: Final = (
     ("urds info -c --pid 4711 --json", "for a script"),
 )
 
+VERBS: Final = "Software verbs: what the devices of this host reach."
+VERBS_BENCH: Final = (
+    "Measure verbs beside plain sockets, in the tables of perftest.\n\n"
+    "Latency, bandwidth and rate of SEND and WRITE for each device and size, between two processes,"
+    " then connections per second and memory per queue pair; TCP and AF_UNIX sockets of Python go"
+    " through the same loops in the same run. Latency of SEND is half a round trip, of WRITE the"
+    " time until it has completed. Nobody spins."
+)
+VERBS_BENCH_EXAMPLES: Final = (
+    ("urds verbs bench", "everything, about a minute"),
+    ("urds verbs bench --device shm0 --size 64", "one device and one size"),
+    ("urds verbs bench --seconds 1 --json", "longer, for a script"),
+)
+
 DAT: Final = "uDAPL 1.2 in user space: what its calls do, and a test between two processes."
 DAT_DEMO: Final = (
     "Show receive buffers while messages overtake each other.\n\n"
@@ -103,6 +117,10 @@ OPTIONS: Final = {
     "interval": "Time between two pings: a number with ms, msec, us, usec, or seconds.",
     "local": "Local address to ask from; guessed from the routes if absent.",
     "tos": "Type of service, 0 to 255; TCP carries them all as 0.",
+    "device": "Device to measure; may be given more than once. All of them without it.",
+    "sizes": "Octets of a message, 1 to 16777216; may be given more than once.",
+    "figure_seconds": "How long each figure is measured.",
+    "connections": "How many connections are made, 1 to 10000.",
     "conn_qual": "Connection qualifier of the server.",
     "pid": "This process only.",
     "verbose": "More columns, and all paths of each connection.",
