@@ -234,7 +234,7 @@ def test_s17_two_endpoints_under_random_traffic(seed: int) -> None:
         sender, other = second_pair(scene)
         pairs = {scene.b.ep: scene.a, other: sender}
         got: dict[dat.Endpoint, list[int]] = {ep: [] for ep in pairs}
-        for ep, end in pairs.items():
+        for end in pairs.values():
             for number in range(100):
                 octets = random.randrange(1, 2 * MESSAGE_BYTES)
                 end.octets[number * MESSAGE_BYTES] = number
