@@ -3,6 +3,7 @@
 import errno
 import gc
 import itertools
+import os
 import pickle
 import select
 import threading
@@ -253,6 +254,30 @@ def test_collection_in_the_middle_of_a_call_is_left_to_another_thread(context: C
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(10)
     assert keys.region_count == 0
+
+
+def test_a_forked_child_leaves_the_device_alone(context: Context) -> None:
+    """Even where a thread of the parent held the lock at the fork."""
+    pd, locked, ends = PD(context), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with context.adapter.lock:
+            locked.set()
+            ends.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert locked.wait(10)
+    child = os.fork()
+    if child == 0:
+        context.close()
+        pd.close()
+        is_alone = context.closed and pd.closed and not context.adapter.is_closed  # type: ignore[attr-defined]  # of packet adapters
+        os._exit(0 if is_alone else 1)
+    ends.set()
+    thread.join(10)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not pd.closed
 
 
 def test_objects_are_made_and_closed_by_many_threads(context: Context) -> None:

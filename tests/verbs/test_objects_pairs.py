@@ -69,7 +69,7 @@ def test_a_queue_pair_is_born_in_reset_and_led_by_hand() -> None:
     assert (found.qp_state, found.cur_qp_state) == (QPState.RTS, QPState.RTS)
     assert found.dest_qp_num == world.right.qp.qp_num
     assert found.ah_attr == AddressVector(world.right.context.adapter.gid)
-    assert found.cap == QPCap() and init is world.left.init_attr
+    assert found.cap == QPCap() and init == world.left.init_attr
 
 
 @pytest.mark.parametrize(

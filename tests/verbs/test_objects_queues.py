@@ -156,6 +156,8 @@ def test_the_event_of_a_closed_queue_is_gone(world: World) -> None:
     arrive(world)
     world.right.cq.close()
     assert not readable(world.right.channel)
+    with pytest.raises(VerbsClosedError, match="CQ is closed"):
+        world.right.channel.get_cq_event(world.right.cq)
 
 
 def test_a_descriptor_made_late_shows_what_waits(world: World) -> None:
@@ -193,6 +195,34 @@ def test_closing_ends_a_wait(name: str) -> None:
     context.close()
     assert has_ended
     assert failures == [VerbsClosedError]
+
+
+def test_each_event_goes_to_one_of_many_waiting_threads() -> None:
+    """Who comes too late goes on waiting, and does not end before its time."""
+    left, right = Side(Context("udp0")), Side(Context("udp0"))
+    left.lead_to(right)
+    right.lead_to(left)
+    found: list[int] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.extend(wc.wr_id for wc in right.cq.wait_for(1, 20))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(4):
+        right.receive(number)
+        left.send(b"one each", number)
+    for thread in threads:
+        thread.join(20)
+    left.context.close()
+    right.context.close()
+    assert failures == []
+    assert sorted(found) == [0, 1, 2, 3]
 
 
 # -- asyncio

@@ -11,7 +11,6 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.work import WC
-from urds.verbs.errors import VerbsClosedError
 from urds.verbs.providers.base import Adapter
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
             found = channel.take(cq)
             if found is not None:
                 return found
-            if cq is not None and cq.closed:
-                raise VerbsClosedError("CQ")
             channel.listen(wake)
         try:
             if channel.context.adapter.has_own_time:

@@ -40,14 +40,14 @@ class CompChannel(Resource):
         """Wait for an event, of `cq` if given, and return its queue.
 
         `timeout_s` 0 does not wait, `None` waits for ever. Each event is to be acknowledged with
-        `CQ.ack_events`. Raises VerbsTimeoutError; VerbsClosedError if the channel is closed
-        meanwhile.
+        `CQ.ack_events`. Raises VerbsTimeoutError; VerbsClosedError if the channel or `cq` is
+        closed, or meanwhile.
         """
-        with self._calling():
-            pass
-        self.context.wait_until(lambda: not self._is_open or self._has_event(cq), timeout_s)
-        with self._calling():
-            found = self.take(cq)
+
+        def is_ready() -> bool:
+            return self.closed or self._has_event(cq) or (cq is not None and cq.closed)
+
+        found = self.context.wait_to_take(is_ready, lambda: self.take(cq), timeout_s)
         if found is None:
             raise VerbsTimeoutError(f"no completion event in {timeout_s} s")
         return found
@@ -70,7 +70,13 @@ class CompChannel(Resource):
         self.wake()
 
     def take(self, cq: "CQ | None" = None) -> "CQ | None":
-        """Take the oldest event, of `cq` if given, and count it as not acknowledged."""
+        """Take the oldest event, of `cq` if given, and count it as not acknowledged.
+
+        Raises VerbsClosedError: the channel or `cq` is closed.
+        """
+        self._demand_open()
+        if cq is not None:
+            cq._demand_open()
         if not self._has_event(cq):
             return None
         found = self._events[0] if cq is None else cq

@@ -1,11 +1,12 @@
 """An opened device: what it is, its one port, its asynchronous events."""
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv6Address
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from urds.verbs.descriptor import Descriptor
 from urds.verbs.device import Device, find_device
@@ -24,6 +25,7 @@ PORT_COUNT: Final = 1
 PKEY_DEFAULT: Final = 0xFFFF
 GID_BYTES: Final = 16
 _NS: Final = 1_000_000_000
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Context(Resource):
         # Engine object to ours, while both live; by identity, for engines may be slotted.
         self._elements: dict[int, weakref.ref[Resource]] = {}
         super().__init__(adapter.lock)
-        adapter.on_async_event = weak_call(self, Context._take_event)
+        adapter.on_async_event = weak_call(self, Context._handle_event)
 
     @property
     def name(self) -> str:
@@ -165,15 +167,10 @@ class Context(Resource):
 
         Raises VerbsTimeoutError; VerbsClosedError if the context is closed meanwhile.
         """
-        with self._calling():
-            pass
-        self.wait_until(lambda: bool(self._events), timeout_s)
-        with self._calling():
-            if not self._events:
-                raise VerbsTimeoutError(f"no asynchronous event in {timeout_s} s")
-            event = self._events.popleft()
-            self._descriptor.set(bool(self._events))
-            return event
+        event = self.wait_to_take(lambda: bool(self._events), self._take_event, timeout_s)
+        if event is None:
+            raise VerbsTimeoutError(f"no asynchronous event in {timeout_s} s")
+        return event
 
     # -- for the other objects
 
@@ -181,6 +178,24 @@ class Context(Resource):
         """Wait, without the lock, until `is_ready()` or the context is closed or time is over."""
         timeout_ns = None if timeout_s is None else max(0, int(timeout_s * _NS))
         return self.adapter.wait(lambda: not self._is_open or is_ready(), timeout_ns)
+
+    def wait_to_take(
+        self, is_ready: Callable[[], bool], take: Callable[[], _Taken], timeout_s: float | None
+    ) -> _Taken | None:
+        """Wait until `is_ready()` and return what `take()` gives, `None` when the time is over.
+
+        Both are called with the lock held, the second right after the first said yes: of several
+        threads that wait one takes, the others go on waiting. Raises VerbsClosedError if the
+        context is closed, and what `take` raises.
+        """
+        begin_ns, left_s = self.adapter.now_ns(), timeout_s
+        while self.wait_until(is_ready, left_s):
+            with self._calling():
+                if is_ready():
+                    return take()
+            if timeout_s is not None:
+                left_s = timeout_s - (self.adapter.now_ns() - begin_ns) / _NS
+        return None
 
     def adopt(self, engine: object, element: Resource) -> None:
         """Remember whose engine this is: its events name the object. Lock held."""
@@ -202,15 +217,20 @@ class Context(Resource):
 
     # -- inside
 
-    def _take_event(self, event: work.AsyncEvent) -> None:
-        """Take an event of the engine; one of an object that is gone says nothing any more."""
+    def _take_event(self) -> AsyncEvent:
+        event = self._events.popleft()
+        self._descriptor.set(bool(self._events))
+        return event
+
+    def _handle_event(self, event: work.AsyncEvent) -> None:
+        """Queue an event of the engine; one of an object that is gone says nothing any more."""
         known = self._elements.get(id(event.element))
         element = known() if known is not None else None
         if element is not None or event.element is None:
             self.report(event.event_type, element)
 
     def _close(self, *, forced: bool) -> None:
-        was_open = self._is_open
+        was_open = self._is_open and self._pid == os.getpid()
         super()._close(forced=forced)
         if was_open:
             # Without the lock: the adapter ends a thread that may wait for it.

@@ -79,15 +79,17 @@ class CQ(Resource):
         """
         if not 1 <= count <= self.cqe:
             raise VerbsArgumentError(f"{count} completions of a queue for {self.cqe}")
-        with self._calling():
-            pass
-        self.context.wait_until(lambda: not self._is_open or len(self.engine) >= count, timeout_s)
-        with self._calling():
-            if len(self.engine) < count:
-                raise VerbsTimeoutError(
-                    f"{len(self.engine)} of {count} completions in {timeout_s} s"
-                )
+
+        def take() -> list[WC]:
+            self._demand_open()
             return self.engine.poll(count)
+
+        found = self.context.wait_to_take(
+            lambda: self.closed or len(self.engine) >= count, take, timeout_s
+        )
+        if found is None:
+            raise VerbsTimeoutError(f"{len(self.engine)} of {count} completions in {timeout_s} s")
+        return found
 
     async def wait(self, count: int = 1) -> list[WC]:
         """Wait in asyncio until something is queued; take up to `count` completions.

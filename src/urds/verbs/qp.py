@@ -82,7 +82,9 @@ class QP(Resource):
         scq, rcq = _checked(pd, init_attr)
         srq = init_attr.srq
         parents: list[Resource] = [pd, scq, rcq, *([] if srq is None else [srq])]
-        self.pd, self.context, self.init_attr = pd, pd.context, init_attr
+        self.pd, self.context = pd, pd.context
+        # A copy: the caller may use his for the next one, changed.
+        self.init_attr = init_attr = replace(init_attr, cap=replace(init_attr.cap))
         adapter, attributes = pd.context.adapter, pd.context.attributes
         self._message_bytes_max = attributes.max_msg_sz
         self._is_datagram = init_attr.qp_type == QPType.UD

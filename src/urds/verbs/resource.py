@@ -2,12 +2,14 @@
 
 A child holds its parents; a parent knows its children by weak references and closes them before
 itself. So any order of closing is safe, and an object that nobody holds is closed when it is
-collected. Everything runs under the lock of the adapter: each call is safe from any thread.
+collected. Everything runs under the lock of the adapter: each call is safe from any thread. Objects
+belong to the process that made them: in a forked child closing forgets the copy and tells nobody.
 
 The engine below never refers to these objects strongly: an opened device whose objects all went
 out of sight ends, thread included. Source: verbs-and-roce.md section 18.
 """
 
+import os
 import sys
 import threading
 import weakref
@@ -26,7 +28,7 @@ class Resource:
     close_rank: ClassVar[int] = 0
     _is_open = False
 
-    def __init__(self, lock: threading.RLock, *parents: "Resource") -> None:  # type: ignore[valid-type, unused-ignore]  # a class from 3.13 on
+    def __init__(self, lock: threading.RLock, *parents: "Resource") -> None:
         """Become a child of `parents`, which must be open. Raises VerbsClosedError: one is not."""
         self._lock = lock
         self._weak_children: weakref.WeakSet[Resource] | None = None  # most have none, ever
@@ -37,6 +39,7 @@ class Resource:
             for parent in parents:
                 parent._add_child(self)
             self._parents = parents
+            self._pid = os.getpid()
             self._is_open = True
 
     @property
@@ -68,7 +71,7 @@ class Resource:
         A collection may begin anywhere: in the middle of an engine's work, or in a thread that
         holds a lock for which the owner of ours waits. There, another thread closes.
         """
-        if not self._is_open or sys.is_finalizing():
+        if not self._is_open or sys.is_finalizing() or self._pid != os.getpid():
             return
         # `threading.Condition` asks a lock the same way; there is no public question.
         is_ours: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # private, see above
@@ -79,6 +82,10 @@ class Resource:
             threading.Thread(target=self._close, kwargs={"forced": True}, daemon=True).start()
 
     def _close(self, *, forced: bool) -> None:
+        if self._is_open and self._pid != os.getpid():
+            # The lock may be held for ever, by a thread that only the parent process has.
+            self._is_open = False
+            return
         with self._lock:
             if not self._is_open:
                 return
