@@ -200,14 +200,13 @@ class CMEventChannel(Resource):
     # -- for identifiers
 
     def wait(self, timeout_s: float | None) -> EventRecord:
-        """Wait for the next event and take it."""
-        with self._calling():
-            pass
-        self.context.wait_until(lambda: not self._is_open or bool(self._events), timeout_s)
-        with self._calling():
-            if not self._events:
-                raise VerbsTimeoutError(f"no connection event in {timeout_s} s")
-            return self._pop()
+        """Wait for the next event and take it. Several threads may; each event goes to one."""
+        record = self.context.wait_to_take(
+            lambda: self.closed or bool(self._events), self._pop, timeout_s
+        )
+        if record is None:
+            raise VerbsTimeoutError(f"no connection event in {timeout_s} s")
+        return record
 
     def post(self, record: EventRecord) -> None:
         """Queue an event. Lock held. Beyond EVENTS_MAX events are lost and counted."""
@@ -230,6 +229,7 @@ class CMEventChannel(Resource):
     # -- inside
 
     def _pop(self) -> EventRecord:
+        self._demand_open()
         record = self._events.popleft()
         self._descriptor.set(bool(self._events))
         return record
