@@ -215,9 +215,7 @@ class CMEventChannel(Resource):
             return
         self._events.append(record)
         self._descriptor.set(True)
-        for wake in list(self._listeners):
-            wake()
-        self.context.adapter.notify()
+        self._wake()
 
     def forget(self, cmid: object) -> list[EventRecord]:
         """Drop the events of an identifier that is closed, and return them. Lock held."""
@@ -257,8 +255,14 @@ class CMEventChannel(Resource):
     def _release(self, *, forced: bool) -> None:
         self._events.clear()
         self._descriptor.close()
+
+    def _announce_end(self) -> None:
+        self._wake()
+
+    def _wake(self) -> None:
         for wake in list(self._listeners):
             wake()
+        self.context.adapter.notify()
 
 
 def _waker(woken: "asyncio.Future[None]") -> Callable[[], None]:

@@ -311,22 +311,19 @@ class Identifier(Resource):
             self.state = CMState.REQUESTED
 
     def _close(self, *, forced: bool) -> None:
-        with self._lock:
-            if not self._is_open:
-                return
-            if self._listener is not None:
-                self._listener.close()
-            for record in self.event_channel.forget(self):
-                if record.event_type is CMEventType.CONNECT_REQUEST and record.told is not None:
-                    record.told.connection.close()  # nobody will answer it
-            if self._connection is not None:
-                self._connection.close()
-            super()._close(forced=forced)
+        super()._close(forced=forced)
         own, self._own_channel = self._own_channel, None
         if own is not None and not forced:
             # Without the lock: it may close the device. Forced, its parents see to that.
             own.close()
 
     def _release(self, *, forced: bool) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for record in self.event_channel.forget(self):
+            if record.event_type is CMEventType.CONNECT_REQUEST and record.told is not None:
+                record.told.connection.close()  # nobody will answer it
+        if self._connection is not None:
+            self._connection.close()
         if self.qp is not None:
             self.qp._close(forced=True)

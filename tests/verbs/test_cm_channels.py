@@ -1,0 +1,61 @@
+"""Event channels of connections under several waiters."""
+
+import threading
+import time
+
+import pytest
+
+from urds.verbs import CMID, CMEvent, CMEventChannel, Context, VerbsClosedError, VerbsTimeoutError
+
+ADDRESS = ("127.0.0.1", 1)
+WAIT_S = 10.0
+
+
+def test_each_event_goes_to_one_of_the_threads_that_wait() -> None:
+    with Context("udp0") as context:
+        channel = CMEventChannel(context)
+        taken: list[CMEvent] = []
+
+        def wait() -> None:
+            taken.append(channel.get_event(WAIT_S))
+
+        threads = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        cmids = [CMID(channel) for _ in threads]
+        for cmid in cmids:
+            cmid.resolve_addr(ADDRESS)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert {id(event.id) for event in taken} == {id(cmid) for cmid in cmids}
+        with pytest.raises(VerbsTimeoutError):
+            channel.get_event(0)
+
+
+def test_closing_a_channel_wakes_who_waits() -> None:
+    with Context("udp0") as context:
+        channel = CMEventChannel(context)
+        raised: list[type[BaseException]] = []
+
+        def wait() -> None:
+            try:
+                channel.get_event(WAIT_S)
+            except VerbsClosedError as error:
+                raised.append(type(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.05)
+        started = time.monotonic()
+        channel.close()
+        thread.join(WAIT_S)
+        assert raised == [VerbsClosedError]
+        assert time.monotonic() - started < WAIT_S / 2
+
+
+def test_a_wait_has_its_limit() -> None:
+    with Context("udp0") as context:
+        started = time.monotonic()
+        with pytest.raises(VerbsTimeoutError, match=r"no connection event in 0\.05 s"):
+            CMEventChannel(context).get_event(0.05)
+        assert 0.05 <= time.monotonic() - started < 2
