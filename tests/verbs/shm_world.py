@@ -5,6 +5,7 @@ received octet (see `Peer`).
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,11 @@ class Peer:
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
+
+    def stop(self) -> None:
+        """Stop it, and return when it stands."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         """Kill it as the kernel does, and wait until it is gone."""

@@ -2,8 +2,10 @@
 
 import gc
 import os
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,10 @@ from tests.verbs.shm_world import (
 from urds.verbs.engine.numbers import GRH_BYTES, QPState, QPType, WCStatus, WROpcode
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
-from urds.verbs.providers.shm import ShmAdapter, open_adapter, pump
+from urds.verbs.providers.shm import ShmAdapter, open_adapter
 from urds.verbs.providers.shm.adapter import MTU_BYTES
 from urds.verbs.providers.shm.channel import RING_BYTES
+from urds.verbs.providers.shm.rendezvous import Rendezvous
 
 
 @pytest.fixture
@@ -142,27 +145,6 @@ def test_reads_and_atomics_work(pair: tuple[Side, Side]) -> None:
     assert int.from_bytes(right.view[:8], "little") == 42
 
 
-def test_both_ways_at_once_with_full_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever.
-
-    Without the net of a bounded sleep: who makes room must ring.
-    """
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
-    left, right = joined(place)
-    for side, other in ((left, right), (right, left)):
-        for _ in range(8):
-            piece = side.piece(BUFFER_BYTES)
-            side.post(
-                SendWR(1, WROpcode.RDMA_READ, piece, rkey=other.region.rkey, remote_addr=BASE)
-            )
-    for side in (left, right):
-        assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
-    rooms = [side.adapter.peers.counters.waits_for_room for side in (left, right)]
-    assert any(rooms)
-    left.close()
-    right.close()
-
-
 def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Side]) -> None:
     left, right = pair
     fill(left)
@@ -246,6 +228,29 @@ def test_two_queue_pairs_of_one_opening_talk(place: Path) -> None:
     assert side.view[BUFFER_BYTES // 2 :] == octets
     side.write(BUFFER_BYTES // 2, key=side.region.rkey, at=BUFFER_BYTES // 2)
     assert side.poll()[0].status == WCStatus.SUCCESS
+    side.close()
+
+
+def test_what_is_under_way_to_ourselves_is_bounded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = Side(place)
+    other = side.new_qp()
+    side.lead(side.qp, side.adapter.gid, other.qpn)
+    side.lead(other, side.adapter.gid, side.qp.qpn)
+    seen: list[int] = []
+    loop = side.adapter._loop
+
+    def watched() -> None:
+        seen.append(side.adapter._looped_bytes)
+        loop()
+
+    monkeypatch.setattr(side.adapter, "_loop", watched)
+    with side.adapter.lock, side.adapter._batch():
+        for _ in range(8):
+            side.write(BUFFER_BYTES, key=side.region.rkey)
+    assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
+    assert RING_BYTES <= max(seen) < RING_BYTES + 2 * MTU_BYTES
     side.close()
 
 
@@ -344,113 +349,44 @@ def test_closing_one_side_breaks_the_other(place: Path) -> None:
     right.close()
 
 
-def test_what_was_said_before_the_end_arrives(pair: tuple[Side, Side]) -> None:
-    left, right = pair
-    for number in range(60):
+def test_what_was_said_before_the_end_arrives(place: Path) -> None:
+    """More than one turn takes in."""
+    left, right = joined(place, wr_max=256)
+    for number in range(130):
         right.receive(8, wr_id=number)
     with right.adapter.lock:  # it cannot look before all is over
-        for _ in range(50):
+        for _ in range(120):
             left.send(8)
         left.close()
-    completions = right.poll(60)
-    assert [wc.wr_id for wc in completions] == list(range(60))
-    assert [wc.status for wc in completions] == [WCStatus.SUCCESS] * 50 + [
+    completions = right.poll(130)
+    assert [wc.wr_id for wc in completions] == list(range(130))
+    assert [wc.status for wc in completions] == [WCStatus.SUCCESS] * 120 + [
         WCStatus.WR_FLUSH_ERR
     ] * 10
-
-
-def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
-    left, right = pair
-    right.adapter.progress()
-    for _ in range(100):
-        right.receive(8)
-        left.send(8)
-        while not len(right.cq):
-            right.adapter.progress()
-        right.poll()
-        while not len(left.cq):
-            left.adapter.progress()
-        left.poll()
-    rung = [side.adapter.peers.counters.bells_rung for side in (left, right)]
-    assert max(rung) < 20, rung
-
-
-def test_no_wake_up_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the net of a bounded sleep a lost one would last for ever."""
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
-    left, right = joined(place)
-    count = 1500
-
-    def echo() -> None:
-        for _ in range(count):
-            right.poll()
-            right.receive(8)
-            right.send(8)
-            right.poll()
-
-    right.receive(8)
-    thread = threading.Thread(target=echo)
-    thread.start()
-    for _ in range(count):
-        left.receive(8)
-        left.send(8)
-        left.poll(2)
-    thread.join(20)
-    assert not thread.is_alive()
-    left.close()
     right.close()
 
 
-def test_waiters_in_several_threads_all_wake(pair: tuple[Side, Side]) -> None:
-    left, right = pair
-    seen: list[int] = []
-
-    def wait_for(count: int) -> None:
-        if right.adapter.wait(lambda: len(right.cq) >= count, PATIENCE_NS):
-            seen.append(count)
-
-    threads = [threading.Thread(target=wait_for, args=(count,)) for count in range(1, 6)]
-    for thread in threads:
-        thread.start()
-    for _ in range(5):
-        right.receive(8)
+def test_the_first_packet_waits_for_who_has_many_to_greet(place: Path) -> None:
+    left, right = Side(place), Side(place)
+    left.lead(left.qp, right.adapter.gid, right.qp.qpn)
+    right.lead(right.qp, left.adapter.gid, left.qp.qpn)
+    strangers = Rendezvous(b"s" * 16, place)
+    waiting: list[socket.socket] = []
+    right.receive(8)
+    with right.adapter.lock:
+        with suppress(BlockingIOError):
+            for _ in range(1000):
+                waiting.append(strangers.connect(right.adapter.gid))
         left.send(8)
-    for thread in threads:
-        thread.join(20)
-    assert sorted(seen) == [1, 2, 3, 4, 5]
-
-
-def test_a_waiter_sees_what_another_thread_did(pair: tuple[Side, Side]) -> None:
-    left, _ = pair
-    flags: list[int] = []
-    thread = threading.Thread(
-        target=lambda: left.adapter.wait(lambda: bool(flags), PATIENCE_NS), daemon=True
-    )
-    thread.start()
-    with left.adapter.lock:
-        flags.append(1)
-        left.adapter.notify()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_closing_wakes_who_waits(place: Path) -> None:
-    side = Side(place)
-    answers: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(side.adapter.wait(lambda: False, None)))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    side.close()
-    for thread in threads:
-        thread.join(10)
-    assert answers == [False] * 3
-
-
-def test_a_wait_ends_in_time(pair: tuple[Side, Side]) -> None:
-    assert pair[0].adapter.wait(lambda: False, 1_000_000) is False
+        left.send(8)
+        assert len(left.adapter.peers) == 0
+    for connection in waiting:
+        connection.close()
+    right.receive(8)
+    assert [wc.status for wc in right.poll(2)] == [WCStatus.SUCCESS] * 2
+    strangers.close()
+    left.close()
+    right.close()
 
 
 def test_nothing_is_left_behind(place: Path) -> None:

@@ -150,7 +150,7 @@ def test_requests_under_way_to_a_killed_peer_are_flushed_in_order(
 ) -> None:
     peer = make_peer("silent")
     connect(side, peer)
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    peer.stop()
     for number in range(40):
         side.send(1000, wr_id=number)
     peer.kill()
@@ -216,7 +216,7 @@ def test_a_ring_that_is_full_holds_packets_back_and_loses_none(
     """The peer is stopped until the ring is full and a lot more is posted."""
     peer = make_peer("echo")
     connect(side, peer)
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    peer.stop()
     size = 1 << 15
     count = 64
     assert count * size > RING_BYTES

@@ -208,7 +208,6 @@ class Peers:
                 if kind != FRAME_PACKET:
                     raise RemoteProtocolError(f"frame of kind {kind}")
                 self._owner.handle_packet(channel.gid, octets)
-                # Only now: what the writer sees as read has had its effect (see `adapter`).
                 if channel.is_open:
                     channel.release()
         except RemoteProtocolError:

@@ -1,0 +1,171 @@
+"""Who is woken in the shm provider: sleepers only, and every one of them.
+
+A lost wake-up hides behind the bounded sleep of the pump; these tests make that sleep an hour.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
+from urds.verbs.engine.numbers import WCStatus, WROpcode
+from urds.verbs.engine.work import SendWR
+from urds.verbs.providers.shm import pump
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "meet"
+
+
+@pytest.fixture
+def pair(place: Path) -> Iterator[tuple[Side, Side]]:
+    left, right = joined(place)
+    yield left, right
+    left.close()
+    right.close()
+
+
+def test_both_ways_at_once_with_full_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever.
+
+    Without the net of a bounded sleep: who makes room must ring.
+    """
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    left, right = joined(place)
+    for side, other in ((left, right), (right, left)):
+        for _ in range(8):
+            piece = side.piece(BUFFER_BYTES)
+            side.post(
+                SendWR(1, WROpcode.RDMA_READ, piece, rkey=other.region.rkey, remote_addr=BASE)
+            )
+    for side in (left, right):
+        assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
+    rooms = [side.adapter.peers.counters.waits_for_room for side in (left, right)]
+    assert any(rooms)
+    left.close()
+    right.close()
+
+
+def test_who_makes_room_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message that the ring does not hold: no answer wakes the sender before its end."""
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    left, right = joined(place)
+    for _ in range(20):
+        right.receive(BUFFER_BYTES)
+        left.send(BUFFER_BYTES)
+        assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
+    assert left.adapter.peers.counters.waits_for_room > 0
+    left.close()
+    right.close()
+
+
+def test_after_a_wait_the_device_goes_on_by_itself(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read is answered although nobody there waits any more."""
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    left, right = joined(place)
+    for _ in range(3):
+        right.adapter.wait(lambda: False, 20_000_000)
+        piece = left.piece(100)
+        left.post(SendWR(1, WROpcode.RDMA_READ, piece, rkey=right.region.rkey, remote_addr=BASE))
+        assert left.poll()[0].status == WCStatus.SUCCESS
+    left.close()
+    right.close()
+
+
+def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    right.adapter.progress()
+    for _ in range(100):
+        right.receive(8)
+        left.send(8)
+        while not len(right.cq):
+            right.adapter.progress()
+        right.poll()
+        while not len(left.cq):
+            left.adapter.progress()
+        left.poll()
+    rung = [side.adapter.peers.counters.bells_rung for side in (left, right)]
+    assert max(rung) < 20, rung
+
+
+def test_no_wake_up_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the net of a bounded sleep a lost one would last for ever."""
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    left, right = joined(place)
+    count = 1500
+
+    def echo() -> None:
+        for _ in range(count):
+            right.poll()
+            right.receive(8)
+            right.send(8)
+            right.poll()
+
+    right.receive(8)
+    thread = threading.Thread(target=echo)
+    thread.start()
+    for _ in range(count):
+        left.receive(8)
+        left.send(8)
+        left.poll(2)
+    thread.join(20)
+    assert not thread.is_alive()
+    left.close()
+    right.close()
+
+
+def test_waiters_in_several_threads_all_wake(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    seen: list[int] = []
+
+    def wait_for(count: int) -> None:
+        if right.adapter.wait(lambda: len(right.cq) >= count, PATIENCE_NS):
+            seen.append(count)
+
+    threads = [threading.Thread(target=wait_for, args=(count,)) for count in range(1, 6)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        right.receive(8)
+        left.send(8)
+    for thread in threads:
+        thread.join(20)
+    assert sorted(seen) == [1, 2, 3, 4, 5]
+
+
+def test_a_waiter_sees_what_another_thread_did(pair: tuple[Side, Side]) -> None:
+    left, _ = pair
+    flags: list[int] = []
+    thread = threading.Thread(
+        target=lambda: left.adapter.wait(lambda: bool(flags), PATIENCE_NS), daemon=True
+    )
+    thread.start()
+    with left.adapter.lock:
+        flags.append(1)
+        left.adapter.notify()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_closing_wakes_who_waits(place: Path) -> None:
+    side = Side(place)
+    answers: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(side.adapter.wait(lambda: False, None)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    side.close()
+    for thread in threads:
+        thread.join(10)
+    assert answers == [False] * 3
+
+
+def test_a_wait_ends_in_time(pair: tuple[Side, Side]) -> None:
+    assert pair[0].adapter.wait(lambda: False, 1_000_000) is False
