@@ -164,3 +164,16 @@ def test_a_trigger_of_a_freed_dispatcher_is_forgotten(ia: InterfaceAdapter) -> N
     evd.free()
     with pytest.raises(dat.DatQueueEmpty):
         cno.wait(0)
+
+
+def test_an_interrupted_wait_takes_no_trigger(ia: InterfaceAdapter) -> None:
+    cno = ia.create_cno()
+    evd = ia.create_evd(4, EvdFlag.SOFTWARE, cno)
+
+    def interrupt() -> None:
+        evd.post("a")
+        raise InterruptedError(4, "signal")
+
+    fake_of(ia).plans = [interrupt]
+    assert dat.dat_cno_wait(cno, 1000) == (dat.DAT_INTERRUPTED_CALL, None)
+    assert cno.wait(0) is evd

@@ -76,11 +76,13 @@ class NotificationPoint(DatObject):
                 ),
                 timeout_ns,
             )
-        finally:
             with self.lock:
-                self._waiting_count -= 1
                 evd, self._triggered_by = self._triggered_by, None
                 is_deserted = not self.live or self._desertions != desertions
+        finally:
+            # Also after an interrupt, which takes no trigger.
+            with self.lock:
+                self._waiting_count -= 1
         if evd is None and not is_deserted:
             raise dat_error(ReturnType.QUEUE_EMPTY, detail="nothing triggered it in time")
         return evd

@@ -155,12 +155,14 @@ class EventDispatcher(DatObject):
             self._signalled = len(self._queue) >= threshold
         try:
             self.ia.adapter.wait(self._is_over, timeout_ns)
-        finally:
             with self.lock:
-                self._threshold = 0
                 has_events = self._signalled and len(self._queue) >= threshold
                 self.nmore = len(self._queue) - has_events
                 event = self._take() if has_events and self._may_wait else None
+        finally:
+            # Also after an interrupt, which takes nothing.
+            with self.lock:
+                self._threshold = 0
         if event is not None:
             return event
         raise self._reason_of_no_event()

@@ -171,9 +171,7 @@ class LocalMemory(DatObject):
 
     def _dispose(self) -> None:
         self.ia.regions.pop(self.lmr_context, None)
-        keys = self.ia.adapter.keys
-        keys.unbind_all(self.region)
-        keys.deregister(self.region)
+        self.ia.adapter.keys.deregister(self.region)
         self._origin = None
         # A slice that a program holds keeps the buffer exported; that is its own affair.
         with suppress(BufferError):

@@ -110,7 +110,8 @@ class Registry:
         """
         static = [_info(entry) for entry in static_entries()]
         with self._lock:
-            return list(dict.fromkeys([*self._providers, *static]))
+            added = [info for info in self._providers if info not in static]
+        return added + list(dict.fromkeys(static))
 
     def find(
         self, name: str, *, major: int, minor: int, is_thread_safe: bool
