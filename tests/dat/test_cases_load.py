@@ -1,0 +1,369 @@
+"""dat.md 23.4 and 23.8: counts under load, consumers that act on them. Numbers as in the matrix.
+
+E1 and E3 are commands of their own: `urds dat test`.
+"""
+
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dat.scene import (
+    MESSAGE_BYTES,
+    PACKET_BYTES,
+    End,
+    Scene,
+    connect_endpoints,
+    drain,
+)
+from urds import dat
+from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.receives import ReceiveTracker
+from urds.verbs.providers.sim import SimNetwork
+
+QUERIES = 100_000
+ROUGH = {"loss": 0.01, "duplicate": 0.02, "reorder": 0.2, "jitter_ns": 40_000}
+
+Sample = tuple[int | None, int | None]
+
+
+def check(sample: Sample) -> None:
+    """Fail unless both counts can be of one set of buffers."""
+    count, span = sample
+    assert count is not None and span is not None, "unknown"
+    assert 0 <= count <= span, sample
+    assert (count == 0) == (span == 0), sample
+
+
+def rough_network(seed: int) -> SimNetwork:
+    """Return a network that loses, repeats and reorders."""
+    return SimNetwork(seed, mtu_bytes=PACKET_BYTES, **ROUGH)
+
+
+# -- K
+
+
+@contextmanager
+def traffic(scene: Scene) -> Iterator[threading.Thread]:
+    """Let another thread run the network and keep 64 messages on their way."""
+    stop = threading.Event()
+
+    def run() -> None:
+        random, outstanding = Random(1), 0
+        while not stop.is_set():
+            while outstanding < 64:
+                scene.a.send(random.randrange(1, MESSAGE_BYTES))
+                outstanding += 1
+            for _ in range(40):
+                scene.network.step()
+            outstanding -= len(drain(scene.a.request))
+            for event in drain(scene.b.recv):
+                scene.b.give(1, event.user_cookie)
+
+    thread = threading.Thread(target=run)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-5)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.rule("dat-atomic-counters", "dat-snapshot", "dat-span-at-least-count")
+def test_k1_queries_while_messages_come_and_complete() -> None:
+    with Scene(buffers=200, network=rough_network(1)) as scene, traffic(scene) as thread:
+        seen: Counter[Sample] = Counter()
+        for _ in range(QUERIES):
+            ret, count, span = dat.dat_ep_recv_query(scene.b.ep)
+            assert ret == dat.DAT_SUCCESS
+            check((count, span))
+            seen[count, span] += 1
+        assert thread.is_alive()
+        # It was no still life: many different sets of buffers, with gaps among them.
+        assert len(seen) > 30
+        assert any(count != span for count, span in seen)
+
+
+class CountingTracker(ReceiveTracker):
+    """Counts how often the set of buffers is looked at, and how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[str] = []
+        self._allocated = CountingSet(self.looks)
+
+    def snapshot(self) -> tuple[int, int]:
+        self.looks.append("snapshot")
+        return super().snapshot()
+
+
+class CountingSet(set[int]):
+    """A set that notes each pass over it and each question for its size."""
+
+    def __init__(self, looks: list[str]) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def __iter__(self) -> Iterator[int]:
+        self.looks.append("pass")
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.looks.append("size")
+        return super().__len__()
+
+
+@pytest.mark.rule("dat-single-scan", "dat-atomic-counters", "dat-snapshot")
+def test_k2_one_query_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urds.verbs.engine.queue_pair.ReceiveTracker", CountingTracker)
+    with Scene(buffers=20) as scene:
+        scene.gate(5)
+        for message in (1, 4, 5):
+            scene.part(message, 0)
+        looks = scene.b.ep.engine.tracker.looks
+        looks.clear()
+        assert scene.b.info == (3, 5)
+        assert looks == ["snapshot", "size"]
+
+
+class TwoPhaseTracker(ReceiveTracker):
+    """Counts the buffers, then measures their span: wrong if something happens in between."""
+
+    between: Callable[[], None] | None = None
+
+    def snapshot(self) -> tuple[int, int]:
+        count = len(self._allocated)
+        if self.between is not None:
+            between, self.between = self.between, None
+            between()
+        return (count, self._highest - self.last_completed) if count else (0, 0)
+
+
+@pytest.mark.rule("dat-single-scan")
+def test_k3_the_check_finds_two_phases_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urds.verbs.engine.queue_pair.ReceiveTracker", TwoPhaseTracker)
+    with Scene(buffers=20) as scene:
+        scene.gate(3)
+        for message in (1, 2, 3):
+            scene.part(message, 0)
+        check(scene.b.info)
+        scene.b.ep.engine.tracker.between = lambda: scene.part(1, 1)
+        sample = scene.b.info
+        assert sample == (3, 2)
+        with pytest.raises(AssertionError):
+            check(sample)
+
+
+def test_k4_a_thousand_endpoints_on_one_shared_queue() -> None:
+    with Scene(buffers=0, srq_depth=2000) as scene:
+        end = scene.b
+        recv = end.ia.create_evd(2000, dat.EvdFlag.DTO)
+        sending = end_evds(scene.a)
+        pairs = []
+        for number in range(1000):
+            attr = dat.EpAttr(max_recv_dtos=dat.DAT_HW_DEFAULT)
+            ep = end.pz.create_ep(recv, *end_evds(end), attr, end.srq)
+            sender = scene.a.pz.create_ep(None, *sending, dat.EpAttr(max_recv_dtos=0))
+            connect_endpoints(sender, ep, end.requests)
+            pairs.append((sender, ep))
+            end.give(2, 2 * number)
+        scene.gate()
+        for sender, _ in pairs:
+            sender.post_send(scene.a.piece())
+        random = Random(4)
+        scene.hold.release(lambda packet: not packet.offset and random.random() < 0.7)
+        scene.run()
+        scene.hold.release(lambda packet: packet.offset > 0 and random.random() < 0.5)
+        scene.run()
+        held = [tuple(ep.recv_query()) for _, ep in pairs]
+        for sample in held:
+            check(sample)
+        total, waiting = sum(count for count, _ in held), len(recv)
+        assert total > 300 and waiting > 300
+        assert end.counts == (2000 - total - waiting, 2000)
+        drain(recv)
+        assert end.counts == (2000 - total - waiting, 2000 - waiting)
+        assert sum(ep.recv_query().nbufs_allocated for _, ep in pairs) == total
+
+
+def end_evds(end: End) -> tuple[dat.EventDispatcher, dat.EventDispatcher]:
+    """Make a request and a connect dispatcher."""
+    connection = end.ia.create_evd(2000, dat.EvdFlag.CONNECTION)
+    return end.ia.create_evd(2000, dat.EvdFlag.DTO), connection
+
+
+# -- E
+
+
+def test_e2_ten_connections_on_a_shared_queue_as_dtestsrq_makes_them() -> None:
+    """Messages with a header, the endpoint's number and one of their own; counts sampled."""
+    bursts, burst, header = 6, 10, 0xD7
+    with Scene(buffers=0, network=rough_network(2), srq_depth=250) as scene:
+        end, random = scene.b, Random(2)
+        sending, receiving = end_evds(scene.a), end_evds(end)
+        recv = end.ia.create_evd(250, dat.EvdFlag.DTO)
+        attr = dat.EpAttr(max_recv_dtos=dat.DAT_HW_DEFAULT, max_request_dtos=bursts * burst)
+        receivers = [end.pz.create_ep(recv, *receiving, attr, end.srq) for _ in range(10)]
+        attr = dat.EpAttr(max_recv_dtos=0, max_request_dtos=bursts * burst)
+        senders = [scene.a.pz.create_ep(None, *sending, attr) for _ in receivers]
+        for sender, receiver in zip(senders, receivers, strict=True):
+            connect_endpoints(sender, receiver, end.requests)
+        posted = 10 * burst
+        end.give(posted)
+        expected = [0] * 10
+        for start in range(0, bursts * burst, burst):
+            for number, sender in enumerate(senders):
+                for sequence in range(start, start + burst):
+                    place = (number * burst + sequence - start) * MESSAGE_BYTES
+                    scene.a.octets[place : place + 3] = bytes((header, number, sequence))
+                    octets = random.randrange(3, MESSAGE_BYTES + 1)
+                    sender.post_send([scene.a.memory.triplet(place, octets)])
+            while any(count < start + burst for count in expected):
+                assert scene.network.step()
+                sampled = [receiver.recv_query() for receiver in receivers]
+                for sample in sampled:
+                    check(sample)
+                available, outstanding = end.counts
+                held = sum(count or 0 for count, _ in sampled)
+                assert available <= outstanding == available + held + len(recv) <= 250
+                for event in drain(recv):
+                    assert event.status is dat.DtoStatus.SUCCESS
+                    place = event.user_cookie * MESSAGE_BYTES
+                    number = receivers.index(event.ep)
+                    found = tuple(end.octets[place : place + 3])
+                    assert found == (header, number, expected[number])
+                    expected[number] += 1
+                    end.give(1, event.user_cookie)
+            scene.settle(lambda: all(sender.request_idle for sender in senders))
+        for sender in senders:
+            sender.disconnect()
+        scene.settle(lambda: all(ep.state is dat.EpState.DISCONNECTED for ep in receivers))
+        assert end.counts == (posted, posted)
+        for ep in receivers:
+            ep.free()
+        scene.b.ep.free()
+        end.srq.free()
+
+
+class Refiller:
+    """A consumer that looks at its endpoint now and then, and keeps the shared queue filled.
+
+    It has `pool` buffers. Each time it gives back what it has taken; with `margin` it also makes
+    sure that as many are available as the endpoint has yet to take, and `margin` more.
+    """
+
+    def __init__(self, scene: Scene, pool: int, posted: int, margin: int | None) -> None:
+        self.end = scene.b
+        self.margin = margin
+        self.received = 0
+        self.stalled = 0  # looks in a row that found nothing new, and no buffer left
+        self.free = deque(range(pool))
+        self.give(posted)
+
+    def give(self, count: int) -> None:
+        """Post free buffers, as many as there are."""
+        for _ in range(min(count, len(self.free))):
+            self.end.give(1, self.free.popleft())
+
+    def look(self) -> None:
+        """Take what has completed, and refill."""
+        events = self.end.taken()
+        self.stalled = 0 if events or self.end.available else self.stalled + 1
+        for event in events:
+            assert event.status is dat.DtoStatus.SUCCESS
+            assert self.end.octets[event.user_cookie * MESSAGE_BYTES] == self.received % 251
+            self.received += 1
+            self.free.append(event.user_cookie)
+        if self.margin is None:
+            self.give(len(events))
+        else:
+            missing = self.end.ep.recv_query().missing or 0
+            self.give(missing + self.margin - self.end.available)
+
+
+REFILL_NS = 400_000  # below 0.65 ms, after which a sender without a buffer asks again
+IN_FLIGHT = 60
+
+
+def stream(scene: Scene, consumer: Refiller, count: int) -> Iterator[None]:
+    """Send messages and let the consumer look at each interval; yield after each look."""
+    sent, outstanding = 0, 0
+    while consumer.received < count:
+        while outstanding < IN_FLIGHT and sent < count:
+            scene.a.octets[sent % 251 * MESSAGE_BYTES] = sent % 251
+            scene.a.send(1 + sent % MESSAGE_BYTES, sent % 251)
+            sent, outstanding = sent + 1, outstanding + 1
+        scene.network.run(for_ns=REFILL_NS)
+        outstanding -= len(drain(scene.a.request))
+        consumer.look()
+        yield
+
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("count", [3000, pytest.param(100_000, marks=SLOW)])
+def test_e4_who_refills_by_the_counts_never_stalls(count: int) -> None:
+    """Buffers for the gaps, and a margin far below what may be on its way."""
+    with Scene(network=SimNetwork(3, mtu_bytes=PACKET_BYTES, **ROUGH), buffers=0) as scene:
+        consumer = Refiller(scene, pool=250, posted=24, margin=24)
+        for _ in stream(scene, consumer, count):
+            assert consumer.stalled <= 1
+        assert (consumer.received, scene.b.info) == (count, (0, 0))
+
+
+def test_who_only_gives_back_what_completed_stalls_for_good() -> None:
+    """The messages that came first hold all buffers; the one that is next gets none."""
+    with Scene(network=SimNetwork(3, mtu_bytes=PACKET_BYTES, **ROUGH), buffers=0) as scene:
+        consumer = Refiller(scene, pool=250, posted=24, margin=None)
+        for _ in stream(scene, consumer, 3000):
+            if consumer.stalled == 100:
+                break
+        info = scene.b.ep.recv_query()
+        assert (scene.b.available, info.nbufs_allocated) == (0, 24)
+        assert info.missing
+
+
+# -- any order
+
+
+@pytest.mark.rule("dat-span-at-least-count", "dat-sequence-order", "dat-deliver-in-order")
+@settings(max_examples=40)
+@given(
+    halves=st.permutations([(message, half) for message in range(1, 9) for half in (0, 1)]),
+    repeats=st.lists(st.integers(0, 15), max_size=4),
+    acceptance=st.sampled_from([Acceptance.BY_ARRIVAL, Acceptance.FILL_GAPS]),
+)
+def test_whatever_the_order_of_arrival_counts_and_order_are_right(
+    halves: list[tuple[int, int]], repeats: list[int], acceptance: Acceptance
+) -> None:
+    """Both counts are those of a model: which messages have begun, which are complete."""
+    with Scene(buffers=10, acceptance=acceptance) as scene:
+        scene.gate(8)
+        arrived: set[tuple[int, int]] = set()
+        for index, (message, half) in enumerate(halves):
+            scene.part(message, half)
+            arrived.add((message, half))
+            if index in repeats:
+                scene.repeat(*halves[index // 2])
+            done = 0
+            while {(done + 1, 0), (done + 1, 1)} <= arrived:
+                done += 1
+            begun = {message for message, _ in arrived if message > done}
+            highest = max(begun, default=done)
+            fills = acceptance is Acceptance.FILL_GAPS
+            count = highest - done if fills else len(begun)
+            assert scene.b.info == (count, highest - done)
+            assert len(scene.b.recv) == done
+            assert scene.b.available == 10 - done - count
+        assert scene.b.info == (0, 0)
+        assert all(event.status is dat.DtoStatus.SUCCESS for event in scene.b.taken())
