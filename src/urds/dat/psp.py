@@ -97,4 +97,4 @@ class PublicServicePoint(DatObject):
         return ep
 
     def _dispose(self) -> None:
-        self.ia.adapter.call_soon(self._listener.close)
+        self._listener.close()

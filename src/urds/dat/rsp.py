@@ -47,6 +47,7 @@ class ReservedServicePoint(DatObject):
             ep.move(Input.RESERVE)
             super().__init__(ia)
             self.conn_qual, self.ep, self.evd = conn_qual, ep, evd
+            self._is_met = False
             try:
                 evd.attach(Role.CR, self)
                 self._listener = ia.adapter.listen(
@@ -84,9 +85,13 @@ class ReservedServicePoint(DatObject):
         if not self.evd.post_request(None, self.ia.address, self.conn_qual, request):
             request.withdraw()
             connection.close()
+        self._is_met = True
         self.end()
 
     def _dispose(self) -> None:
         if self.ep.live and self.ep.state is EpState.RESERVED:
             self.ep.move(Input.UNRESERVE)
-        self.ia.adapter.call_soon(self._listener.close)
+        if self._is_met:
+            self.ia.adapter.call_soon(self._listener.close)  # it is the one that calls
+        else:
+            self._listener.close()
