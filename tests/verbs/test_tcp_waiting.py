@@ -140,6 +140,18 @@ def test_what_was_put_off_is_done_though_nobody_asks_again(world: World) -> None
         sender.join()
 
 
+def test_what_the_thread_put_off_is_done_while_somebody_waits_for_it(world: World) -> None:
+    """The kernel wakes the thread, which slept first; the waiter must not sleep on."""
+    for _ in range(20):
+        done = threading.Event()
+        world.on_data = lambda: world.reactor.defer(done.set)  # noqa: B023
+        time.sleep(0.01)
+        sender = threading.Timer(0.005, world.far.send, (b"x",))
+        sender.start()
+        assert is_prompt(world.reactor, done.is_set)
+        sender.join()
+
+
 def test_a_wait_inside_a_handler_only_asks(world: World) -> None:
     said: list[bool] = []
     with world.lock:

@@ -240,6 +240,8 @@ class Reactor:
                     self._parked.wait(PARKED_S)
                     continue
                 self._turn(None)
+                if self._deferred and self._is_driven:
+                    self._ring()  # the driver is in its poll: what was put off here is its to do
 
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""
