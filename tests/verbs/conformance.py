@@ -19,7 +19,6 @@ from urds.verbs import (
     MR,
     PD,
     QP,
-    SGE,
     SRQ,
     WC,
     Acceptance,

@@ -246,7 +246,7 @@ def test_a_full_send_queue_refuses_and_goes_on(world: World) -> None:
     left, right = pair.left, pair.right
     for number in range(3):  # there is no receive: they stay
         left.post(wr_id=number)
-    with pytest.raises(VerbsPostError, match="limit|full") as caught:
+    with pytest.raises(VerbsPostError, match="send queue is full") as caught:
         left.post()
     assert caught.value.errno == errno.ENOMEM
     right.receive(8, count=4)
