@@ -69,6 +69,28 @@ def test_immediate_data_travel_with_a_send() -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("plain", ["near", "far"])
+def test_one_node_that_keeps_to_the_standard_is_enough(plain: str, count: int) -> None:
+    """Then both do: segments of one TCP segment each, nothing private."""
+    with connected(**{plain: TcpProviderSettings(own=False)}) as (client, server):
+        octets = pattern(count)[:count]
+        memory, target = server.receive(count), server.memory(count)
+        client.send(octets)
+        client.post(WROpcode.RDMA_WRITE, client.memory(octets).sge(), remote=target)
+        copy = client.memory(count)
+        client.post(WROpcode.RDMA_READ, copy.sge(), remote=target)
+        assert {wc.status for wc in client.sent(3)} == {WCStatus.SUCCESS}
+        server.received()
+        assert memory.octets == target.octets == copy.octets == octets
+        answer = client.receive(count)
+        server.send(octets)
+        client.received()
+        assert answer.octets == octets
+        server.disconnect()
+        client.event(ConnectionEventKind.DISCONNECTED)
+
+
+@pytest.mark.parametrize("count", SIZES)
 def test_a_write_lands(count: int) -> None:
     with connected() as (client, server):
         octets, target = pattern(count)[:count], server.memory(count + 2)

@@ -93,6 +93,8 @@ class TcpConnection(Connection):
         self._listener = listener
         self._is_silent = False
         self._stream: Stream | None = None
+        if listener is not None:
+            self._name_ends()  # raises OSError for one who is gone already: nothing to undo yet
         terms = self._terms() if qp is not None else None
         self._mpa = MpaConnection(terms, deadline_ns=deadline_ns)
         self._timer: Timer | None = adapter.reactor.call_at(deadline_ns, self._handle_deadline)
@@ -100,7 +102,6 @@ class TcpConnection(Connection):
         adapter.reactor.watch(connection.fileno(), events, self._handle_socket)
         adapter.connections.add(self)
         if listener is not None:
-            self._name_ends()
             adapter.strangers.add(self)
         if problem:
             adapter.reactor.unwatch(connection.fileno())
