@@ -146,32 +146,37 @@ class Stream:
         return self._qp.state not in (QPState.ERR, QPState.RESET)
 
     def _send(self) -> None:
-        qp, encoder, out = self._qp, self._encoder, self._out
         now_ns = time.monotonic_ns()
-        more = True
-        while more:
-            more = False
-            while encoder.octets_emitted - out.sent_bytes < OUT_BYTES_MAX:
-                packet = qp.poll_transmit(now_ns) if self._may_send else None
-                if packet is None:
-                    break
-                more = True
-                refusal = encoder.emit(packet, out.pieces)
-                if refusal is not None:
-                    qp.receive_packet(refusal, now_ns)
-            is_empty = out.send(self._socket)
-            if not self._own:
-                self._confirm(now_ns)
-            if not is_empty:
+        while True:
+            is_dry = self._take_packets(now_ns)
+            is_empty = self._out.send(self._socket)
+            has_confirmed = not self._own and self._confirm(now_ns)
+            if not is_empty or (is_dry and not has_confirmed):
                 break
-        self._watch_for_room(bool(out))
+        self._watch_for_room(not is_empty)
 
-    def _confirm(self, now_ns: int) -> None:
-        """Complete what TCP has taken: a plain peer acknowledges nothing."""
+    def _take_packets(self, now_ns: int) -> bool:
+        """Take what the engine wants sent, as far as there is room; tell whether it was all."""
+        if not self._may_send:
+            return True
+        qp, encoder, out = self._qp, self._encoder, self._out
+        while encoder.octets_emitted - out.sent_bytes < OUT_BYTES_MAX:
+            packet = qp.poll_transmit(now_ns)
+            if packet is None:
+                return True
+            refusal = encoder.emit(packet, out.pieces)
+            if refusal is not None:
+                qp.receive_packet(refusal, now_ns)
+        return False
+
+    def _confirm(self, now_ns: int) -> bool:
+        """Complete what TCP has taken: a plain peer acknowledges nothing. Tell if it was any."""
         packet = self._encoder.confirm(self._out.sent_bytes)
-        if packet is not None:
-            packet.target_qpn = self._qp.qpn
-            self._qp.receive_packet(packet, now_ns)
+        if packet is None:
+            return False
+        packet.target_qpn = self._qp.qpn
+        self._qp.receive_packet(packet, now_ns)
+        return True
 
     def _watch_for_room(self, wanted: bool) -> None:
         events = select.EPOLLIN | (select.EPOLLOUT if wanted else 0)
@@ -245,6 +250,7 @@ class Stream:
         self._kept = b""
         self._is_reading = True
         self._answer_may_wait = True
+        now_ns = time.monotonic_ns()
         try:
             while position < end and not self._is_over and self._has_running_queue_pair():
                 item, taken_bytes = self._decoder.take(view[position:end])
@@ -254,7 +260,7 @@ class Stream:
                 self._may_send = True
                 if isinstance(item, Packet):
                     self._answer_may_wait &= item.kind not in _ANSWERED_AT_ONCE
-                    self._deliver(item)
+                    self._deliver(item, now_ns)
                 elif item is not None:
                     self._handle_end_frame(item)
         except StreamBroken as broken:
@@ -263,8 +269,7 @@ class Stream:
             self._is_reading = False
         self._kept = bytes(view[position:end]) if not self._is_over else b""
 
-    def _deliver(self, packet: Packet) -> None:
-        now_ns = time.monotonic_ns()
+    def _deliver(self, packet: Packet, now_ns: int) -> None:
         self._encoder.peer_wrote_last = self._decoder.wrote_last
         self._qp.receive_packet(packet, now_ns)
         if not self._own and packet.kind == PacketKind.READ_RESPONSE:
