@@ -1,7 +1,7 @@
 """The other process of a test: listens, takes messages, sends as many back, says how it ended.
 
-Run as `python -m tests.verbs.peer_process DEVICE COUNT LENGTH`; prints its port, then `ready` when
-it is connected, then the kind of the end.
+Run as `python -m tests.verbs.peer_process DEVICE COUNT LENGTH`; prints its port, `ready` when it
+is connected, `sent` when all its messages arrived, then the kind of the end.
 """
 
 import sys
@@ -30,6 +30,8 @@ def main(device: str, count: int, length: int) -> None:
         sent = end.cq.wait_for(count, 30.0)
         assert all(wc.opcode is WCOpcode.SEND for wc in sent)
         assert all(wc.status is WCStatus.SUCCESS for wc in sent), sent
+        # Who left now would take our last acknowledgements for lost, where some were.
+        print("sent", flush=True)
         ended = end.wait_for_end(30_000_000_000)
         print(ended and ended.name, flush=True)
 
