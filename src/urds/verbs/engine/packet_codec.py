@@ -21,8 +21,6 @@ VERSION: Final = 1
 HEADER_BYTES: Final = 12
 CHECKSUM_BYTES: Final = 4
 SELECTIVE_MAX: Final = 8
-# The longest fields are an atomic's; an ACK with all its ranges is longer and has no payload.
-FIELDS_BYTES_MAX: Final = 5 + 8 * SELECTIVE_MAX
 
 _HEADER: Final = Struct(">BBBBII")
 _LONG: Final = Struct(">I")
