@@ -1,8 +1,8 @@
 """Waiting: one epoll set, timers, and who turns the crank.
 
 Whoever waits for a completion turns it himself: waking another thread costs more than the message
-(design.md, "Run to completion"). The progress thread does it when nobody has for a few
-milliseconds, so that a process which computes still answers its peers. Everything but `wait`,
+(design.md, "Run to completion"). The progress thread does it when nobody has for a
+millisecond, so that a process which computes still answers its peers. Everything but `wait`,
 `progress` and `close` is called with the lock held; handlers run with it held.
 """
 
@@ -20,7 +20,7 @@ Handler = Callable[[int], None]
 Ready = Callable[[], bool]
 
 EVENTS_MAX: Final = 64  # of one turn; the others come with the next
-PARKED_S: Final = 0.003  # how long the thread leaves the crank to a driver who went away
+PARKED_S: Final = 0.001  # how long the thread leaves the crank to a driver who went away
 JOIN_S: Final = 2.0
 _NS: Final = 1_000_000_000
 
