@@ -230,7 +230,9 @@ class Encoder:
     # -- answers
 
     def _emit_read_response(self, packet: Packet, out: list[Octets]) -> None:
-        owed = self._exchange.owed[packet.psn]
+        owed = self._exchange.owed.get(packet.psn)
+        if owed is None:
+            return  # the peer has gone back before it: nobody waits for this answer
         is_end = bool(int(packet.flags) & _LAST)
         for offset, payload, is_final in self._pieces(packet.payload):
             to = owed.sink_offset + packet.offset + offset & _MASK_64
@@ -242,7 +244,9 @@ class Encoder:
             del self._exchange.owed[packet.psn]
 
     def _emit_atomic_response(self, packet: Packet, out: list[Octets]) -> None:
-        identifier = self._exchange.atomics_owed.pop(packet.psn)
+        identifier = self._exchange.atomics_owed.pop(packet.psn, None)
+        if identifier is None:
+            return  # as above
         payload = payloads.emit_atomic_response(identifier, packet.compare_add)
         self._untagged(Opcode.ATOMIC_RESPONSE, Queue.ATOMIC_RESPONSE, payload, out)
 
