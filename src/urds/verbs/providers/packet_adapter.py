@@ -125,8 +125,9 @@ class PacketAdapter(PacketMover):
             self, space=space, local=own, peer=peer, on_event=on_event, qp=bound
         )
         if route is None:
+            # Not before this call has returned: its caller does not know the connection yet.
             self.tell_later(connection, ConnectionEventKind.REFUSED)
-            self.settle()
+            self._nudge()
             return connection
         offer = Offer()
         if bound is not None:

@@ -119,6 +119,9 @@ class PacketConnection(Connection):
         else:
             adapter.cm.disconnect(record, now_ns=adapter.now_ns())
         self._break_queue_pair()
+        # Its owner may reset and connect it again while the goodbye is still on its way.
+        self._release()
+        self.qp = None
         adapter.settle()
 
     def close(self) -> None:
