@@ -1,0 +1,87 @@
+"""Streams of the tcp provider that end under traffic, each way and at random moments."""
+
+import random
+import socket
+import time
+
+import pytest
+
+from tests.verbs.tcp_ends import End, connected
+from urds.verbs.engine.numbers import QPAttrMask, QPState, WCStatus, WROpcode
+from urds.verbs.engine.queue_pair import QPAttr
+from urds.verbs.providers.base import ConnectionEventKind
+
+WAYS = ("disconnect", "close", "remove", "error", "reset", "silence", "both", "opening")
+GOOD_OR_FLUSHED = {
+    WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR, WCStatus.REM_ACCESS_ERR, WCStatus.REM_INV_REQ_ERR
+}  # fmt: skip
+
+
+def work(end: End, other: End, chance: random.Random) -> int:
+    """Post twenty requests of all kinds; return how many."""
+    target = other.memory(70_000)
+    for index in range(20):
+        count = chance.choice([0, 1, 100, 5000, 70_000])
+        opcode = chance.choice(
+            [
+                WROpcode.SEND,
+                WROpcode.SEND_WITH_IMM,
+                WROpcode.RDMA_WRITE,
+                WROpcode.RDMA_WRITE_WITH_IMM,
+                WROpcode.RDMA_READ,
+            ]
+        )
+        end.post(opcode, end.memory(count).sge(), remote=target, wr_id=index)
+    return 20
+
+
+def end_it(way: str, end: End, other: End) -> None:
+    adapter, qp = end.adapter, end.qp
+    if way == "opening":
+        adapter.close()
+        return
+    with adapter.lock:
+        if way in ("disconnect", "both"):
+            end.connection.disconnect()
+        elif way == "close":
+            end.connection.close()
+        elif way == "remove":
+            adapter.remove(qp)
+        elif way == "error":
+            qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, adapter.now_ns())
+            adapter.kick(qp)
+        elif way == "reset":
+            qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, adapter.now_ns())
+            adapter.kick(qp)
+        elif way == "silence":
+            end.connection.stream._socket.shutdown(socket.SHUT_RDWR)
+    if way == "both":
+        other.disconnect()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", range(6))
+def test_an_end_under_traffic_completes_everything_once(way: str, seed: int) -> None:
+    chance = random.Random(f"{way} {seed}")
+    with connected() as (near, far):
+        for end in (near, far):
+            for _ in range(chance.choice([0, 5, 40])):
+                end.receive(70_000)
+        posted = work(near, far, chance)
+        posted_far = work(far, near, chance)
+        time.sleep(chance.choice([0, 0, 0.001, 0.004]))
+        end_it(way, near, far)
+        far.until(lambda: bool(far.events))
+        assert far.events[0].kind in (
+            ConnectionEventKind.DISCONNECTED, ConnectionEventKind.BROKEN
+        ), f"seed {seed}"  # fmt: skip
+        assert far.qp.state is QPState.ERR
+        wcs = far.sent(posted_far)
+        assert {wc.status for wc in wcs} <= GOOD_OR_FLUSHED, f"seed {seed}"
+        assert [wc.wr_id for wc in wcs] == list(range(posted_far)), f"seed {seed}"
+        assert len(far.scq) == 0 and len(far.events) == 1
+        if way not in ("reset", "opening"):
+            assert [wc.wr_id for wc in near.sent(posted)] == list(range(posted)), f"seed {seed}"
+        # Nothing of it is left behind.
+        assert not far.adapter.connections and not far.adapter._owners
+        assert not near.adapter.connections and not near.adapter._owners
