@@ -7,6 +7,7 @@ Source: dat.md sections 4.3 and 9.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from urds.dat.ep_state import CONNECTING, Input
@@ -51,7 +52,8 @@ class Link:
         self._adapter = ep.ia.adapter
         self.connection: Connection | None = None
         self._deadline_ns: int | None = None
-        self._breaking = False
+        self._early: list[ConnectionEvent] | None = None  # while `connect` is under way
+        self._life = 0  # counts resets: what was put off before one is of no account after it
 
     # -- how it begins
 
@@ -67,14 +69,23 @@ class Link:
         now_ns = self._adapter.now_ns()
         self._deadline_ns = None if timeout_ns is None else now_ns + timeout_ns
         self._ep.engine.hold_receives = True
-        self.connection = self._adapter.connect(
-            self._ep.engine,
-            peer,
-            PortSpace.TCP,
-            self._parameters(private_data),
-            on_event=self._handle_event,
-            timeout_ns=timeout_ns,
-        )
+        early = self._early = []
+        try:
+            self.connection = self._adapter.connect(
+                self._ep.engine,
+                peer,
+                PortSpace.TCP,
+                self._parameters(private_data),
+                on_event=self._handle_event,
+                timeout_ns=timeout_ns,
+            )
+        except OSError:
+            self._ep.engine.hold_receives = False
+            raise
+        finally:
+            self._early = None
+        for event in early:
+            self._adapter.call_soon(partial(self._handle_event, event))
 
     def accept(self, connection: Connection, private_data: bytes) -> None:
         """Answer a request. Raises OSError; then nothing has changed."""
@@ -95,33 +106,27 @@ class Link:
     def drain(self) -> None:
         """Disconnect once nothing is outstanding; called again when a request completes."""
         if self._ep.transfers.requests_outstanding == 0:
-            self._adapter.call_soon(self._finish_drain)
+            self._adapter.call_soon(partial(self._finish_drain, self._life))
 
     def end(self, number: EventNumber | None, private_data: bytes = b"") -> None:
         """End the connection from this side, whatever its state: flush, tell the peer, tell us."""
         ep, connection = self._ep, self.connection
-        was_up = ep.state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING)
         self.connection = None
         ep.move(Input.ENDED)
         if connection is not None:
-            if was_up:
-                connection.disconnect()
-            else:
-                connection.close()
+            connection.close()
         self._flush()
         if number is not None and ep.connect_evd is not None:
             ep.connect_evd.post_connection(ep, number, private_data)
 
     def break_soon(self) -> None:
         """Break the connection once the engine call under way is over."""
-        if not self._breaking:
-            self._breaking = True
-            self._adapter.call_soon(self._break)
+        self._adapter.call_soon(partial(self._break, self._life))
 
     def reset(self) -> None:
         """Make the queue pair new, for another connection."""
         now_ns = self._adapter.now_ns()
-        self._breaking = False
+        self._life += 1
         self._ep.engine.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, now_ns)
         self._ep.engine.hold_receives = False
         self.prepare()
@@ -130,11 +135,7 @@ class Link:
         """Let go of everything: the endpoint is being freed."""
         connection, self.connection = self.connection, None
         if connection is not None:
-            if self._ep.state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
-                connection.on_event = _ignore
-                connection.disconnect()
-            else:
-                connection.close()
+            connection.close()
         self._flush()
 
     # -- inside
@@ -147,6 +148,9 @@ class Link:
         )
 
     def _handle_event(self, event: ConnectionEvent) -> None:
+        if self._early is not None:
+            self._early.append(event)  # we do not know our connection yet
+            return
         if event.connection is not self.connection:
             return  # of a connection that this endpoint has ended
         if event.kind is Kind.ESTABLISHED:
@@ -174,12 +178,13 @@ class Link:
         if ep.engine.state is QPState.ERR:
             self._tell(number, private_data)
         else:
-            # The flushed transfers come before the event.
-            def finish() -> None:
-                self._flush()
-                self._tell(number, private_data)
+            self._adapter.call_soon(partial(self._finish_loss, self._life, number, private_data))
 
-            self._adapter.call_soon(finish)
+    def _finish_loss(self, life: int, number: EventNumber, private_data: bytes) -> None:
+        """Flush what is posted, then tell: the event comes after the transfers."""
+        if life == self._life:
+            self._flush()
+        self._tell(number, private_data)
 
     def _number_of_end(self, kind: Kind) -> EventNumber:
         state = self._ep.state
@@ -198,15 +203,14 @@ class Link:
         if self._ep.live and self._ep.connect_evd is not None:
             self._ep.connect_evd.post_connection(self._ep, number, private_data)
 
-    def _finish_drain(self) -> None:
+    def _finish_drain(self, life: int) -> None:
         ep = self._ep
-        if ep.live and ep.state is EpState.DISCONNECT_PENDING:
+        if ep.live and life == self._life and ep.state is EpState.DISCONNECT_PENDING:
             self.end(EventNumber.CONNECTION_DISCONNECTED)
 
-    def _break(self) -> None:
-        self._breaking = False
+    def _break(self, life: int) -> None:
         state = self._ep.state
-        if not self._ep.live:
+        if not self._ep.live or life != self._life:
             return
         if state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
             self.end(EventNumber.CONNECTION_BROKEN)
@@ -220,7 +224,3 @@ class Link:
         if engine.state is not QPState.ERR:
             engine.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self._adapter.now_ns())
         self._adapter.kick(engine)
-
-
-def _ignore(_event: ConnectionEvent) -> None:
-    """Take no notice: the endpoint is gone."""
