@@ -2,7 +2,9 @@
 
 Sending happens in the thread that posts while the connection takes octets; what it does not take
 waits here, at most 256 KiB, and the engine keeps the rest (`poll_transmit` is not asked). Reading
-goes through the adapter's one buffer, so an idle stream holds no memory but a partial FPDU's.
+goes through the adapter's one buffer, so an idle stream holds no memory but a partial FPDU's. From
+there the engine copies each payload once to its place: to read it there at once would take a call
+per FPDU, and one call for four costs less than the copies.
 
 A stream ends once, for one reason. Said on purpose: what was sent before leaves, then a FAREWELL
 to a node of our own, then the end of the TCP stream, for which both sides wait a bounded time, so
