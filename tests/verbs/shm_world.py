@@ -230,7 +230,7 @@ class Peer:
     """A process that listens and echoes. It says its port when it is ready.
 
     role "echo": send back what comes.  "flood": send for ever, once connected.
-    "silent": take nothing, only stay.  "forked": silent, with a child that outlives it.
+    "silent": take nothing, only stay.  "forked": say that it has a child, which outlives it.
     """
 
     def __init__(self, directory: Path, role: str = "echo") -> None:
@@ -267,11 +267,10 @@ def serve(directory: Path, role: str) -> None:
     for slot in range(32):
         side.receive(1 << 15, offset=slot << 15, wr_id=slot)
     listener = side.listen()
-    if role == "forked" and not os.fork():
-        sys.stdin.read()  # until the test is over
-        os._exit(0)
     print(listener.local[1], flush=True)
     assert side.adapter.wait(lambda: bool(side.events), PATIENCE_NS)
+    if role == "forked":
+        fork(side)
     if role == "flood":
         while not side.is_over:
             if side.qp.state is QPState.RTS and side.qp.outstanding_requests < 32:
@@ -287,6 +286,18 @@ def serve(directory: Path, role: str) -> None:
             if wc.opcode is WCOpcode.RECV and not wc.status and role == "echo":
                 echo(side, wc)
     side.close()
+
+
+def fork(side: Side) -> None:
+    """Make a child that lives until the test is over, and tell the peer that it does."""
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, b"!")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(reading, 1)
+    assert side.adapter.wait(lambda: side.qp.state is QPState.RTS, PATIENCE_NS)
+    side.send(1)
 
 
 def echo(side: Side, wc: WC) -> None:

@@ -349,15 +349,22 @@ def test_closing_one_side_breaks_the_other(place: Path) -> None:
     right.close()
 
 
-def test_what_was_said_before_the_end_arrives(place: Path) -> None:
-    """More than one turn takes in."""
+@pytest.mark.parametrize("has_met", [True, False])
+def test_what_was_said_before_the_end_arrives(place: Path, has_met: bool) -> None:
+    """More than one turn takes in, and even if it all comes with the greeting."""
     left, right = joined(place, wr_max=256)
+    if has_met:
+        right.receive(8)
+        left.send(8)
+        right.poll()
     for number in range(130):
         right.receive(8, wr_id=number)
     with right.adapter.lock:  # it cannot look before all is over
         for _ in range(120):
             left.send(8)
         left.close()
+        for channel in right.adapter.peers:
+            right.adapter.turn([channel.socket.fileno()])
     completions = right.poll(130)
     assert [wc.wr_id for wc in completions] == list(range(130))
     assert [wc.status for wc in completions] == [WCStatus.SUCCESS] * 120 + [

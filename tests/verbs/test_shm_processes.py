@@ -169,7 +169,8 @@ def test_a_child_of_a_fork_keeps_nothing_of_its_parent(side: Side, make_peer: Ma
     """The parent is killed while the child lives: its connection breaks, its name is free."""
     peer = make_peer("forked")
     connect(side, peer)
-    side.receive(10, wr_id=1)
+    side.receive(10)
+    side.poll()
     peer.kill()
     assert side.wait_over() is ConnectionEventKind.BROKEN
     side.listen(port=peer.port)

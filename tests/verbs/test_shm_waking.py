@@ -15,6 +15,11 @@ from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.shm import pump
 
 
+@pytest.fixture(autouse=True)
+def _no_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "meet"
@@ -28,12 +33,8 @@ def pair(place: Path) -> Iterator[tuple[Side, Side]]:
     right.close()
 
 
-def test_both_ways_at_once_with_full_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever.
-
-    Without the net of a bounded sleep: who makes room must ring.
-    """
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+def test_both_ways_at_once_with_full_rings(place: Path) -> None:
+    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever."""
     left, right = joined(place)
     for side, other in ((left, right), (right, left)):
         for _ in range(8):
@@ -49,9 +50,8 @@ def test_both_ways_at_once_with_full_rings(place: Path, monkeypatch: pytest.Monk
     right.close()
 
 
-def test_who_makes_room_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_makes_room_rings(place: Path) -> None:
     """One message that the ring does not hold: no answer wakes the sender before its end."""
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
     left, right = joined(place)
     for _ in range(20):
         right.receive(BUFFER_BYTES)
@@ -62,11 +62,8 @@ def test_who_makes_room_rings(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     right.close()
 
 
-def test_after_a_wait_the_device_goes_on_by_itself(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_wait_the_device_goes_on_by_itself(place: Path) -> None:
     """A read is answered although nobody there waits any more."""
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
     left, right = joined(place)
     for _ in range(3):
         right.adapter.wait(lambda: False, 20_000_000)
@@ -93,9 +90,7 @@ def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
     assert max(rung) < 20, rung
 
 
-def test_no_wake_up_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the net of a bounded sleep a lost one would last for ever."""
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+def test_no_wake_up_is_lost(place: Path) -> None:
     left, right = joined(place)
     count = 1500
 
@@ -138,18 +133,29 @@ def test_waiters_in_several_threads_all_wake(pair: tuple[Side, Side]) -> None:
     assert sorted(seen) == [1, 2, 3, 4, 5]
 
 
-def test_a_waiter_sees_what_another_thread_did(pair: tuple[Side, Side]) -> None:
-    left, _ = pair
+@pytest.mark.parametrize("waiter_count", [1, 2])
+def test_a_waiter_sees_what_another_thread_did(pair: tuple[Side, Side], waiter_count: int) -> None:
+    """Whether it sleeps where all arrives, or behind another waiter."""
+    adapter = pair[0].adapter
     flags: list[int] = []
-    thread = threading.Thread(
-        target=lambda: left.adapter.wait(lambda: bool(flags), PATIENCE_NS), daemon=True
-    )
-    thread.start()
-    with left.adapter.lock:
+    over: list[int] = []
+    threads = [
+        threading.Thread(target=adapter.wait, args=(lambda: bool(over), PATIENCE_NS)),
+        threading.Thread(target=adapter.wait, args=(lambda: bool(flags), PATIENCE_NS)),
+    ][-waiter_count:]
+    for thread in threads:
+        thread.start()
+        assert adapter.wait(lambda: False, 50_000_000) is False  # it sleeps by now
+    with adapter.lock:
         flags.append(1)
-        left.adapter.notify()
-    thread.join(10)
-    assert not thread.is_alive()
+        adapter.notify()
+    threads[-1].join(10)
+    assert not threads[-1].is_alive()
+    with adapter.lock:
+        over.append(1)
+        adapter.notify()
+    threads[0].join(10)
+    assert not threads[0].is_alive()
 
 
 def test_closing_wakes_who_waits(place: Path) -> None:
