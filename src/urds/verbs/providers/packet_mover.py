@@ -199,7 +199,8 @@ class PacketMover(Adapter):
                 self._carry(packet, destination)
         while (event := qp.poll_event()) is not None:
             self.on_async_event(event)
-        if entry.connection is not None and qp.state is QPState.ERR:
+        # Taken back by hand it can do no more for its connection than one that has failed.
+        if entry.connection is not None and qp.state in (QPState.ERR, QPState.RESET):
             entry.connection.handle_queue_pair_error()
         # A later deadline is found when the planned one comes: most timers are moved, not run.
         deadline_ns = qp.poll_timeout()
