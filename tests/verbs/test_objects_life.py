@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import select
+import signal
 import threading
 import weakref
 from dataclasses import replace
@@ -270,6 +271,8 @@ def test_a_forked_child_leaves_the_device_alone(context: Context) -> None:
     assert locked.wait(10)
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)  # ends a child that waits for the lock
         context.close()
         pd.close()
         is_alone = context.closed and pd.closed and not context.adapter.is_closed  # type: ignore[attr-defined]  # of packet adapters
