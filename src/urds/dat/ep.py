@@ -6,13 +6,14 @@ them hold a receive buffer. Source: dat.md sections 4, 9, 10, 13 and 14.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from urds.dat.addresses import IaAddress, numeric_address, port_of
 from urds.dat.ep_attr import check_attr, default_attr, high_watermark
 from urds.dat.ep_link import Link
-from urds.dat.ep_state import MODIFIABLE, UNDECIDED, Input, next_state, wrong_state
+from urds.dat.ep_modify import demand_zone, feed, modify_endpoint
+from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
 from urds.dat.ep_transfers import (
     RDMA_FLAGS,
     RECV_FLAGS,
@@ -20,11 +21,11 @@ from urds.dat.ep_transfers import (
     Transfers,
     breaks_connection,
     demand_flags,
+    demand_length,
 )
 from urds.dat.errors import bad_argument, dat_error, from_os_error
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
 from urds.dat.handles import DatObject, live
-from urds.dat.iov import pieces_of
 from urds.dat.numbers import (
     CompletionFlag,
     ConnectFlag,
@@ -58,12 +59,6 @@ _BREAKING_EVENTS: Final = {
     AsyncEventType.QP_ACCESS_ERR,
     AsyncEventType.QP_RECV_HARD_WATERMARK,
 }
-_EVD_FIELDS: Final = {
-    "recv_evd_handle": (Role.RECV, "recv_evd"),
-    "request_evd_handle": (Role.REQUEST, "request_evd"),
-    "connect_evd_handle": (Role.CONNECTION, "connect_evd"),
-}
-_ATTR_FIELDS: Final = {field.name for field in fields(EpAttr)}
 
 
 class Endpoint(DatObject):
@@ -92,7 +87,7 @@ class Endpoint(DatObject):
         with ia.lock:
             ia.demand_live()
             if pz is not None:
-                _demand_zone(pz)
+                demand_zone(pz)
             ia.demand_own(pz, recv_evd, request_evd, connect_evd, srq)
             self.attr = _checked_attr(ia, attr, recv_evd, request_evd, srq)
             super().__init__(ia)
@@ -101,7 +96,7 @@ class Endpoint(DatObject):
             self.request_evd: EventDispatcher | None = None
             self.connect_evd: EventDispatcher | None = None
             self.transfers = Transfers(self)
-            self._attach_all(recv_evd, request_evd, connect_evd)
+            feed(self, recv_evd, request_evd, connect_evd, self.attr)
             self.engine = self._make_engine()
             self.link = Link(self)
             self.link.prepare()
@@ -159,19 +154,11 @@ class Endpoint(DatObject):
         """Change fields of EpParam or EpAttr by name; all of them or none.
 
         Raises DatInvalidParameter: a field that nobody may change. DatInvalidState: one that may
-        not change in this state: the zone only unconnected, the others until it connects.
+        not change in this state; see `urds.dat.ep_modify`.
         """
         with self.lock:
             self.demand_live()
-            known = _ATTR_FIELDS | _EVD_FIELDS.keys() | {"pz_handle"}
-            unknown = sorted(changes.keys() - known)
-            if unknown:
-                raise bad_argument(2, f"{', '.join(unknown)} cannot be changed")
-            zone_states = {EpState.UNCONNECTED, EpState.TENTATIVE_CONNECTION_PENDING}
-            allowed = zone_states if "pz_handle" in changes else MODIFIABLE
-            if self.state not in allowed:
-                raise wrong_state(self.state, f"{', '.join(sorted(changes))} cannot change")
-            self._change(changes)
+            modify_endpoint(self, changes)
 
     # -- receive buffers
 
@@ -236,7 +223,7 @@ class Endpoint(DatObject):
                 raise wrong_state(self.state, f"receives come from {self.srq!r}")
             wanted, attribute = CompletionFlag(flags), self.attr.recv_completion_flags
             demand_flags(wanted, RECV_FLAGS, attribute, argument=5)
-            sg = self._pieces(iov, self.attr.max_recv_iov, write=True)
+            sg = self.transfers.pieces(iov, self.attr.max_recv_iov, write=True)
             self.transfers.post_receive(sg, cookie, wanted)
 
     def post_send(
@@ -247,9 +234,9 @@ class Endpoint(DatObject):
         Raises DatInvalidState unless connected, or disconnected: then it is flushed at once.
         """
         with self.lock:
-            wanted = self._demand_request(flags, SEND_FLAGS, argument=5)
-            sg = self._pieces(iov, self.attr.max_request_iov, write=False)
-            _demand_length(iov, self.attr.max_message_size, argument=3)
+            wanted = self.transfers.demand_request(flags, SEND_FLAGS, argument=5)
+            sg = self.transfers.pieces(iov, self.attr.max_request_iov, write=False)
+            demand_length(iov, self.attr.max_message_size, argument=3)
             self.transfers.post_request(SendWR(opcode=WROpcode.SEND, sg=sg), cookie, wanted)
 
     def post_rdma_write(
@@ -261,9 +248,9 @@ class Endpoint(DatObject):
     ) -> None:
         """Write local segments to a peer's memory. Raises as `post_send`, and DatLengthError."""
         with self.lock:
-            wanted = self._demand_request(flags, RDMA_FLAGS, argument=6)
-            sg = self._pieces(iov, self.attr.max_rdma_write_iov, write=False)
-            self._post_rdma(WROpcode.RDMA_WRITE, iov, sg, remote, cookie, wanted)
+            wanted = self.transfers.demand_request(flags, RDMA_FLAGS, argument=6)
+            sg = self.transfers.pieces(iov, self.attr.max_rdma_write_iov, write=False)
+            self.transfers.post_rdma(WROpcode.RDMA_WRITE, iov, sg, remote, cookie, wanted)
 
     def post_rdma_read(
         self,
@@ -274,16 +261,16 @@ class Endpoint(DatObject):
     ) -> None:
         """Read a peer's memory into local segments. Raises as `post_send`, and DatLengthError."""
         with self.lock:
-            wanted = self._demand_request(flags, RDMA_FLAGS, argument=6)
-            sg = self._pieces(iov, self.attr.max_rdma_read_iov, write=True)
-            self._post_rdma(WROpcode.RDMA_READ, iov, sg, remote, cookie, wanted)
+            wanted = self.transfers.demand_request(flags, RDMA_FLAGS, argument=6)
+            sg = self.transfers.pieces(iov, self.attr.max_rdma_read_iov, write=True)
+            self.transfers.post_rdma(WROpcode.RDMA_READ, iov, sg, remote, cookie, wanted)
 
     def post_bind(
         self, rmr: RemoteMemory, request: SendWR, cookie: Any, flags: int = CompletionFlag.DEFAULT
     ) -> None:
         """Post the bind of a window; `urds.dat.memory` makes the request. Raises as `post_send`."""
         with self.lock:
-            wanted = self._demand_request(flags, RDMA_FLAGS, argument=6)
+            wanted = self.transfers.demand_request(flags, RDMA_FLAGS, argument=6)
             self.transfers.post_request(request, cookie, wanted, window=rmr)
 
     # -- connection
@@ -307,15 +294,13 @@ class Endpoint(DatObject):
         with self.lock:
             self.demand_live()
             peer = (numeric_address(address), port_of(conn_qual, argument=3))
-            timeout_ns = ns_of_s(timeout_s, argument=4)
-            if timeout_ns == 0:
-                raise bad_argument(4, "timeout 0: at least one microsecond")
+            timeout_ns = _timeout_ns(timeout_s, argument=4)
             self._demand_private_data(private_data, argument=5)
             if qos != Qos.BEST_EFFORT or flags != ConnectFlag.DEFAULT:
                 detail = f"quality {qos}, flags {flags}: only best effort on one path"
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
-            self.demand_ready()
             after = next_state(self.state, Input.CONNECT)
+            self.demand_ready()
             try:
                 self.link.connect(peer, bytes(private_data), timeout_ns)
             except OSError as error:
@@ -339,6 +324,8 @@ class Endpoint(DatObject):
             if connected.state is not EpState.CONNECTED or connected._remote is None:
                 raise wrong_state(connected.state, "the endpoint to follow is not connected")
             address, port = connected._remote
+            _timeout_ns(timeout_s, argument=3)
+            self._demand_private_data(private_data, argument=4)
             self.connect(address, port, timeout_s=timeout_s, private_data=private_data, qos=qos)
 
     def disconnect(self, *, graceful: bool = False) -> None:
@@ -456,106 +443,6 @@ class Endpoint(DatObject):
         self.ia.adopt(engine, self)
         return engine
 
-    def _attach_all(
-        self,
-        recv_evd: EventDispatcher | None,
-        request_evd: EventDispatcher | None,
-        connect_evd: EventDispatcher | None,
-    ) -> None:
-        """Attach the dispatchers, all of them or none."""
-        try:
-            self._attach(Role.RECV, "recv_evd", recv_evd)
-            self._attach(Role.REQUEST, "request_evd", request_evd)
-            self._attach(Role.CONNECTION, "connect_evd", connect_evd)
-        except Exception:
-            for role, name in _EVD_FIELDS.values():
-                self._attach(role, name, None)
-            raise
-
-    def _attach(self, role: Role, name: str, evd: EventDispatcher | None) -> None:
-        before = getattr(self, name)
-        if evd is before:
-            return
-        if evd is not None:
-            live(evd, EventDispatcher, role.subtype)
-            self.ia.demand_own(evd)
-            flags = {
-                Role.RECV: self.attr.recv_completion_flags,
-                Role.REQUEST: self.attr.request_completion_flags,
-            }
-            evd.attach(role, self, flags.get(role, CompletionFlag.DEFAULT))
-        if before is not None:
-            before.detach(role, self)
-        setattr(self, name, evd)
-
-    def _change(self, changes: dict[str, Any]) -> None:
-        evds = {
-            name: changes.get(field, getattr(self, name))
-            for field, (_, name) in _EVD_FIELDS.items()
-        }
-        attr_changes = {name: value for name, value in changes.items() if name in _ATTR_FIELDS}
-        attr = replace(self.attr, **attr_changes)
-        check_attr(
-            attr,
-            self.ia.attr,
-            argument=3,
-            has_recv_evd=evds["recv_evd"] is not None,
-            has_request_evd=evds["request_evd"] is not None,
-            has_srq=self.srq is not None,
-        )
-        if "pz_handle" in changes:
-            zone = _demand_zone(changes["pz_handle"])
-            self.ia.demand_own(zone)
-            self.hold(zone)
-            self.drop(self.pz)
-            self.pz = self.engine.pd = zone
-        before, self.attr = self.attr, attr
-        try:
-            for role, name in _EVD_FIELDS.values():
-                self._attach(role, name, evds[name])
-        except Exception:
-            self.attr = before
-            raise
-        if self.srq is not None and {"srq_soft_hw", "max_recv_dtos"} & attr_changes.keys():
-            soft, hard = high_watermark(attr.srq_soft_hw), high_watermark(attr.max_recv_dtos)
-            self.engine.set_recv_watermarks(soft, hard)
-
-    def _pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[Any]:
-        if self.pz is None:
-            subtype = Subtype.INVALID_STATE_EP_NOTREADY
-            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
-        keys = self.ia.adapter.keys
-        return list(pieces_of(iov, keys, self.pz, write=write, segments_max=segments_max))
-
-    def _demand_request(
-        self, flags: int, allowed: CompletionFlag, *, argument: int
-    ) -> CompletionFlag:
-        self.demand_live()
-        if self.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
-            raise wrong_state(self.state, "requests need a connection")
-        wanted, attribute = CompletionFlag(flags), self.attr.request_completion_flags
-        demand_flags(wanted, allowed, attribute, argument=argument)
-        return wanted
-
-    def _post_rdma(
-        self,
-        opcode: WROpcode,
-        iov: Sequence[LmrTriplet],
-        sg: list[Any],
-        remote: RmrTriplet,
-        cookie: Any,
-        flags: CompletionFlag,
-    ) -> None:
-        octets = sum(segment.segment_length for segment in iov)
-        limit = min(remote.segment_length, self.attr.max_rdma_size)
-        if octets > limit:
-            raise dat_error(
-                ReturnType.LENGTH_ERROR, detail=f"{octets} octets, the peer's segment has {limit}"
-            )
-        request = SendWR(opcode=opcode, sg=sg)
-        request.set_wr_rdma(remote.rmr_context, remote.target_address)
-        self.transfers.post_request(request, cookie, flags)
-
     def _demand_private_data(self, private_data: bytes, *, argument: int) -> None:
         limit = self.ia.provider_attr.max_private_data_size
         if len(private_data) > limit:
@@ -571,12 +458,6 @@ def _acceptance(ia: InterfaceAdapter) -> Acceptance:
     if wanted is None:
         wanted = Acceptance.BY_ARRIVAL if Acceptance.BY_ARRIVAL in offered else Acceptance.IN_ORDER
     return wanted
-
-
-def _demand_zone(pz: object) -> ProtectionZone:
-    from urds.dat.pz import ProtectionZone
-
-    return live(pz, ProtectionZone)
 
 
 def _checked_attr(
@@ -605,10 +486,11 @@ def _checked_attr(
     return found
 
 
-def _demand_length(iov: Sequence[LmrTriplet], limit: int, *, argument: int) -> None:
-    octets = sum(segment.segment_length for segment in iov)
-    if octets > limit:
-        raise bad_argument(argument, f"message of {octets} octets, max_message_size is {limit}")
+def _timeout_ns(timeout_s: float | None, *, argument: int) -> int | None:
+    timeout_ns = ns_of_s(timeout_s, argument=argument)
+    if timeout_ns == 0:
+        raise bad_argument(argument, "timeout 0: at least one microsecond")
+    return timeout_ns
 
 
 def _mark(value: int | None) -> int:

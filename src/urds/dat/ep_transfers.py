@@ -10,13 +10,15 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from urds.dat.ep_state import wrong_state
 from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd_streams import is_signalled
 from urds.dat.events import dto_status
-from urds.dat.numbers import CompletionFlag, DtoStatus
+from urds.dat.iov import pieces_of
+from urds.dat.numbers import CompletionFlag, DtoStatus, EpState
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.completions import CompletionQueue
-from urds.verbs.engine.numbers import SendFlag, WCStatus
+from urds.verbs.engine.numbers import SendFlag, WCStatus, WROpcode
 from urds.verbs.engine.work import RecvWR, SendWR
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from urds.dat.ep import Endpoint
     from urds.dat.memory import RemoteMemory
+    from urds.dat.records import LmrTriplet, RmrTriplet
     from urds.verbs.engine.work import SGE, WC
 
 SEND_FLAGS: Final = (
@@ -73,6 +76,47 @@ class Transfers:
         """Forget what was posted: the queue pair did the same."""
         self._requests.clear()
         self._receives.clear()
+
+    def pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[SGE]:
+        """Return segments as the engine takes them. Raises DatInvalidState without a zone."""
+        ep = self._ep
+        if ep.pz is None:
+            subtype = Subtype.INVALID_STATE_EP_NOTREADY
+            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
+        keys = ep.ia.adapter.keys
+        return pieces_of(iov, keys, ep.pz, write=write, segments_max=segments_max)
+
+    def demand_request(
+        self, flags: int, allowed: CompletionFlag, *, argument: int
+    ) -> CompletionFlag:
+        """Return the flags of a request. Raises DatInvalidState where none may be posted."""
+        ep = self._ep
+        ep.demand_live()
+        if ep.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
+            raise wrong_state(ep.state, "requests need a connection")
+        wanted, attribute = CompletionFlag(flags), ep.attr.request_completion_flags
+        demand_flags(wanted, allowed, attribute, argument=argument)
+        return wanted
+
+    def post_rdma(
+        self,
+        opcode: WROpcode,
+        iov: Sequence[LmrTriplet],
+        sg: list[SGE],
+        remote: RmrTriplet,
+        cookie: Any,
+        flags: CompletionFlag,
+    ) -> None:
+        """Post a read or write. Raises DatLengthError: the peer's segment is too short."""
+        octets = sum(segment.segment_length for segment in iov)
+        limit = min(remote.segment_length, self._ep.attr.max_rdma_size)
+        if octets > limit:
+            raise dat_error(
+                ReturnType.LENGTH_ERROR, detail=f"{octets} octets, the peer's segment has {limit}"
+            )
+        request = SendWR(opcode=opcode, sg=sg)
+        request.set_wr_rdma(remote.rmr_context, remote.target_address)
+        self.post_request(request, cookie, flags)
 
     def post_request(
         self,
@@ -157,6 +201,13 @@ class Transfers:
 def breaks_connection(status: DtoStatus) -> bool:
     """Return whether a completion with this status ends the connection."""
     return status not in _HARMLESS
+
+
+def demand_length(iov: Sequence[LmrTriplet], limit: int, *, argument: int) -> None:
+    """Raise DatInvalidParameter: a message longer than the endpoint's attribute allows."""
+    octets = sum(segment.segment_length for segment in iov)
+    if octets > limit:
+        raise bad_argument(argument, f"message of {octets} octets, max_message_size is {limit}")
 
 
 def demand_flags(
