@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -132,14 +133,14 @@ def test_a_requester_that_goes_ends_its_request(openings: tuple[TcpAdapter, ...]
 def test_misuse_is_refused(openings: tuple[TcpAdapter, ...]) -> None:
     client, adapter = End(openings[0]), openings[0]
 
-    def refused(call: object, wanted: int) -> None:
+    def refused(call: Callable[[], object], wanted: int) -> None:
         with pytest.raises(OSError) as raised, adapter.lock:
-            call()  # type: ignore[operator]
+            call()
         assert raised.value.errno == wanted
 
-    def connect(qp: object, peer: tuple[str, int], **fields: bytes) -> None:
-        parameters = ConnectParameters(**fields)  # type: ignore[arg-type]
-        adapter.connect(qp, peer, PortSpace.TCP, parameters, on_event=client.note)  # type: ignore[arg-type]
+    def connect(qp: Any, peer: tuple[str, int], **fields: Any) -> None:
+        parameters = ConnectParameters(**fields)
+        adapter.connect(qp, peer, PortSpace.TCP, parameters, on_event=client.note)
 
     refused(lambda: connect(None, ("127.0.0.1", 1)), errno.EINVAL)
     refused(lambda: connect(client.qp, ("localhost", 1)), errno.EINVAL)

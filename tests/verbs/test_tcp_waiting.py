@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -37,6 +38,9 @@ class World:
             self.on_data()
         except BlockingIOError:
             pass
+
+    def has_taken(self, count: int) -> bool:
+        return self.count >= count
 
     def close(self) -> None:
         self.reactor.close()
@@ -110,7 +114,7 @@ def test_a_sleeper_hears_of_another_threads_doing(world: World, how: str) -> Non
 
         other = threading.Timer(0.001 * (target % 7), do)
         other.start()
-        assert is_prompt(world.reactor, lambda: world.count >= target)  # noqa: B023
+        assert is_prompt(world.reactor, partial(world.has_taken, target))
         other.join()
 
 
@@ -131,7 +135,7 @@ def test_what_was_put_off_is_done_though_nobody_asks_again(world: World) -> None
     """The thread may still sleep at the crank when a driver gives up with something put off."""
     for _ in range(20):
         done = threading.Event()
-        world.on_data = lambda: world.reactor.defer(done.set)  # noqa: B023
+        world.on_data = partial(world.reactor.defer, done.set)
         time.sleep(0.01)
         sender = threading.Timer(0.005, world.far.send, (b"x",))
         sender.start()
@@ -144,7 +148,7 @@ def test_what_the_thread_put_off_is_done_while_somebody_waits_for_it(world: Worl
     """The kernel wakes the thread, which slept first; the waiter must not sleep on."""
     for _ in range(20):
         done = threading.Event()
-        world.on_data = lambda: world.reactor.defer(done.set)  # noqa: B023
+        world.on_data = partial(world.reactor.defer, done.set)
         time.sleep(0.01)
         sender = threading.Timer(0.005, world.far.send, (b"x",))
         sender.start()

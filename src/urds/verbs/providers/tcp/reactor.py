@@ -160,10 +160,7 @@ class Reactor:
 
     def _turn(self, deadline_ns: int | None) -> None:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
-        if self._deferred and not self._is_processing:
-            deferred, self._deferred = self._deferred, []
-            for callback in deferred:
-                callback()
+        self._do_deferred()
         events = self._poll(deadline_ns)
         if self._is_processing or self._closed:
             return
@@ -182,6 +179,11 @@ class Reactor:
         # The kernel wakes one of several pollers for an event, which may be the wrong one.
         if self._polling_count or len(self._waiting) > 1:
             self.tell()
+
+    def _do_deferred(self) -> None:
+        if not self._is_processing:
+            while self._deferred:
+                self._deferred.pop()()
 
     def _poll(self, deadline_ns: int | None) -> list[tuple[int, int]]:
         while self._timers and self._timers[0].callback is None:
@@ -240,8 +242,7 @@ class Reactor:
                     self._parked.wait(PARKED_S)
                     continue
                 self._turn(None)
-                if self._deferred and self._is_driven:
-                    self._ring()  # the driver is in its poll: what was put off here is its to do
+                self._do_deferred()  # no application answers from here; a driver may sleep on it
 
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""
