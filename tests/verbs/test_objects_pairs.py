@@ -423,4 +423,6 @@ def test_init_attributes_may_be_used_again() -> None:
     init = QPInitAttr(scq=side.cq, rcq=side.cq, qp_context="mine")
     first, second = QP(side.pd, init), QP(side.pd, init)
     assert first.qp_num != second.qp_num
+    init.qp_context, init.cap.max_send_wr, init.srq = "next", 1, SRQ(side.pd)
+    first.close()
     assert second.query()[1].qp_context == "mine"
