@@ -239,6 +239,12 @@ def test_a_first_frame_that_was_not_offered_fails() -> None:
     assert event_of(initiator, MpaFailed).error == MpaError.NO_MATCHING_FIRST_FRAME
 
 
+def test_peer_to_peer_without_a_first_frame_asks_for_none() -> None:
+    initiator = MpaConnection(MpaTerms(), deadline_ns=100)
+    initiator.receive_data(b"MPA ID Rep Frame" + bytes.fromhex("1002 0004 8001 0001"))
+    assert event_of(initiator, MpaEstablished).first_frame == FirstFrame.NONE
+
+
 def test_one_request_is_answered_once() -> None:
     responder = MpaConnection(None, deadline_ns=100)
     with pytest.raises(LocalProtocolError):

@@ -57,6 +57,7 @@ class FirstFrame(IntFlag):
 
 
 _PEER_TO_PEER: Final = 0x8000  # in the IRD word
+_OURS: Final = (FirstFrame.NONE, FirstFrame.WRITE)  # what a reply to our request may choose
 
 
 class MpaError(IntEnum):
@@ -319,7 +320,7 @@ class MpaConnection:
             self._fail(f"revision {frame.revision}, not 1 or 2")
         elif enhanced and frame.ord > READS_MAX and frame.ord != READS_UNSPECIFIED:
             self._fail(f"{frame.ord} reads at once, limit {READS_MAX}", MpaError.INSUFFICIENT_IRD)
-        elif frame.peer_to_peer and FirstFrame.WRITE not in frame.first_frames:
+        elif frame.peer_to_peer and frame.first_frames not in _OURS:
             self._fail("another first frame than offered", MpaError.NO_MATCHING_FIRST_FRAME)
         else:
             self._ended = True
@@ -333,7 +334,7 @@ class MpaConnection:
                     crc=terms.crc or MpaFlag.CRC in frame.flags,
                     own=terms.own and MpaFlag.OWN_REPLY in frame.flags,
                     revision=frame.revision,
-                    first_frame=FirstFrame.WRITE if frame.peer_to_peer else FirstFrame.NONE,
+                    first_frame=frame.first_frames if frame.peer_to_peer else FirstFrame.NONE,
                 )
             )
 

@@ -5,6 +5,11 @@
 docs/adr/0007 says what is standard on the wire and what is spoken between our own nodes only.
 """
 
+import select
+
+if not hasattr(select, "epoll"):
+    raise ImportError("the tcp provider stands on epoll, which this system does not have")
+
 from urds.verbs.providers.tcp.adapter import TcpAdapter
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
 
