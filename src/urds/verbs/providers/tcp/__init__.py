@@ -1,7 +1,9 @@
 """The `tcp` provider: verbs as iWARP over TCP connections, datagrams over UDP.
 
-`frames` knows the octets of FPDUs, `codec` turns the engine's packets into them and back,
-`stream` moves one TCP connection, `connections` and `adapter` are what `providers.base` asks for.
+`frames` and `payloads` know the octets of FPDUs; `encoder` and `decoder` turn the engine's
+packets into them and back and share an `exchange`; `stream` moves one TCP connection, the
+`reactor` waits for all of them; `connections`, `listeners`, `datagrams` and `adapter` are what
+`providers.base` asks for.
 docs/adr/0007 says what is standard on the wire and what is spoken between our own nodes only.
 """
 
