@@ -296,7 +296,7 @@ def test_connect_disconnect_and_again_at_once(lossy: bool) -> None:
             ending.ep.disconnect()
             assert ending.connection_events() == [Number.CONNECTION_DISCONNECTED]
             ending.ep.reset()
-            scene.settle(lambda: other.ep.state is State.DISCONNECTED)
+            scene.wait_for_state(State.DISCONNECTED, other)
             assert other.connection_events() == [Number.CONNECTION_DISCONNECTED]
             other.ep.reset()
 
