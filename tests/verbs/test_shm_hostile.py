@@ -7,7 +7,9 @@ import random
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,9 +172,8 @@ def stranger_at(place: Path, victim: Side) -> tuple[Rendezvous, socket.socket]:
     return there, connection
 
 
-def greeting(**changes: object) -> bytes:
-    values = {"magic": MAGIC, "ring_bytes": RING_BYTES, "gid": STRANGER} | changes
-    return emit_message(Hello(**values))  # type: ignore[arg-type]
+def greeting(**changes: Any) -> bytes:
+    return emit_message(replace(Hello(MAGIC, RING_BYTES, STRANGER), **changes))
 
 
 def bells() -> list[int]:
@@ -360,14 +361,17 @@ def test_a_lender_that_cuts_its_memory_short_kills_nobody(pair: tuple[Side, Side
         os.ftruncate(allocation.descriptor, 0)
 
 
-def test_a_loan_of_memory_that_may_shrink_ends_the_channel(pair: tuple[Side, Side]) -> None:
+def test_a_loan_of_memory_that_may_shrink_ends_the_channel(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
     left, right = pair
     descriptor = unsealed(1 << 20)
-    with right.adapter.lock:
-        # The owner answers the question itself, with memory that it could cut.
-        right.adapter.handle_borrow = lambda channel, borrow: channel.say(  # type: ignore[method-assign]
-            Lend(borrow.qpn, borrow.rkey, 0, 1 << 16, 1), [descriptor]
-        )
+
+    def lend(channel: Channel, borrow: Borrow) -> None:
+        channel.say(Lend(borrow.qpn, borrow.rkey, 0, 1 << 16, 1), [descriptor])
+
+    # The owner answers the question itself, with memory that it could cut.
+    monkeypatch.setattr(right.adapter, "handle_borrow", lend)
     left.write(10, key=right.region.rkey)
     assert_broken(left)
     os.close(descriptor)

@@ -4,6 +4,7 @@ import gc
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -371,6 +372,22 @@ def test_what_was_said_before_the_end_arrives(place: Path, has_met: bool) -> Non
         WCStatus.WR_FLUSH_ERR
     ] * 10
     right.close()
+
+
+def test_an_opening_with_unread_packets_closes(place: Path) -> None:
+    left, right = joined(place)
+    right.receive(8)
+    left.send(8)
+    right.poll()
+    with right.adapter.lock:
+        for _ in range(40):
+            left.send(8)
+        closing = threading.Thread(target=right.close, daemon=True)
+        closing.start()
+        time.sleep(0.05)
+    closing.join(10)
+    assert not closing.is_alive()
+    left.close()
 
 
 def test_the_first_packet_waits_for_who_has_many_to_greet(place: Path) -> None:
