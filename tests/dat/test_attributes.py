@@ -40,6 +40,7 @@ def test_masks_have_a_bit_for_each_field_in_order() -> None:
     assert len(fields(ProviderAttr)) == int(ProviderField.ALL).bit_length() == 26
 
 
+@pytest.mark.rule("dat-support-attribute")
 def test_c10_what_a_fresh_adapter_supports() -> None:
     with open_fake() as ia:
         ret, evd, _, provider = dat.dat_ia_query(ia, 0, dat.DAT_PROVIDER_FIELD_ALL)
@@ -54,6 +55,7 @@ def test_c10_what_a_fresh_adapter_supports() -> None:
         assert provider.lmr_sync_req is False
 
 
+@pytest.mark.rule("dat-support-attribute", "dat-support-optional")
 @pytest.mark.parametrize("info", [0x00, 0x01, 0x10])
 def test_support_can_be_taken_back(info: int) -> None:
     with open_fake(Support(ep_recv_info=info, srq_watermarks=0)) as ia:

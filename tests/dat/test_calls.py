@@ -50,6 +50,7 @@ def test_all_calls_are_there_and_no_others() -> None:
     assert exported == {*CALLS, *BEYOND}
 
 
+@pytest.mark.rule("dat-handle")
 @pytest.mark.parametrize("name", sorted(set(CALLS) - WITHOUT_HANDLE))
 @pytest.mark.parametrize("handle", [None, 4096, "handle"], ids=repr)
 def test_a_call_refuses_what_is_no_handle(name: str, handle: object) -> None:
