@@ -1,26 +1,25 @@
 """The receiving process of a test: an endpoint on a shared receive queue that is asked by line.
 
-Run as `python -m tests.dat.query_peer STRATEGY BUFFERS BYTES`; prints its connection qualifier. To
-each line on standard input it answers with one of JSON: `query` gives both counts and those of the
-shared queue, `taken` the first octets of the messages since the last time.
+Run as `python -m tests.dat.query_peer DEVICE STRATEGY BUFFERS BYTES`; prints its connection
+qualifier. To each line on standard input it answers with one of JSON: `query` gives both counts and
+those of the shared queue, `taken` the first octets of the messages since the last time.
 """
 
 import json
 import sys
 
 from urds import dat
+from urds.verbs.device import find_device
 from urds.verbs.engine.numbers import Acceptance
 
-NAME = "udp-peer"
 WAIT_S = 30.0
 
 
-def main(strategy: str, buffers: int, message_bytes: int) -> None:
+def main(device: str, strategy: str, buffers: int, message_bytes: int) -> None:
     """Serve one connection until the input ends."""
-    from urds.verbs.providers.udp import UdpAdapter
-
-    dat.register(NAME, UdpAdapter, support=dat.Support(acceptance=Acceptance[strategy]))
-    with dat.open(NAME) as ia:
+    support = dat.Support(acceptance=Acceptance[strategy])
+    dat.register("peer", find_device(device).open_adapter, support=support)
+    with dat.open("peer") as ia:
         pz = ia.create_pz()
         octets = bytearray(buffers * message_bytes)
         memory = pz.register(octets)
@@ -53,4 +52,4 @@ def main(strategy: str, buffers: int, message_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -93,6 +93,27 @@ def test_k1_queries_while_messages_come_and_complete() -> None:
         assert any(count != span for count, span in seen)
 
 
+@pytest.mark.rule("dat-thread-unsafe")
+def test_several_threads_may_ask_at_once() -> None:
+    """The specification allows a provider to forbid it; this one says that it is safe, and is."""
+    with Scene(buffers=200, network=rough_network(5)) as scene, traffic(scene):
+        assert scene.b.ia.provider_attr.is_thread_safe
+        found: list[list[Sample]] = [[] for _ in range(4)]
+
+        def ask(samples: list[Sample]) -> None:
+            samples.extend(scene.b.info for _ in range(2000))
+
+        threads = [threading.Thread(target=ask, args=(samples,)) for samples in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [len(samples) for samples in found] == [2000] * 4
+        for samples in found:
+            for sample in samples:
+                check(sample)
+
+
 class CountingTracker(ReceiveTracker):
     """Counts how often the set of buffers is looked at, and how."""
 

@@ -4,76 +4,24 @@ The relay passes the datagrams between them. It reads the packets, keeps back th
 after the 18th, and lets them go in the order of the example. Source: dat.md section 13.2.
 """
 
-import json
-import os
 import select
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
+from tests.dat.query_process import HOST, WAIT_S, peer_process, sending_endpoint
 from urds import dat
 from urds.errors import WireError
 from urds.verbs.engine.packet_codec import parse_packet
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.udp import UdpAdapter, UdpSettings
 
-HOST = "127.0.0.1"
-ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 30.0
 BUFFERS = 40
 PACKET_BYTES = 1024  # the smaller packets of the two sides count
 MESSAGE_BYTES = 2 * PACKET_BYTES
 COMPLETED, LAST = 18, 23
-
-
-class Peer:
-    """The other process."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-        self.conn_qual = int(self._line())
-
-    def ask(self, question: str) -> list[int]:
-        """Return the answer to a line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(question + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._line())
-
-    def wait_for(self, *expected: int) -> None:
-        """Ask for count, span and available buffers until they are so."""
-        end = time.monotonic() + WAIT_S
-        while (found := self.ask("query")) != [dat.DAT_SUCCESS, *expected]:
-            assert time.monotonic() < end, (found, expected)
-            assert found[1] <= found[2], found
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the other process has ended"
-        return line
-
-
-@contextmanager
-def peer_process(strategy: str) -> Iterator[Peer]:
-    """Start the receiving process."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    arguments = [strategy, str(BUFFERS), str(MESSAGE_BYTES)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.dat.query_peer", *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
-    ) as process:  # fmt: skip
-        try:
-            yield Peer(process)
-        finally:
-            process.kill()
 
 
 class Relay:
@@ -154,11 +102,11 @@ EXAMPLE = {
 @pytest.mark.parametrize("strategy", EXAMPLE)
 def test_the_worked_example_between_two_processes(strategy: str) -> None:
     with (
-        peer_process(strategy) as peer,
+        peer_process("udp0", strategy, BUFFERS, MESSAGE_BYTES) as peer,
         closing(Relay(peer.conn_qual)) as relay,
         opened_sender() as ia,
     ):
-        sender, memory, octets = sending_endpoint(ia)
+        sender, memory, octets = sending_endpoint(ia, 5 * MESSAGE_BYTES)
         sender.connect(HOST, relay.port, timeout_s=WAIT_S)
         event = sender.connect_evd.wait(WAIT_S)
         assert event.event_number is dat.EventNumber.CONNECTION_ESTABLISHED
@@ -193,18 +141,3 @@ def opened_sender() -> dat.InterfaceAdapter:
     """Open the sender's adapter, with small packets."""
     adapter = UdpAdapter(settings=UdpSettings(mtu_bytes=PACKET_BYTES))
     return dat.InterfaceAdapter("udp-sender", adapter, address=HOST, support=dat.Support())
-
-
-def sending_endpoint(
-    ia: dat.InterfaceAdapter,
-) -> tuple[dat.Endpoint, dat.LocalMemory, bytearray]:
-    """Make the sender's endpoint and memory."""
-    pz = ia.create_pz()
-    octets = bytearray(5 * MESSAGE_BYTES)
-    ep = pz.create_ep(
-        None,
-        ia.create_evd(32, dat.EvdFlag.DTO),
-        ia.create_evd(8, dat.EvdFlag.CONNECTION),
-        dat.EpAttr(max_recv_dtos=0),
-    )
-    return ep, pz.register(octets), octets
