@@ -151,8 +151,10 @@ class EventDispatcher(DatObject):
             self.demand_live()
             self._demand_waitable()
             self._demand_threshold(threshold)
-            self._threshold = threshold
-            self._signalled = len(self._queue) >= threshold
+            if len(self._queue) >= threshold:
+                self.nmore = len(self._queue) - 1
+                return self._take()
+            self._threshold, self._signalled = threshold, False
         try:
             self.ia.adapter.wait(self._is_over, timeout_ns)
             with self.lock:
@@ -402,8 +404,7 @@ class EventDispatcher(DatObject):
     def _demand_threshold(self, threshold: int) -> None:
         if not 1 <= threshold <= self.qlen:
             raise bad_argument(3, f"threshold {threshold}, from 1 to {self.qlen}")
-        band = self._streams.notification
-        if threshold > 1 and band is not EvdState.CONFIG_THRESHOLD:
+        if threshold > 1 and (band := self._streams.notification) is not EvdState.CONFIG_THRESHOLD:
             subtype = Subtype.INVALID_STATE_EVD_CONFIG_NOTIFY
             if band is EvdState.CONFIG_SOLICITED:
                 subtype = Subtype.INVALID_STATE_EVD_CONFIG_SOLICITED
