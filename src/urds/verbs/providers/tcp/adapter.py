@@ -30,7 +30,7 @@ from urds.verbs.providers.tcp.listeners import TcpListener
 from urds.verbs.providers.tcp.reactor import Reactor
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
 from urds.verbs.providers.tcp.sockets import gid_of, listening, prepare, resolve
-from urds.verbs.providers.tcp.stream import BUFFER_BYTES
+from urds.verbs.providers.tcp.stream import BUFFER_BYTES, Stream
 from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
 
 BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: verbs-and-roce.md 14.3
@@ -61,6 +61,7 @@ class TcpAdapter(Adapter):
         self.connections: set[TcpConnection] = set()
         self.strangers: set[TcpConnection] = set()  # accepted, and silent so far
         self.listeners: set[TcpListener] = set()
+        self._leaving: set[Stream] = set()
         self._queue_pairs: dict[int, QueuePair] = {}
         self._owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
@@ -179,6 +180,10 @@ class TcpAdapter(Adapter):
         if qp is not None and self._owners.get(qp.qpn) is connection:
             del self._owners[qp.qpn]
 
+    def leave(self, stream: Stream) -> None:
+        """Remember a stream that is over, whose last octets still leave."""
+        self._leaving = {each for each in self._leaving if each.is_open} | {stream}
+
     # -- connections
 
     def listen(
@@ -277,6 +282,8 @@ class TcpAdapter(Adapter):
                 listener.close()
             for connection in list(self.connections):
                 connection.abort()
+            for stream in self._leaving:
+                stream.abort()
             self.datagrams.close()
         self.reactor.close()
 

@@ -356,6 +356,8 @@ class TcpConnection(Connection):
             return
         self._state = State.OVER
         self._adapter.forget(self, self._qp)
+        if self._stream is not None and self._stream.is_open:
+            self._adapter.leave(self._stream)
         kind = ConnectionEventKind[end.name]
         event = ConnectionEvent(kind, self, reason=reason)
         self._adapter.reactor.call_soon(lambda: self._hand_on(event))
