@@ -160,7 +160,9 @@ class Side:
         **fields: Any,
     ) -> None:
         """Post a request with a piece of the memory, `to` naming remote memory at an offset."""
-        sg = fields.pop("sg", [self.mr.sge(offset, length)] if length else [])
+        sg = fields.pop("sg", None)
+        if sg is None:
+            sg = [self.mr.sge(offset, length)] if length else []
         wr = SendWR(wr_id, opcode, sg, flags, **fields)
         if to is not None:
             wr.rkey, wr.remote_addr = to.rkey, to.buf + at
