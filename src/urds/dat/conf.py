@@ -66,6 +66,8 @@ def split_fields(line: str) -> list[str]:
         found = _FIELD.match(line, end)
         if found is None:
             raise ConfError(f"quotes do not match at column {end + 1}")
+        if len(fields) == FIELD_COUNT:
+            raise ConfError(f"more than {FIELD_COUNT} fields")  # the others are not read
         end = found.end()
         plain = found["plain"]
         fields.append(_ESCAPE.sub(r"\1", found["quoted"]) if plain is None else plain)

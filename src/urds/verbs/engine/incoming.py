@@ -101,7 +101,9 @@ class IncomingMessages:
     def fail(self, msn: int, fault: AccessError) -> None:
         """Complete the receive of message `msn`, the next in order, with a local error."""
         self.release()
-        wr = self._taken.pop(msn)
+        wr = self._taken.pop(msn, None)
+        if wr is None:
+            return  # a callback of the completion queue has ended the queue pair: it was flushed
         self._tracker.complete(msn)
         self._qp.recv_cq.push(WC(wr.wr_id, fault.status, qp_num=self._qp.qpn))
 

@@ -310,7 +310,8 @@ class Requester:
         progress = False
         start = base + ((first - base) & PSN_MASK)
         end = start + ((last - first) & PSN_MASK) + 1
-        for psn in range(max(start, self._flight.oldest(start)), min(end, self._next_psn)):
+        # The peer names ranges of any width; what waits is bounded.
+        for psn in [psn for psn in self._flight if start <= psn < end]:
             request = self._flight.request_of(psn)
             if request is None:
                 continue

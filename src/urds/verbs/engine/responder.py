@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
 
 ATOMIC_RESULTS_MAX: Final = 128  # as many as a requester may have unacknowledged
-ANSWERS_MAX: Final = 256  # repeats of reads and atomics beyond it count as lost
+ANSWERS_MAX: Final = 256  # that wait to be sent; reads and atomics beyond it count as lost
 ATOMIC_BYTES: Final = 8
 
 _FIRST: Final = int(PacketFlag.FIRST)
@@ -194,6 +194,7 @@ class Responder:
         if end > self._expected:
             # Asked in other portions than before: what is new of this one is done as well.
             self._expected = end
+            self._ahead.forget_before(end)
             self._carry_out_following()
 
     # -- checks
@@ -207,9 +208,13 @@ class Responder:
         if kind in _ANSWERED:
             if not attr.max_dest_rd_atomic:
                 raise _invalid(f"{kind.name} with max_dest_rd_atomic 0")
-            if self._reads_open >= attr.max_dest_rd_atomic:
+            # A requester has at most 128 under way: a peer that sends more does not read answers.
+            if self._reads_open >= attr.max_dest_rd_atomic or len(self._answers) >= ANSWERS_MAX:
                 if self._qp.link.lossless:
-                    raise _invalid(f"more than {attr.max_dest_rd_atomic} reads outstanding")
+                    raise _invalid(
+                        f"{self._reads_open} reads and {len(self._answers)} answers outstanding, "
+                        f"limits {attr.max_dest_rd_atomic} and {ANSWERS_MAX}"
+                    )
                 raise _NotNow
             if kind is not PacketKind.READ_REQUEST and packet.address % ATOMIC_BYTES:
                 raise _invalid(f"atomic operation at {packet.address:#x}, not a multiple of 8")
@@ -285,6 +290,7 @@ class Responder:
             self._answers.append(_Reading(packet, psn, is_repeat=False))
             self._reads_open += 1
             self._expected += self._psn_count(packet)
+            self._ahead.forget_before(self._expected)
             self._messages_done += 1
         elif packet.kind in _ANSWERED:
             self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))

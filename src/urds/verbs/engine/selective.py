@@ -36,6 +36,11 @@ class AheadPackets:
         """Take the packet of a PSN, `None` if it did not arrive."""
         return self._packets.pop(psn, None)
 
+    def forget_before(self, psn: int) -> None:
+        """Forget what lies before a PSN: a read has taken these numbers for its answers."""
+        for stale in [found for found in self._packets if found < psn]:
+            del self._packets[stale]
+
     def clear(self) -> None:
         """Forget all of them."""
         self._packets.clear()
