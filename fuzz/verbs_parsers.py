@@ -1,0 +1,240 @@
+"""Parsers of the verbs and of uDAPL: each is given octets as a peer, or a file, may hold them."""
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+from fuzz.script import Script, split, step
+from urds.dat.conf import ConfEntry, ConfError, parse_conf
+from urds.errors import RemoteProtocolError
+from urds.verbs.cm.messages import Message, MessageKind, Offer
+from urds.verbs.cm.mpa import (
+    PRIVATE_BYTES_MAX,
+    MpaConnection,
+    MpaFlag,
+    MpaFrame,
+    MpaRequested,
+    MpaTerms,
+)
+from urds.verbs.engine.packet_codec import emit_packet, parse_packet
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.providers.shm.messages import (
+    MAGIC,
+    Borrow,
+    Decline,
+    Hello,
+    Lend,
+    Welcome,
+    emit_message,
+    parse_message,
+)
+from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter, padded
+from urds.verbs.providers.tcp import payloads
+
+_MPA_HEADER_BYTES = 20
+_GUARD = bytes([0xA5]) * 64
+_RING_BYTES = 256
+_FRAME_BYTES_MAX = 128
+_RING_STEPS_MAX = 400
+_CELL_STEPS = tuple(range(0xF0, 0xFA))  # steps of `ring` that overwrite a cell
+
+
+def packet(octets: bytes) -> None:
+    """Read a packet of the engine; it must come out as the same octets again, sealed or not."""
+    record = parse_packet(octets)
+    assert b"".join(emit_packet(record)) == octets
+    sealed = b"".join(emit_packet(record, checksum=True))
+    assert parse_packet(sealed, checksum=True) == record
+
+
+def packet_sealed(octets: bytes) -> None:
+    """Read a packet that ends with a checksum, as UDP brings it."""
+    assert b"".join(emit_packet(parse_packet(octets, checksum=True), checksum=True)) == octets
+
+
+def cm_message(octets: bytes) -> None:
+    """Read a message of the connection manager; it must come out as the same record again."""
+    record = Message.parse(octets)
+    assert Message.parse(record.emit()) == record
+
+
+def mpa_frame(octets: bytes) -> None:
+    """Read a set-up frame; it must come out as the same record again."""
+    found = MpaFrame.parse(octets)
+    if found is not None:
+        frame, end = found
+        assert end <= min(len(octets), _MPA_HEADER_BYTES + PRIVATE_BYTES_MAX)
+        assert MpaFrame.parse(frame.emit()) == (frame, end)
+
+
+def mpa_setup(octets: bytes) -> None:
+    """Set a connection up with a peer who says anything, in any portions; it ends or waits."""
+    script = Script(octets)
+    choices, places = script.number(), script.piece()
+    terms = MpaTerms(ird=4, ord=4, private_data=b"terms", own=bool(choices & 1))
+    side = MpaConnection(terms if choices & 2 else None, deadline_ns=1)
+    ends = 0
+    for portion in split(script.rest(), places):
+        side.receive_data(portion)
+        assert not side._ended or not side._octets or len(side._octets) <= 2
+        while (event := side.poll_event()) is not None:
+            if isinstance(event, MpaRequested) and choices & 4:
+                side.accept(terms)
+            elif isinstance(event, MpaRequested):
+                side.reject(b"no")
+            else:
+                ends += 1
+        if ends:
+            break  # a driver drops the connection, or hands it on
+    side.handle_timeout(1)
+    assert side.poll_timeout() is None
+
+
+def payload(octets: bytes) -> None:
+    """Read what RDMAP puts behind a header, as each of its kinds."""
+    view = memoryview(octets)
+    for parse in (
+        payloads.parse_read_request,
+        payloads.parse_atomic_request,
+        payloads.parse_atomic_response,
+        payloads.parse_immediate,
+        payloads.parse_answer,
+        payloads.parse_resume,
+    ):
+        with suppress(RemoteProtocolError):
+            parse(view)
+    payloads.parse_terminate(view)
+
+
+def shm_message(octets: bytes) -> None:
+    """Read a message of shared memory's socket; it must come out as the same octets again."""
+    assert emit_message(parse_message(octets[1:], octets[0] if octets else 0)) == octets[1:]
+
+
+def ring(octets: bytes) -> None:
+    """Use both ends of a ring whose memory the peer changes at any time, cells and data.
+
+    The first 512 octets are the data; then steps. What either end does stays in the memory that
+    is the ring's, and what is read obeys the limit.
+    """
+    script = Script(octets)
+    memory = bytearray(_GUARD + script.take(_RING_BYTES).ljust(_RING_BYTES, b"\0") + _GUARD)
+    data = memoryview(memory)[len(_GUARD) : len(_GUARD) + _RING_BYTES]
+    cells = memoryview(bytearray(RING_CELLS_BYTES)).cast("Q")
+    reader = RingReader(cells, data, payload_bytes_max=_FRAME_BYTES_MAX)
+    writer = RingWriter(cells, data)
+    with suppress(RemoteProtocolError):
+        for _ in range(_RING_STEPS_MAX):
+            if not script:
+                break
+            _ring_step(script, cells, data, reader, writer)
+    assert memory.startswith(_GUARD) and memory.endswith(_GUARD)
+
+
+def _ring_step(
+    script: Script, cells: memoryview, data: memoryview, reader: RingReader, writer: RingWriter
+) -> None:
+    action = script.number()
+    if action in _CELL_STEPS:
+        cell = tuple(Cell)[(action - _CELL_STEPS[0]) % len(Cell)]
+        cells[cell] = script.number(8 if action >= _CELL_STEPS[len(Cell)] else 2)
+    elif action & 3 == 0:
+        frame = reader.take()
+        assert frame is None or len(frame.octets) <= _FRAME_BYTES_MAX
+        assert 0 <= reader._taken - reader._read <= _RING_BYTES  # its account of the shared cells
+    elif action & 3 == 1:
+        reader.release()
+        reader.fall_asleep()
+    elif action & 3 == 2:
+        part = script.take(action >> 2)
+        if writer.has_room(len(part)) or writer.wait_for_room(len(part)):
+            writer.write(1, part)
+        assert writer.written - writer._read_seen <= _RING_BYTES
+    else:
+        place = script.number() % _RING_BYTES
+        part = script.take(action >> 2)[: _RING_BYTES - place]
+        data[place : place + len(part)] = part
+
+
+def dat_conf(octets: bytes) -> None:
+    """Read a dat.conf; what was read must come out as the same entries again."""
+    try:
+        entries = parse_conf(octets.decode("utf-8", "replace"))
+    except ConfError:
+        return
+    assert parse_conf("\n".join(map(_conf_line, entries))) == entries
+
+
+def _conf_line(entry: ConfEntry) -> str:
+    kind = "u" if entry.is_user_level else "k"
+    fields = (
+        entry.ia_name,
+        f"{kind}{entry.major}.{entry.minor}",
+        "threadsafe" if entry.is_thread_safe else "nonthreadsafe",
+        "default" if entry.is_default else "nondefault",
+        entry.library,
+        entry.provider_version,
+        entry.ia_params,
+        entry.platform_params,
+    )
+    return " ".join('"' + re.sub(r'[\\"]', r"\\\g<0>", field) + '"' for field in fields)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        packet, packet_sealed, cm_message, mpa_frame, mpa_setup, payload, shm_message, ring,
+        dat_conf,
+    )
+}  # fmt: skip
+
+_ONLY = PacketFlag.FIRST | PacketFlag.LAST
+PACKETS = (
+    Packet(PacketKind.SEND, 9, 100, _ONLY | PacketFlag.IMMEDIATE, msn=1, payload=b"octets"),
+    Packet(PacketKind.WRITE, 9, 100, _ONLY, address=1 << 40, rkey=0x100, payload=b"octets"),
+    Packet(PacketKind.WRITE, 9, 100, _ONLY | PacketFlag.PLACED, rkey=0x100, length=4096),
+    Packet(PacketKind.READ_REQUEST, 9, 100, _ONLY, address=64, rkey=0x100, length=512),
+    Packet(PacketKind.ATOMIC_SWAP, 9, 100, _ONLY, address=64, compare_add=1, swap=2),
+    Packet(PacketKind.READ_RESPONSE, 9, 100, _ONLY, msn=1, payload=b"octets"),
+    Packet(PacketKind.ACK, 9, 100, syndrome=0x1F, msn=1, selective=((102, 104), (106, 106))),
+    Packet(PacketKind.DATAGRAM, 9, 100, _ONLY, source_qpn=8, qkey=0x1234, payload=b"octets"),
+)
+_OFFER = Offer(qpn=17, sequence_start=100, mtu_bytes=1024, responder_resources=4)
+_MESSAGES = tuple(
+    Message(kind=kind, opening=b"stranger", local_id=5, offer=_OFFER, private_data=b"hello")
+    for kind in (MessageKind.REQ, MessageKind.REP, MessageKind.REJ, MessageKind.RTU)
+)
+_REQUEST = MpaFrame(flags=MpaFlag.ENHANCED, ird=4, ord=4, private_data=b"hello").emit()
+_REPLY = MpaFrame(is_reply=True, flags=MpaFlag.ENHANCED, ird=4, ord=4).emit()
+_FRAME = (5).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"frame\0\0\0"
+SEEDS: dict[str, tuple[bytes, ...]] = {
+    "packet": tuple(b"".join(emit_packet(each)) for each in PACKETS),
+    "packet_sealed": tuple(b"".join(emit_packet(each, checksum=True)) for each in PACKETS[:2]),
+    "cm_message": tuple(message.emit() for message in _MESSAGES),
+    "mpa_frame": (_REQUEST, _REPLY),
+    "mpa_setup": (
+        step(5, octets=b"\x40\x80") + _REQUEST,
+        step(0, octets=b"") + _REQUEST,
+        step(3, octets=b"\x10") + _REPLY,
+    ),
+    "payload": (
+        payloads.ReadRequest(0x100, 0, 512, 0x100, 64).emit(),
+        payloads.AtomicRequest(payloads.COMPARE_SWAP, 1, 0x100, 64, 2, 1).emit(),
+        payloads.emit_resume(100, 0),
+    ),
+    "shm_message": (
+        b"\3" + emit_message(Hello(MAGIC, 1 << 20, bytes(16))),
+        b"\0" + emit_message(Welcome(bytes(16))),
+        b"\0" + emit_message(Borrow(9, 0x100)),
+        b"\1" + emit_message(Lend(9, 0x100, 1 << 40, 4096, 1)),
+        b"\0" + emit_message(Decline(9, 0x100)),
+    ),
+    "ring": (
+        _FRAME.ljust(_RING_BYTES, b"\0") + bytes([0xF0, 0, padded(5), 0, 1]),
+        bytes(_RING_BYTES) + b"\x16hello\0\1" * 20 + b"\x03\x00\xff" + bytes([0xF5]) + bytes(8),
+    ),
+    "dat_conf": (
+        b'# comment\ndat0 u1.2 nonthreadsafe default "lib x.so" urds.1 "tcp0 1" "a \\" b"\n',
+        b"dat1 k2.0 threadsafe nondefault l p i o # more",
+    ),
+}
