@@ -3,6 +3,7 @@
 Source: dat.md sections 8, 20.1 and 22.
 """
 
+import builtins
 import inspect
 import re
 from collections.abc import Iterator
@@ -48,6 +49,12 @@ def test_all_calls_are_there_and_no_others() -> None:
     exported = {name.removeprefix("dat_") for name in dat.__all__ if name.startswith("dat_")}
     assert len(CALLS) == 72
     assert exported == {*CALLS, *BEYOND}
+
+
+def test_an_import_of_everything_hides_no_builtin() -> None:
+    assert set(dat.__all__) & set(dir(builtins)) == set()
+    assert len(dat.__all__) == len(set(dat.__all__))
+    assert [name for name in dat.__all__ if not hasattr(dat, name)] == []
 
 
 @pytest.mark.rule("dat-handle")

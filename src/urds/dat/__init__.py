@@ -251,6 +251,7 @@ from urds.dat.srq import (
     SharedReceiveQueue,
 )
 
+# Not in `__all__`: an import of everything must not hide the builtin.
 open = open_ia
 
 __all__ = [
@@ -448,7 +449,6 @@ __all__ = [
     "dat_srq_resize",
     "dat_srq_set_lw",
     "dat_strerror",
-    "open",
     "open_ia",
     "providers",
     "register",
