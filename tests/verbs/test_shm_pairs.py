@@ -375,6 +375,7 @@ def test_what_was_said_before_the_end_arrives(place: Path, has_met: bool) -> Non
 
 
 def test_an_opening_with_unread_packets_closes(place: Path) -> None:
+    """Between the goodbye and the end of its thread the lock is to be had."""
     left, right = joined(place)
     right.receive(8)
     left.send(8)
@@ -382,11 +383,12 @@ def test_an_opening_with_unread_packets_closes(place: Path) -> None:
     with right.adapter.lock:
         for _ in range(40):
             left.send(8)
-        closing = threading.Thread(target=right.close, daemon=True)
-        closing.start()
-        time.sleep(0.05)
-    closing.join(10)
-    assert not closing.is_alive()
+        right.adapter.is_closed = True  # as the goodbye leaves it
+    time.sleep(0.3)  # its thread meets packets that it may not read
+    assert right.adapter.lock.acquire(timeout=10)
+    right.adapter.is_closed = False
+    right.adapter.lock.release()
+    right.close()
     left.close()
 
 
