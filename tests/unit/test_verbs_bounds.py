@@ -26,6 +26,7 @@ from urds.verbs.engine.numbers import PSN_MASK, Acceptance, QPState, WCStatus
 from urds.verbs.engine.packets import Syndrome
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.responder import ANSWERS_MAX
+from urds.verbs.engine.work import WC
 
 OK, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 
@@ -97,3 +98,21 @@ def test_a_line_of_many_fields_costs_no_time() -> None:
     with pytest.raises(ConfError, match="more than 8 fields"):
         parse_conf("a " * (1 << 18))
     assert time.thread_time() - began_s < 0.1
+
+
+def test_a_request_that_a_callback_flushes_while_it_fails_completes_once() -> None:
+    """A refusal answers the one before as well, and its completion ends the queue pair."""
+    side = make_asking(link=LOSSLESS)
+    ends = []
+
+    def take(wc: WC, solicited: bool) -> bool:
+        ends.append((wc.wr_id, wc.status))
+        side.qp.enter_error()
+        return True
+
+    side.send_cq.on_push = take
+    for wr_id in (1, 2, 3):
+        side.send(wr_id)
+    assert psns(side) == [100, 101, 102]
+    answer(side, 101, Syndrome.NAK_REMOTE_ACCESS)
+    assert ends == [(1, OK), (2, FLUSHED), (3, FLUSHED)]

@@ -10,7 +10,7 @@ from urds.verbs.providers.tcp.checksum import crc32c, crc32c_in_python
 from urds.verbs.providers.tcp.decoder import Decoder, Farewell, Taken, Terminated
 from urds.verbs.providers.tcp.encoder import Encoder, Octets
 from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import StreamBroken, TerminateCode, parse_frame
+from urds.verbs.providers.tcp.frames import Opcode, StreamBroken, TerminateCode, parse_frame
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 
@@ -419,3 +419,14 @@ def test_a_truncated_frame_is_waited_for() -> None:
 def test_only_whole_atomic_operations_are_taken(payload: str) -> None:
     with pytest.raises(StreamBroken):
         payloads.parse_atomic_request(memoryview(hexadecimal(payload)))
+
+
+def test_the_mark_of_a_write_makes_no_write_of_an_answer() -> None:
+    """An answer nobody asked for is refused, whatever bits it has and whatever follows."""
+    side, flags = Side(), ONLY | PacketFlag.IMMEDIATE
+    packet = Packet(PacketKind.WRITE, 77, flags=flags, msn=1, rkey=9, payload=b"octets")
+    octets = bytearray(Side().emit(packet))
+    octets[3] = octets[3] & 0xF0 | Opcode.READ_RESPONSE
+    with pytest.raises(StreamBroken) as caught:
+        side.take_all(bytes(octets))
+    assert caught.value.code == TerminateCode.TAGGED_INVALID_STAG

@@ -49,12 +49,15 @@ class SendQueue:
 
         What is before it and not done, a read without its answer, is flushed like the rest.
         """
-        while self._started and (other := self._started.popleft()) is not request:
+        while self._started:
+            other = self._started.popleft()
+            if other is request:
+                self._push_failure(request, status)
+                break
             if other.unanswered:
                 self._push_failure(other, WCStatus.WR_FLUSH_ERR)
             else:
-                self._push_success(other)
-        self._push_failure(request, status)
+                self._push_success(other)  # its callback may flush all that is left
         self._qp.enter_error()
 
     def flush(self) -> None:

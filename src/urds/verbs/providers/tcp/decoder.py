@@ -94,7 +94,7 @@ class Decoder:
             return None, 0
         frame, frame_bytes = found
         try:
-            if frame.marks & _MARK_IMMEDIATE_FOLLOWS and self._own and frame.is_tagged:
+            if frame.marks & _MARK_IMMEDIATE_FOLLOWS and self._own and frame.opcode == Opcode.WRITE:
                 return self._take_pair(frame, octets, frame_bytes)
             return self._handle(frame), frame_bytes
         except StreamBroken as broken:
