@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from fuzz.script import Script, split, step
 from urds.dat.conf import ConfEntry, ConfError, parse_conf
+from urds.dat.registry import parse_params
 from urds.errors import RemoteProtocolError
 from urds.verbs.cm.messages import Message, MessageKind, Offer
 from urds.verbs.cm.mpa import (
@@ -163,6 +164,9 @@ def dat_conf(octets: bytes) -> None:
     except ConfError:
         return
     assert parse_conf("\n".join(map(_conf_line, entries))) == entries
+    for entry in entries:
+        with suppress(ValueError):
+            parse_params(entry.ia_params)
 
 
 def _conf_line(entry: ConfEntry) -> str:
@@ -234,7 +238,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         bytes(_RING_BYTES) + b"\x16hello\0\1" * 20 + b"\x03\x00\xff" + bytes([0xF5]) + bytes(8),
     ),
     "dat_conf": (
-        b'# comment\ndat0 u1.2 nonthreadsafe default "lib x.so" urds.1 "tcp0 1" "a \\" b"\n',
+        b'# comment\ndat0 u1.2 nonthreadsafe default "lib x.so" urds.1 "tcp0 ::1 acceptance=1" "a \\" b"\n',
         b"dat1 k2.0 threadsafe nondefault l p i o # more",
     ),
 }
