@@ -210,6 +210,8 @@ class Reactor:
         finally:
             self._lock.acquire()
             self._polling_count -= 1
+            if self._closed:
+                self._turned.notify_all()  # `close` waits for those who poll
         # If another thread was faster, what it left is still ready and comes with the next poll.
         return events if turn_count == self._turn_count else []
 
@@ -256,6 +258,8 @@ class Reactor:
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)
         with self._lock:
+            # Who is not back from the poll yet would sleep on a descriptor that is gone.
+            self._turned.wait_for(lambda: not self._polling_count, JOIN_S)
             self._handlers.clear()
             self._timers.clear()
             self._soon.clear()
