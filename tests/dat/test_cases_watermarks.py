@@ -151,6 +151,12 @@ def test_w8_the_hard_watermark_counts_buffers_not_their_span() -> None:
         assert is_broken(scene)
 
 
+def test_w8_so_does_the_soft_one() -> None:
+    for soft, events in ((3, 0), (2, 1)):
+        with worked_example(srq_soft_hw=soft) as scene:
+            assert (scene.b.info, soft_events(scene)) == ((3, 5), events)
+
+
 def test_w9_set_before_the_connection_it_counts_at_once() -> None:
     with Scene(buffers=20, connected=False) as scene:
         assert dat.dat_ep_set_watermark(scene.b.ep, 1, 2) == dat.DAT_SUCCESS
