@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.commands import urds
 
-TOOLS = ("demo", "ping", "info", "dat demo", "dat test", "verbs bench")
+TOOLS = ("demo", "ping", "info", "dat demo", "dat test", "dat load", "verbs bench")
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 BOTH = pytest.mark.parametrize("front", ["typer", "plain"])
 

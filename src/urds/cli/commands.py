@@ -234,3 +234,28 @@ def verbs_bench(
         json_wanted=json_wanted,
     )
     _end("verbs bench", lambda: tool.run(options))
+
+
+def _dapltest(letter: str) -> Any:
+    text = next(text for flag, _, _, _, text in texts.DAT_LOAD_OPTIONS if flag == letter)
+    return typer.Option(f"-{letter}", help=text)
+
+
+@dat_app.command("load", help=texts.DAT_LOAD, epilog=_examples(texts.DAT_LOAD_EXAMPLES))
+def dat_load(
+    kind: Annotated[str, _dapltest("T")] = "T",
+    ia_name: Annotated[str, _dapltest("P")] = "shm0",
+    iterations: Annotated[int, _dapltest("i")] = 100,
+    endpoints: Annotated[int, _dapltest("w")] = 1,
+    size_bytes: Annotated[int, _dapltest("b")] = 4096,
+    pipeline: Annotated[int, _dapltest("p")] = 16,
+    operation: Annotated[str, _dapltest("o")] = "RW",
+    attempts: Annotated[int, _dapltest("m")] = 1000,
+    poll: Annotated[bool, _dapltest("q")] = False,
+    json_wanted: _Json = False,
+) -> None:
+    """Read the options of `urds dat load`."""
+    options = dict(locals())
+    from urds.cli import dat_load as tool
+
+    _end("dat load", lambda: tool.run(tool.DatLoadOptions(**options)))

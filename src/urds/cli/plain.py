@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_dat_test(
         _tool(dat, "test", texts.DAT_TEST, texts.DAT_TEST_EXAMPLES, _dat_test, group="dat")
     )
+    _add_dat_load(
+        _tool(dat, "load", texts.DAT_LOAD, texts.DAT_LOAD_EXAMPLES, _dat_load, group="dat")
+    )
     return parser
 
 
@@ -217,3 +220,25 @@ def _verbs_bench(options: argparse.Namespace) -> Exit:
             json_wanted=options.json,
         )
     )
+
+
+def _add_dat_load(parser: argparse.ArgumentParser) -> None:
+    for letter, name, metavar, default, text in texts.DAT_LOAD_OPTIONS:
+        if metavar:
+            parser.add_argument(
+                f"-{letter}",
+                dest=name,
+                type=type(default),
+                default=default,
+                metavar=metavar,
+                help=text,
+            )
+        else:
+            parser.add_argument(f"-{letter}", dest=name, action="store_true", help=text)
+
+
+def _dat_load(options: argparse.Namespace) -> Exit:
+    from urds.cli import dat_load
+
+    named = {name: getattr(options, name) for _, name, _, _, _ in texts.DAT_LOAD_OPTIONS}
+    return dat_load.run(dat_load.DatLoadOptions(**named, json_wanted=options.json))

@@ -86,6 +86,29 @@ DAT_TEST_EXAMPLES: Final = (
     ("urds dat test -P tcp0 -s", "a server, for one client"),
     ("urds dat test -P tcp0 -h 10.0.0.2 -p", "its client, polling"),
 )
+DAT_LOAD: Final = (
+    "Many transactions, a full pipeline, or objects until a limit, in one process.\n\n"
+    "After dapltest's tests of the same letters. T does sends, RDMA reads and writes on every"
+    " endpoint; P keeps a pipeline of one operation full, then measures it alone; L makes objects"
+    " of each kind until one is refused, and frees them. The exit code is 1 if not all were freed."
+)
+DAT_LOAD_EXAMPLES: Final = (
+    ("urds dat load -T T -w 8", "transactions on eight endpoints"),
+    ("urds dat load -T P -o RR -b 65536", "RDMA reads of 64 KiB"),
+    ("urds dat load -T L -m 200 --json", "limits, for a script"),
+)
+# Letter of dapltest, name here, metavar (flags have none), default, text.
+DAT_LOAD_OPTIONS: Final[tuple[tuple[str, str, str, str | int, str], ...]] = (
+    ("T", "kind", "T|P|L", "T", "Transactions, performance or limits."),
+    ("P", "ia_name", "IA", "shm0", "Adapter: shm0, tcp0, udp0, or a name of dat.conf."),
+    ("i", "iterations", "N", 100, "Iterations, 1 to 1000000."),
+    ("w", "endpoints", "N", 1, "Endpoints of each side, 1 to 256 (T)."),
+    ("b", "size_bytes", "OCTETS", 4096, "Octets of each transfer, 1 to 16777216."),
+    ("p", "pipeline", "N", 16, "Transfers under way, 1 to 1024 (P)."),
+    ("o", "operation", "RW|RR", "RW", "RDMA write or RDMA read (P)."),
+    ("m", "attempts", "N", 1000, "Objects of each kind at most, 1 to 100000 (L)."),
+    ("q", "poll", "", 0, "Poll for completions instead of waiting."),
+)
 # Letter of dtest, name here, metavar (flags have none), text.
 DAT_TEST_OPTIONS: Final = (
     ("P", "ia_name", "IA", "Adapter: shm0, tcp0, udp0, or a name of dat.conf."),

@@ -1,0 +1,351 @@
+"""`urds dat load`: many transactions, a full pipeline, or objects until a limit, in one process.
+
+After the three tests of dapltest that need no second host: T (transactions), P (performance) and L
+(limits). Both ends are interface adapters of this process, on the same device.
+Source: dat.md section 18.5.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from urds import dat
+from urds.cli.exits import Exit, UsageError
+from urds.cli.output import Column, Output
+
+_WAIT_S: Final = 10.0
+_QUAL: Final = 45_278
+_MB: Final = 1e6
+KINDS: Final = ("T", "P", "L")
+OPERATIONS: Final = ("SR", "RR", "RW")
+LIMITS: Final = ("pz", "cno", "evd", "ep", "rsp", "psp", "lmr", "rpost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatLoadOptions:
+    """What to run. Letters are dapltest's where it has them."""
+
+    kind: str = "T"
+    ia_name: str = "shm0"
+    iterations: int = 100
+    endpoints: int = 1
+    size_bytes: int = 4096
+    pipeline: int = 16
+    operation: str = "RW"
+    attempts: int = 1000
+    poll: bool = False
+    json_wanted: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be."""
+        if self.kind not in KINDS:
+            raise UsageError(f"-T {self.kind}, one of {', '.join(KINDS)}")
+        if self.operation not in OPERATIONS[1:]:
+            raise UsageError(f"-o {self.operation}, one of {', '.join(OPERATIONS[1:])}")
+        for name, value, highest in (
+            ("-i", self.iterations, 1_000_000),
+            ("-w", self.endpoints, 256),
+            ("-b", self.size_bytes, 1 << 24),
+            ("-p", self.pipeline, 1024),
+            ("-m", self.attempts, 100_000),
+        ):
+            if not 1 <= value <= highest:
+                raise UsageError(f"{name} {value}, from 1 to {highest}")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one kind of transfer did."""
+
+    operation: str
+    count: int = 0
+    octets: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run found; fields of other kinds are empty."""
+
+    kind: str
+    tallies: list[Tally] = field(default_factory=list)
+    seconds: float = 0.0
+    latency_us: dict[str, dict[str, float]] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    all_released: bool = True
+
+
+def run(options: DatLoadOptions) -> Exit:
+    """Run the chosen test and print its figures; `Exit.FAILED` if objects were not released."""
+    options.check()
+    result = {"T": _transactions, "P": _performance, "L": _limits}[options.kind](options)
+    output = Output(json_wanted=options.json_wanted)
+    if options.json_wanted:
+        output.document(asdict(result))
+    else:
+        {"T": _print_tallies, "P": _print_performance, "L": _print_limits}[options.kind](
+            output, result
+        )
+    return Exit.OK if result.all_released else Exit.FAILED
+
+
+class _Side:
+    """One adapter with its zone, its memory and its endpoints."""
+
+    def __init__(self, ia: dat.InterfaceAdapter, options: DatLoadOptions) -> None:
+        self.ia = ia
+        self.poll = options.poll
+        self.pz = ia.create_pz()
+        self.memory = self.pz.register(bytearray(2 * options.size_bytes))
+        self.depth = max(options.pipeline, 2)
+        self.eps = [self._make_ep() for _ in range(options.endpoints)]
+
+    def _make_ep(self) -> dat.Endpoint:
+        attr = dat.EpAttr(max_recv_dtos=self.depth, max_request_dtos=self.depth)
+        recv_evd = self.ia.create_evd(2 * self.depth, dat.EvdFlag.DTO)
+        request_evd = self.ia.create_evd(2 * self.depth, dat.EvdFlag.DTO)
+        connect_evd = self.ia.create_evd(8, dat.EvdFlag.CONNECTION)
+        return self.pz.create_ep(recv_evd, request_evd, connect_evd, attr)
+
+    def take(self, evd: dat.EventDispatcher | None) -> None:
+        """Wait for a completion, or poll for it, and check it."""
+        assert evd is not None, "endpoints are made with all of them"
+        event = evd.wait(_WAIT_S) if not self.poll else _polled(evd)
+        assert isinstance(event, dat.DtoCompletionEvent), event
+        event.raise_for_status()
+
+
+def _polled(evd: dat.EventDispatcher) -> dat.Event:
+    end_s = time.monotonic() + _WAIT_S
+    while time.monotonic() < end_s:
+        if (event := evd.dequeue()) is not None:
+            return event
+    raise TimeoutError(f"no event in {_WAIT_S:g} s of polling")
+
+
+def _connected(stack: ExitStack, options: DatLoadOptions) -> tuple[_Side, _Side]:
+    client, server = (
+        _Side(stack.enter_context(dat.open(options.ia_name)), options) for _ in range(2)
+    )
+    requests = server.ia.create_evd(options.endpoints, dat.EvdFlag.CR)
+    with server.ia.listen(evd=requests) as point:
+        for one, other in zip(client.eps, server.eps, strict=True):
+            one.connect(server.ia.address, point.conn_qual, timeout_s=_WAIT_S)
+            request = requests.wait(_WAIT_S)
+            assert isinstance(request, dat.ConnectionRequestEvent), request
+            request.cr.accept(other)
+            for ep in (one, other):
+                assert ep.connect_evd is not None, "made with one"
+                event = ep.connect_evd.wait(_WAIT_S)
+                assert event.event_number == dat.DAT_CONNECTION_EVENT_ESTABLISHED, event
+    return client, server
+
+
+# -- T: transactions
+
+
+def _transactions(options: DatLoadOptions) -> Result:
+    """Do every operation on every endpoint, `iterations` times: both sides send."""
+    result = Result("T", [Tally(name) for name in OPERATIONS])
+    with ExitStack() as stack:
+        client, server = _connected(stack, options)
+        start_s = time.perf_counter()
+        for _ in range(options.iterations):
+            for one, other in zip(client.eps, server.eps, strict=True):
+                for tally in result.tallies:
+                    _transact(tally, client, one, server, other, options.size_bytes)
+        result.seconds = time.perf_counter() - start_s
+    return result
+
+
+def _transact(
+    tally: Tally,
+    client: _Side,
+    one: dat.Endpoint,
+    server: _Side,
+    other: dat.Endpoint,
+    size_bytes: int,
+) -> None:
+    start_s = time.perf_counter()
+    if tally.operation == "SR":
+        for sender, source, receiver, target in (
+            (client, one, server, other),
+            (server, other, client, one),
+        ):
+            target.post_recv([receiver.memory.triplet(0, size_bytes)])
+            source.post_send([sender.memory.triplet(0, size_bytes)])
+            sender.take(source.request_evd)
+            receiver.take(target.recv_evd)
+        count = 2
+    else:
+        _post(tally.operation, client, one, server, size_bytes)
+        client.take(one.request_evd)
+        count = 1
+    tally.count += count
+    tally.octets += count * size_bytes
+    tally.seconds += time.perf_counter() - start_s
+
+
+def _post(operation: str, client: _Side, ep: dat.Endpoint, server: _Side, size_bytes: int) -> None:
+    piece = [client.memory.triplet(0, size_bytes)]
+    remote = server.memory.remote_triplet(size_bytes, size_bytes)
+    if operation == "RW":
+        ep.post_rdma_write(piece, remote)
+    else:
+        ep.post_rdma_read(piece, remote)
+
+
+# -- P: performance
+
+
+def _performance(options: DatLoadOptions) -> Result:
+    """Keep the pipeline full, then post one at a time and measure post and reap."""
+    result = Result("P", [Tally(options.operation)])
+    with ExitStack() as stack:
+        client, server = _connected(stack, options)
+        ep, [tally] = client.eps[0], result.tallies
+        start_s, posted, reaped = time.perf_counter(), 0, 0
+        while reaped < options.iterations:
+            while posted < options.iterations and posted - reaped < options.pipeline:
+                _post(options.operation, client, ep, server, options.size_bytes)
+                posted += 1
+            client.take(ep.request_evd)
+            reaped += 1
+        tally.seconds = time.perf_counter() - start_s
+        tally.count, tally.octets = reaped, reaped * options.size_bytes
+        times_us: dict[str, list[float]] = {"latency": [], "post": [], "reap": []}
+        for _ in range(options.iterations):
+            begin_s = time.perf_counter()
+            _post(options.operation, client, ep, server, options.size_bytes)
+            posted_s = time.perf_counter()
+            client.take(ep.request_evd)
+            end_s = time.perf_counter()
+            for name, spent_s in (
+                ("latency", end_s - begin_s),
+                ("post", posted_s - begin_s),
+                ("reap", end_s - posted_s),
+            ):
+                times_us[name].append(spent_s * 1e6)
+        result.latency_us = {
+            name: {"mean": statistics.fmean(each), "max": max(each), "min": min(each)}
+            for name, each in times_us.items()
+        }
+    return result
+
+
+# -- L: limits
+
+
+def _limits(options: DatLoadOptions) -> Result:
+    """Make objects of each kind until one is refused or `attempts` are there; free them all."""
+    result = Result("L")
+    with dat.open(options.ia_name) as ia:
+        for name in LIMITS:
+            before = len(ia.children)
+            with ExitStack() as stack:
+                result.limits[name] = _fill(_maker(name, ia, stack), options.attempts)
+            result.all_released &= len(ia.children) == before
+    return result
+
+
+def _fill(make: Callable[[], object], attempts: int) -> int:
+    for count in range(attempts):
+        try:
+            make()
+        except dat.DatError:
+            return count
+    return attempts
+
+
+def _maker(name: str, ia: dat.InterfaceAdapter, stack: ExitStack) -> Callable[[], object]:
+    """Return what makes one more object of this kind; all are freed with `stack`."""
+
+    def kept(made: Any) -> Any:
+        return stack.enter_context(made)
+
+    if name == "pz":
+        return lambda: kept(ia.create_pz())
+    if name == "cno":
+        return lambda: kept(ia.create_cno())
+    if name == "evd":
+        return lambda: kept(ia.create_evd(1, dat.EvdFlag.DTO))
+    pz = kept(ia.create_pz())
+    if name == "lmr":
+        return lambda: kept(pz.register(bytearray(64)))
+    transfers = kept(ia.create_evd(4, dat.EvdFlag.DTO))
+    connections = kept(ia.create_evd(4, dat.EvdFlag.CONNECTION))
+    requests = kept(ia.create_evd(4, dat.EvdFlag.CR))
+    if name == "psp":
+        return lambda: kept(ia.listen(evd=requests))
+    attr = dat.EpAttr(max_recv_dtos=ia.attr.max_dto_per_ep, max_request_dtos=4)
+
+    def make_ep() -> dat.Endpoint:
+        ep: dat.Endpoint = kept(pz.create_ep(transfers, transfers, connections, attr))
+        return ep
+
+    if name == "rsp":
+        quals = _quals()
+        return lambda: kept(ia.reserve(next(quals), make_ep(), requests))
+    if name == "rpost":
+        ep = make_ep()
+        return lambda: ep.post_recv([])
+    return make_ep
+
+
+def _quals() -> Iterator[int]:
+    yield from range(_QUAL, 65_536)
+
+
+# -- printing
+
+
+def _print_tallies(output: Output, result: Result) -> None:
+    requests = sum(tally.count for tally in result.tallies)
+    output.line(
+        f"{requests} transfers in {result.seconds:.2f} s: "
+        f"{requests / result.seconds:.1f} per second"
+    )
+    columns = [Column("operation", left=True), Column("count"), Column("MB"), Column("MB/s")]
+    names = {"SR": "send/receive", "RR": "RDMA read", "RW": "RDMA write"}
+    output.table(
+        "Transactions",
+        columns,
+        (
+            (
+                names[tally.operation],
+                tally.count,
+                f"{tally.octets / _MB:.2f}",
+                f"{tally.octets / _MB / tally.seconds:.2f}",
+            )
+            for tally in result.tallies
+        ),
+    )
+
+
+def _print_performance(output: Output, result: Result) -> None:
+    [tally] = result.tallies
+    output.line(
+        f"{tally.operation}: {tally.count} in {tally.seconds:.3f} s, "
+        f"{tally.count / tally.seconds:.1f} per second, "
+        f"{tally.octets / _MB / tally.seconds:.2f} MB/s with a full pipeline"
+    )
+    columns = [Column("one at a time, us", left=True), *map(Column, ("mean", "max", "min"))]
+    output.table(
+        "",
+        columns,
+        (
+            (name, *(f"{each[key]:.1f}" for key in ("mean", "max", "min")))
+            for name, each in result.latency_us.items()
+        ),
+    )
+
+
+def _print_limits(output: Output, result: Result) -> None:
+    columns = [Column("object", left=True), Column("made")]
+    output.table("Objects until one was refused", columns, result.limits.items())
+    output.line("all released" if result.all_released else "not all were released")
