@@ -1,11 +1,22 @@
-"""Event channels of connections under several waiters."""
+"""Events of connections: several waiters of a channel, and what a synchronous side keeps."""
 
 import threading
 import time
 
 import pytest
 
-from urds.verbs import CMID, CMEvent, CMEventChannel, Context, VerbsClosedError, VerbsTimeoutError
+from urds.verbs import (
+    CMID,
+    RAI_PASSIVE,
+    AddrInfo,
+    CMEvent,
+    CMEventChannel,
+    ConnParam,
+    Context,
+    QPInitAttr,
+    VerbsClosedError,
+    VerbsTimeoutError,
+)
 
 ADDRESS = ("127.0.0.1", 1)
 WAIT_S = 10.0
@@ -59,3 +70,28 @@ def test_a_wait_has_its_limit() -> None:
         with pytest.raises(VerbsTimeoutError, match=r"no connection event in 0\.05 s"):
             CMEventChannel(context).get_event(0.05)
         assert 0.05 <= time.monotonic() - started < 2
+
+
+def test_synchronous_sides_read_what_the_other_said() -> None:
+    """As `id->event` of rdma_cm: the request that was taken, and the answer to a connect."""
+    with Context("tcp0") as right, Context("tcp0") as left:
+        listener = CMID(AddrInfo("127.0.0.1", 0, flags=RAI_PASSIVE), QPInitAttr(), context=right)
+        listener.listen()
+        asked: list[bytes] = []
+
+        def serve() -> None:
+            server = listener.get_request(WAIT_S)
+            assert server.event is not None
+            asked.append(server.event.private_data)
+            server.accept(ConnParam(private_data=b"welcome"))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        assert listener.local_addr is not None
+        target = AddrInfo(dst="127.0.0.1", dst_service=listener.local_addr[1])
+        client = CMID(target, QPInitAttr(), context=left)
+        assert client.event is None
+        client.connect(ConnParam(private_data=b"hello"))
+        serving.join(WAIT_S)
+        assert client.event is not None
+        assert (asked, client.event.private_data) == ([b"hello"], b"welcome")

@@ -101,6 +101,8 @@ class Identifier(Resource):
         self.context = self.event_channel.context
         self.port_space = PortSpace(port_space)
         self.qp: QP | None = None
+        # The last that was waited for, with what the peer said: rdma_cm's `id->event`.
+        self.event: CMEvent | None = creator if isinstance(creator, CMEvent) else None
         self.state = CMState.IDLE
         self._init = qp_init_attr
         self._pd = pd
@@ -226,6 +228,7 @@ class Identifier(Resource):
         return self._judge(await self.event_channel.event(), wanted)
 
     def _judge(self, event: CMEvent, wanted: CMEventType) -> CMEvent:
+        self.event = event
         if event.event_type is not wanted:
             raise CMError(event)
         return event

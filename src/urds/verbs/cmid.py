@@ -38,6 +38,9 @@ class CMID(Identifier):
     CONNECT_REQUEST (the new side).  qp_init_attr: make a queue pair with it, and of a listener
     for each request that `get_request` returns; queues that it lacks are made.  pd: domain of the
     queue pair and of `reg_*`.  context: the device; the default one is opened without it.
+
+    `event` is the last event that a call waited for: after `connect` its `private_data` are what
+    the peer accepted with, of an identifier from `get_request` what the peer asks with.
     """
 
     # -- the active side
