@@ -160,8 +160,8 @@ class Reactor:
 
     def _turn(self, deadline_ns: int | None) -> None:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
-        self._do_deferred()
-        events = self._poll(deadline_ns)
+        # What was put off may be what somebody waits for: then nobody may sleep on it.
+        events = self._poll(0 if self._do_deferred() else deadline_ns)
         if self._is_processing or self._closed:
             return
         self._is_processing = True
@@ -180,10 +180,13 @@ class Reactor:
         if self._polling_count or len(self._waiting) > 1:
             self.tell()
 
-    def _do_deferred(self) -> None:
-        if not self._is_processing:
-            while self._deferred:
-                self._deferred.pop()()
+    def _do_deferred(self) -> bool:
+        """Do what was put off; return whether there was anything."""
+        if self._is_processing or not self._deferred:
+            return False
+        while self._deferred:
+            self._deferred.pop()()
+        return True
 
     def _poll(self, deadline_ns: int | None) -> list[tuple[int, int]]:
         while self._timers and self._timers[0].callback is None:
@@ -244,7 +247,9 @@ class Reactor:
                     self._parked.wait(PARKED_S)
                     continue
                 self._turn(None)
-                self._do_deferred()  # no application answers from here; a driver may sleep on it
+                # No application answers from here, and a driver may sleep on what was put off.
+                if self._do_deferred():
+                    self.tell()
 
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""
