@@ -248,8 +248,11 @@ class Pair:
     def __init__(self, left: Side, right: Side) -> None:
         self.left, self.right = left, right
 
-    def connect(self, **parameters: Any) -> "Pair":
-        """Connect by the provider's connection manager, which every provider has."""
+    def connect(self, between: Callable[[int], int] | None = None, **parameters: Any) -> "Pair":
+        """Connect by the provider's connection manager, which every provider has.
+
+        `between` takes the listener's port and returns another one that leads there.
+        """
         told = ConnectParameters(**parameters)
         left, right = self.left, self.right
 
@@ -263,9 +266,11 @@ class Pair:
             listener = adapter.listen(
                 left.world.address(right.context), PortSpace.TCP, backlog=8, on_event=answer
             )
+        host, port = listener.local
+        peer = (host, port if between is None else between(port))
         with left.context.adapter.lock:
             left.connection = left.context.adapter.connect(
-                left.qp.engine, listener.local, PortSpace.TCP, told, on_event=left.take
+                left.qp.engine, peer, PortSpace.TCP, told, on_event=left.take
             )
         for side in (left, right):
             side.until(ConnectionEventKind.ESTABLISHED)

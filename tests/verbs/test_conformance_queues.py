@@ -5,12 +5,13 @@ import select
 
 import pytest
 
-from tests.verbs.conformance import REGION_BYTES, Pair, Side, World, shows
+from tests.verbs.conformance import QKEY, REGION_BYTES, Pair, Side, World, shows
 from urds.verbs import (
     CQ,
     AsyncEventType,
     CompChannel,
     QPState,
+    QPType,
     SendFlag,
     VerbsArgumentError,
     VerbsClosedError,
@@ -134,6 +135,20 @@ def test_a_write_with_immediate_data_may_be_solicited(world: World) -> None:
         assert pair.left.ended() == [WCStatus.SUCCESS]
         right.received()
     assert has_event(right)
+
+
+def test_a_datagram_may_be_solicited(world: World) -> None:
+    if world.lacks("datagrams"):
+        return
+    left, right = (world.side(qp_type=QPType.UD) for _ in range(2))
+    right.rcq.req_notify(solicited_only=True)
+    vector = right.route().vector()
+    for flags in (SendFlag.SIGNALED, SOLICITED):
+        assert not has_event(right)
+        right.receive(64)
+        left.post(ah=vector, remote_qpn=right.qp.qp_num, remote_qkey=QKEY, flags=flags)
+        right.received()
+    assert right.channel.get_cq_event(timeout_s=0) is right.rcq
 
 
 def test_a_failure_counts_as_solicited(world: World) -> None:
