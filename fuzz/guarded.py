@@ -2,7 +2,7 @@
 
 Regions lie inside longer memory, with guards before, between and behind. One region is for
 everybody, one has no remote rights, one belongs to another protection domain: whatever a peer
-says, only the first may change, and only by what the queue pair's own receives and keys allow.
+says, only the first may change or be read, and guards never.
 """
 
 import time
@@ -33,6 +33,7 @@ MTU_BYTES = 64
 ADDRESS = 0x10000
 REGION_BYTES = 1024
 GUARD = bytes([0xA5]) * 256
+SECRET = bytes.fromhex("5a c3 96 0f 81 7e 2d b4 69 f0 1b e2 a7 3c d8 45")
 RECEIVES, RECEIVE_BYTES, READS = 16, 96, 16
 PACKET_S_MAX = 0.5  # of this thread's own time, under instrumentation as well
 _ANSWERS_MAX = 20_000  # that one packet can cause: 256 repeated reads of a whole region, and more
@@ -82,7 +83,10 @@ class Guarded:
         mtu_bytes: int = MTU_BYTES,
     ) -> None:
         self.now_ns = 0
-        self._memory = bytearray((GUARD + bytes(REGION_BYTES)) * 3 + GUARD)
+        others = SECRET * (REGION_BYTES // len(SECRET))
+        self._memory = bytearray(
+            GUARD + bytes(REGION_BYTES) + GUARD + others + GUARD + others + GUARD
+        )
         self.keys, self.pd = KeyTable(), object()
         own = self._register(0, self.pd, _ALL)
         self.key = own.rkey
@@ -186,6 +190,7 @@ class Guarded:
         """Give what the queue pair has to say now, one packet at a time."""
         count = 0
         while (packet := self.qp.poll_transmit(self.now_ns)) is not None:
+            assert SECRET not in bytes(packet.payload), f"a read reached too far: {packet}"
             yield packet
             count += 1
             assert count < _ANSWERS_MAX, "no end of answers"
@@ -226,11 +231,15 @@ class Guarded:
             assert len(responder._answers) <= ANSWERS_MAX + AHEAD_MAX
             assert responder._reads_open <= ANSWERS_MAX + AHEAD_MAX
 
-    def check_memory(self) -> None:
-        """Check that nothing was written outside the region that is everybody's."""
+    def check_end(self) -> None:
+        """Check that nothing was written outside the region that is everybody's, nor kept."""
+        responder = self.qp._responder
+        if responder is not None:
+            assert all(psn > responder._expected for psn in responder._ahead._packets)
         part = len(GUARD) + REGION_BYTES
         for index in range(4):
             assert self._memory[index * part :].startswith(GUARD), f"guard {index}"
         for index in (1, 2):
             start = index * part + len(GUARD)
-            assert not any(self._memory[start : start + REGION_BYTES]), f"region {index}"
+            found = self._memory[start : start + REGION_BYTES]
+            assert found == SECRET * (REGION_BYTES // len(SECRET)), f"region {index}"

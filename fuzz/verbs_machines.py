@@ -55,7 +55,7 @@ def queue_pair(octets: bytes) -> None:
     side.say_all()
     side.check()
     side.take_completions()
-    side.check_memory()
+    side.check_end()
 
 
 def _queue_pair_step(script: Script, side: Guarded) -> None:
@@ -99,7 +99,7 @@ def datagrams(octets: bytes) -> None:
         if bits & 4:
             side.say_all()
             side.take_completions()
-    side.check_memory()
+    side.check_end()
     with suppress(WireError):
         parse_grh(octets)
 
@@ -117,7 +117,7 @@ def stream(octets: bytes) -> None:
     assert taken[0] == taken[1], "portions matter"
     end = _Stream(choices)
     end.take_all(split(whole, places), acting=True)
-    end.side.check_memory()
+    end.side.check_end()
 
 
 class _Stream:
@@ -263,19 +263,26 @@ def _requests() -> tuple[Packet, ...]:
     )
 
 
+def _trespassers() -> tuple[Packet, ...]:
+    """Return requests for memory that is registered, but not for this peer."""
+    return tuple(
+        Packet(kind, QPN, flags=_ONLY, address=at, rkey=key, length=length, payload=octets)
+        for key, at in ((_KEY * 2, _AT + REGION_BYTES), (_KEY * 3, _AT + 2 * REGION_BYTES))
+        for kind, length, octets in (
+            (PacketKind.WRITE, 0, b"x" * 64),
+            (PacketKind.READ_REQUEST, 64, b""),
+            (PacketKind.ATOMIC_ADD, 0, b""),
+        )
+    )
+
+
 def _ahead() -> bytes:
-    """Return steps: many packets ahead of one that is missing, then a read over many numbers."""
+    """Return steps: many packets ahead of the expected one, then that one, over many numbers."""
     write = Packet(PacketKind.WRITE, QPN, 33, _ONLY, address=_AT, rkey=_KEY, payload=b"x" * 64)
     read = Packet(PacketKind.READ_REQUEST, QPN, 32, _ONLY, address=_AT, rkey=_KEY, length=1024)
-    atomic = Packet(PacketKind.ATOMIC_ADD, QPN, 32, _ONLY, address=_AT, rkey=_KEY)
     return b"".join(
         step(bits, extra, octets=b"".join(emit_packet(packet)))
-        for bits, extra, packet in (
-            (3, 0xC1, write),
-            (2, 0, read),
-            (3, 0xA1, atomic),
-            (16, 0, read),
-        )
+        for bits, extra, packet in ((3, 0xC1, write), (2, 0, read))
     )
 
 
@@ -301,12 +308,35 @@ def _said(own: bool) -> bytes:
     return b"".join(out)
 
 
-def _greetings() -> tuple[bytes, ...]:
-    offer = Offer(qpn=17, mtu_bytes=1024, responder_resources=4)
+def _asked(count: int) -> bytes:
+    """Return reads that one end of a stream asks for at once."""
+    encoder = Encoder(
+        Exchange(owed_max=READS), own=True, crc=False, payload_bytes_max=64, psn=FIRST_PSN
+    )
+    out: list[Octets] = []
+    for psn in range(FIRST_PSN, FIRST_PSN + count):
+        encoder.emit(
+            Packet(PacketKind.READ_REQUEST, QPN, psn, _ONLY, address=_AT, rkey=_KEY, length=8), out
+        )
+    return b"".join(out)
+
+
+def _flood(count: int) -> bytes:
+    """Return requests of as many strangers, whom nobody answers."""
+    return b"".join(step(8, 0, octets=_greetings(local_id)[0]) for local_id in range(1, count + 1))
+
+
+def _greetings(local_id: int = 5) -> tuple[bytes, ...]:
+    offer = Offer(qpn=16 + local_id, mtu_bytes=1024, responder_resources=4)
     kinds = (MessageKind.REQ, MessageKind.RTU, MessageKind.DREQ, MessageKind.ALIVE)
     return tuple(
         Message(
-            kind=kind, opening=b"stranger", local_id=5, space=0x106, target_port=7, offer=offer
+            kind=kind,
+            opening=b"stranger",
+            local_id=local_id,
+            space=0x106,
+            target_port=7,
+            offer=offer,
         ).emit()
         for kind in kinds
     )
@@ -316,7 +346,12 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "queue_pair": (
         bytes([0, 8]) + _steps(_requests(), bits=16 | 8),
         bytes([1, 8]) + _steps(_requests(), bits=0),
-        bytes([2 | 8, 8]) + _ahead() * 2,
+        bytes([2 | 8, 8]) + _ahead(),
+        *(
+            bytes([choices, 8]) + _steps((packet,), bits=16)
+            for choices in (0, 1)
+            for packet in _trespassers()
+        ),
         bytes([4 | 32 | 16, 8]) + _steps(_requests()[:1] * 4, bits=1, extra=0x21),
         bytes([0, 4]) + _steps(_answers(), bits=4 | 16 | 64, extra=0x0C),
         bytes([1, 4]) + _steps(_answers(), bits=4 | 16 | 64, extra=0x0C),
@@ -334,8 +369,10 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "stream": (
         step(0x41, octets=b"\x20\x40\x90") + _said(own=True),
         step(0x80, octets=b"") + _said(own=False)[:200],
+        step(0x01, octets=b"\x80") + _asked(READS + 4),
     ),
     "connections": (
+        _flood(6),
         b"".join(step(16 | 8 | 64, 1, octets=each) for each in _greetings()),
         b"".join(step(4 | 32 | 64, 40, octets=each) for each in _greetings()[1:]),
     ),

@@ -17,6 +17,7 @@ from urds.verbs.cm.mpa import (
     MpaRequested,
     MpaTerms,
 )
+from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packet_codec import emit_packet, parse_packet
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.providers.shm.messages import (
@@ -43,6 +44,7 @@ _CELL_STEPS = tuple(range(0xF0, 0xFA))  # steps of `ring` that overwrite a cell
 def packet(octets: bytes) -> None:
     """Read a packet of the engine; it must come out as the same octets again, sealed or not."""
     record = parse_packet(octets)
+    assert max(record.target_qpn, record.psn) <= PSN_MASK
     assert b"".join(emit_packet(record)) == octets
     sealed = b"".join(emit_packet(record, checksum=True))
     assert parse_packet(sealed, checksum=True) == record
@@ -209,13 +211,15 @@ _MESSAGES = tuple(
     for kind in (MessageKind.REQ, MessageKind.REP, MessageKind.REJ, MessageKind.RTU)
 )
 _REQUEST = MpaFrame(flags=MpaFlag.ENHANCED, ird=4, ord=4, private_data=b"hello").emit()
+_LONGEST = MpaFrame(private_data=bytes(PRIVATE_BYTES_MAX)).emit()
 _REPLY = MpaFrame(is_reply=True, flags=MpaFlag.ENHANCED, ird=4, ord=4).emit()
 _FRAME = (5).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"frame\0\0\0"
+_FULL = _FRAME_BYTES_MAX.to_bytes(4, "little") + (1).to_bytes(4, "little")
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "packet": tuple(b"".join(emit_packet(each)) for each in PACKETS),
     "packet_sealed": tuple(b"".join(emit_packet(each, checksum=True)) for each in PACKETS[:2]),
     "cm_message": tuple(message.emit() for message in _MESSAGES),
-    "mpa_frame": (_REQUEST, _REPLY),
+    "mpa_frame": (_LONGEST + b"\0", _REQUEST, _REPLY),
     "mpa_setup": (
         step(5, octets=b"\x40\x80") + _REQUEST,
         step(0, octets=b"") + _REQUEST,
@@ -234,6 +238,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\0" + emit_message(Decline(9, 0x100)),
     ),
     "ring": (
+        _FULL.ljust(_RING_BYTES, b"\0") + bytes([0xF0, 1, 0, 0]),
         _FRAME.ljust(_RING_BYTES, b"\0") + bytes([0xF0, 0, padded(5), 0, 1]),
         bytes(_RING_BYTES) + b"\x16hello\0\1" * 20 + b"\x03\x00\xff" + bytes([0xF5]) + bytes(8),
     ),
