@@ -190,7 +190,7 @@ class QP(Resource):
         refused, those before it are posted.
         """
         with self._lock:
-            self._post(wr, self._send)
+            self._post(wr, self._send, may_speak=True)
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Post a receive, a list of them, or a chain by `next_wr`.
@@ -198,7 +198,7 @@ class QP(Resource):
         Raises VerbsPostError as `post_send`; EINVAL for a queue pair with a shared receive queue.
         """
         with self._lock:
-            self._post(wr, self.engine.post_recv)
+            self._post(wr, self.engine.post_recv, may_speak=self.engine.state is QPState.ERR)
 
     def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
         """Post the binding of a memory window; `mw.rkey` is new once it has completed.
@@ -223,9 +223,16 @@ class QP(Resource):
         self.modify(replace(qp_attr, qp_state=state), required | QPAttrMask.STATE)
 
     def _post(
-        self, wr: _Request | Iterable[_Request], post: Callable[[_Request, int], None]
+        self,
+        wr: _Request | Iterable[_Request],
+        post: Callable[[_Request, int], None],
+        *,
+        may_speak: bool,
     ) -> None:
-        """Post each request; what was posted before a refusal is carried away all the same."""
+        """Post each request; what was posted before a refusal is carried away all the same.
+
+        A receive has nothing to be carried away, unless it completes at once (`may_speak`).
+        """
         self._demand_open()
         adapter = self.context.adapter
         now_ns = adapter.now_ns()
@@ -237,7 +244,8 @@ class QP(Resource):
         except OSError as error:
             raise VerbsPostError.of(error, posted) from error
         finally:
-            adapter.kick(self.engine)
+            if may_speak:
+                adapter.kick(self.engine)
 
     def _send(self, wr: SendWR, now_ns: int) -> None:
         self.engine.post_send(self._prepared(wr), now_ns)
