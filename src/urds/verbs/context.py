@@ -188,6 +188,9 @@ class Context(Resource):
         threads that wait one takes, the others go on waiting. Raises VerbsClosedError if the
         context is closed, and what `take` raises.
         """
+        with self._calling():
+            if is_ready():
+                return take()
         begin_ns, left_s = self.adapter.now_ns(), timeout_s
         while self.wait_until(is_ready, left_s):
             with self._calling():
