@@ -5,7 +5,7 @@ scatter/gather entry names memory by address and key, and the engine looks it up
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from urds.verbs.engine.numbers import (
     AsyncEventType,
@@ -88,9 +88,11 @@ class AddressVector:
 _NO_FLAGS = WCFlag(0)
 
 
-@dataclass(frozen=True, slots=True)
-class WC:
-    """One work completion. On failure only `wr_id`, `status` and `qp_num` mean anything."""
+class WC(NamedTuple):
+    """One work completion. On failure only `wr_id`, `status` and `qp_num` mean anything.
+
+    A tuple, since one is made per message: a frozen dataclass takes three times as long.
+    """
 
     wr_id: int
     status: WCStatus = WCStatus.SUCCESS

@@ -9,8 +9,7 @@ import random
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -164,15 +163,9 @@ class PacketMover(Adapter):
         self._soon.append(action)
         self._nudge()
 
-    @contextmanager
-    def _batch(self) -> Iterator[None]:
+    def _batch(self) -> "_Batch":
         """Put off what calls within want carried away, and carry it away at the end."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-        self.settle()
+        return _Batch(self)
 
     def settle(self) -> None:
         """Carry everything away that waits, unless a batch will do so."""
@@ -292,3 +285,20 @@ class PacketMover(Adapter):
     def _deadline(self) -> int | None:
         """Return when a batch with `_run_timers` is due, None if never; 0 is at once."""
         return 0 if self._soon else self._deadlines.next_ns()
+
+
+class _Batch:
+    """The time of one batch. A failure inside leaves what waits to the next one."""
+
+    __slots__ = ("_mover",)
+
+    def __init__(self, mover: PacketMover) -> None:
+        self._mover = mover
+
+    def __enter__(self) -> None:
+        self._mover._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        self._mover._depth -= 1
+        if kind is None:
+            self._mover.settle()

@@ -32,7 +32,7 @@ from urds.verbs.providers.shm.messages import (
     emit_message,
     parse_message,
 )
-from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Octets, RingReader, RingWriter
+from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Frame, Octets, RingReader, RingWriter
 
 RING_BYTES: Final = 1 << 20
 _CELLS_PAGE_BYTES: Final = 4096
@@ -101,13 +101,12 @@ class Channel:
         self._counters.waits_for_room += 1
         return False
 
-    def take(self) -> tuple[int, bytes] | None:
-        """Return kind and octets of the next frame. Raises RemoteProtocolError."""
+    def take(self) -> Frame | None:
+        """Return the next frame. Raises RemoteProtocolError."""
         frame = self.reader.take()
-        if frame is None:
-            return None
-        self._counters.frames_received += 1
-        return frame.kind, frame.octets
+        if frame is not None:
+            self._counters.frames_received += 1
+        return frame
 
     def release(self) -> None:
         """Say that all taken frames are done with."""

@@ -24,9 +24,8 @@ out before anybody judges them.
 
 import struct
 import threading
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from urds.errors import RemoteProtocolError
 
@@ -75,8 +74,7 @@ class Fence:
         self._lock.acquire()
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame, copied out of the ring."""
 
     kind: int
