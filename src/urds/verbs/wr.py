@@ -9,6 +9,7 @@ from urds.verbs.errors import VerbsArgumentError
 _Request = TypeVar("_Request", SendWR, RecvWR)
 
 REQUESTS_MAX: Final = 1 << 20  # of one call: a chain may lead back to its start
+_ONE: Final = (SendWR, RecvWR)
 
 
 def requests_of(given: _Request | Iterable[_Request]) -> Iterable[_Request]:
@@ -16,7 +17,7 @@ def requests_of(given: _Request | Iterable[_Request]) -> Iterable[_Request]:
 
     Iterating raises VerbsArgumentError beyond REQUESTS_MAX.
     """
-    if isinstance(given, SendWR | RecvWR):
+    if isinstance(given, _ONE):
         return (given,) if given.next_wr is None else _unchained((given,))
     return _unchained(given)
 

@@ -260,6 +260,11 @@ class CmCore(Exchange):
             return second_ns
         return first_ns
 
+    @property
+    def has_news(self) -> bool:
+        """Return whether a message or an event waits to be polled."""
+        return bool(self._outgoing or self._events)
+
     def poll_transmit(self) -> tuple[Route, bytes] | None:
         """Return the next message and where it goes."""
         return self._outgoing.popleft() if self._outgoing else None

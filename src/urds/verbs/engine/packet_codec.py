@@ -9,6 +9,7 @@ A parsed packet is a valid record: its numbers fit their fields and nothing is l
 it makes sense at this moment is for the queue pair to say.
 """
 
+from operator import attrgetter
 from struct import Struct
 from typing import Final
 from zlib import crc32
@@ -40,6 +41,7 @@ _FIELDS: Final[dict[PacketKind, tuple[Struct, tuple[str, ...]]]] = {
     PacketKind.ACK: (Struct(">BI"), ("syndrome", "msn")),
     PacketKind.DATAGRAM: (Struct(">II"), ("source_qpn", "qkey")),
 }
+_VALUES: Final = {kind: attrgetter(*names) for kind, (_, names) in _FIELDS.items()}
 _WITH_PAYLOAD: Final = {
     PacketKind.SEND, PacketKind.WRITE, PacketKind.READ_RESPONSE, PacketKind.DATAGRAM,
 }  # fmt: skip
@@ -57,13 +59,13 @@ def emit_packet(packet: Packet, *, checksum: bool = False) -> list[Octets]:
     With `checksum` the last part is the CRC-32 of all others.
     """
     flags = int(packet.flags)
-    structure, names = _FIELDS[packet.kind]
+    structure, _ = _FIELDS[packet.kind]
     head = bytearray(
         _HEADER.pack(
             VERSION, packet.kind, flags, len(packet.selective), packet.target_qpn, packet.psn
         )
     )
-    head += structure.pack(*[getattr(packet, name) for name in names])
+    head += structure.pack(*_VALUES[packet.kind](packet))
     if flags & _WITH_IMMEDIATE:
         head += _LONG.pack(packet.immediate)
     if flags & _PLACED:

@@ -15,6 +15,8 @@ Octets = bytes | bytearray | memoryview
 
 def total_bytes(sg: Sequence[SGE]) -> int:
     """Return how many octets the pieces have together."""
+    if len(sg) == 1:
+        return sg[0].length
     return sum(piece.length for piece in sg)
 
 

@@ -33,8 +33,9 @@ def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: Link
     length = total_bytes(wr.sg)
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
-    if any(piece.length < 0 for piece in wr.sg):
-        raise _invalid("a piece of negative length")
+    for piece in wr.sg:
+        if piece.length < 0:
+            raise _invalid("a piece of negative length")
     if length > MESSAGE_BYTES_MAX:
         raise _invalid(f"message of {length} octets, limit {MESSAGE_BYTES_MAX}")
     if int(wr.send_flags) & _INLINE:

@@ -209,7 +209,7 @@ class PacketAdapter(PacketMover):
     # -- messages, events, timers
 
     def _settle_connections(self) -> None:
-        while True:
+        while self._later or self.cm.has_news:
             while self._later:
                 connection, kind = self._later.popleft()
                 connection.tell(kind, reason=_WORDS.get(kind, ""))
@@ -221,7 +221,6 @@ class PacketAdapter(PacketMover):
                 route, octets = message
                 assert isinstance(route, AddressVector)
                 self._send_message(route, octets)
-            return
 
     def _handle_event(self, event: CmEvent) -> None:
         owner = event.connection.owner

@@ -286,6 +286,9 @@ class ShmAdapter(PacketAdapter):
             self.call_soon(partial(self.peers.break_off, channel))
             return False
 
+    def _is_from(self, peer: AddressVector, source: AddressVector) -> bool:
+        return peer.dgid == source.dgid
+
     def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
         gid = destination.dgid
         if gid == self.gid:
