@@ -241,8 +241,6 @@ def test_requests_complete_in_posting_order() -> None:
         for number in range(4):
             end.ep.post_rdma_read(end.piece(number), scene.b.remote(), ("read", number))
             end.send(PACKET_BYTES, ("send", number))
-            end.ep.post_rdma_write(
-                end.piece(number), scene.b.remote(MESSAGE_BYTES), ("write", number)
-            )
+            end.ep.post_rdma_write(end.piece(number), target, ("write", number))
         wanted = [(kind, number) for number in range(4) for kind in ("read", "send", "write")]
         assert [end.request.wait(WAIT_S).user_cookie for _ in wanted] == wanted
