@@ -7,7 +7,6 @@ the callbacks of its completion queues may call back into it.
 """
 
 import errno
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -86,7 +85,7 @@ class QueuePair:
         self.peer: AddressVector | None = None
         # Shared memory: write the octets of a WRITE straight into the peer's; True if done.
         self.place_remote: Callable[[Packet, memoryview], bool] | None = None
-        self._events: deque[AsyncEvent] = deque()
+        self._events: list[AsyncEvent] = []  # most have none, ever: a deque takes 700 octets
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         self._queue: ReceiveQueue = own if srq is None else srq  # an empty one is false
@@ -95,7 +94,8 @@ class QueuePair:
     def _forget(self) -> None:
         """Be as new: no work, no connection."""
         self._incoming = IncomingMessages(self, self._queue, shared=self.srq is not None)
-        self._datagrams = Datagrams(self, self._queue)
+        is_datagram = self.qp_type is QPType.UD
+        self._datagrams = Datagrams(self, self._queue) if is_datagram else None
         self._requester = Requester(self, 0)
         self._responder: Responder | None = None
         self._is_established = False  # a packet has come since RTR
@@ -126,7 +126,8 @@ class QueuePair:
             self._responder = Responder(self, self._incoming, self.attr.rq_psn)
         elif new_state is QPState.RTS and old_state is QPState.RTR:
             self._requester = Requester(self, self.attr.sq_psn)
-            self._datagrams.start(self.attr.sq_psn)
+            if self._datagrams is not None:
+                self._datagrams.start(self.attr.sq_psn)
         elif old_state is QPState.SQD:
             self.peer = self.attr.ah_attr
             self._requester.configure()
@@ -152,7 +153,7 @@ class QueuePair:
         self.state = self.attr.qp_state = QPState.ERR
         if self._responder is not None:
             self._responder.abandon()
-        if self.qp_type is QPType.UD:
+        if self._datagrams is not None:
             self._datagrams.flush_sends()
             self._datagrams.flush_receives()
         else:
@@ -161,6 +162,7 @@ class QueuePair:
 
     def enter_send_error(self) -> None:
         """Stop sending after a failed datagram; receiving goes on."""
+        assert self._datagrams is not None, "only datagram queue pairs have this state"
         self.state = self.attr.qp_state = QPState.SQE
         self._datagrams.flush_sends()
 
@@ -189,7 +191,7 @@ class QueuePair:
             raise OSError(errno.EINVAL, f"inline data: {fault}") from fault
         signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
         request = Request(wr, signalled=signalled, inline=inline)
-        if self.qp_type is QPType.UD:
+        if self._datagrams is not None:
             self._datagrams.post(request)
         else:
             self._requester.post(request)
@@ -210,7 +212,7 @@ class QueuePair:
     @property
     def outstanding_requests(self) -> int:
         """Return how many posted sends have not completed."""
-        return len(self._requester) + len(self._datagrams)
+        return len(self._requester if self._datagrams is None else self._datagrams)
 
     # -- packets and time
 
@@ -218,7 +220,7 @@ class QueuePair:
         self, packet: Packet, now_ns: int, source: AddressVector | None = None
     ) -> None:
         """Take in a packet that arrived for this queue pair; one that does not fit is dropped."""
-        if self.qp_type is QPType.UD:
+        if self._datagrams is not None:
             if packet.kind is PacketKind.DATAGRAM and self.state in _RECEIVING:
                 self._datagrams.receive(packet, source)
             return
@@ -239,7 +241,7 @@ class QueuePair:
 
         Its payload may be a view of registered memory: use it before the next call.
         """
-        if self.qp_type is QPType.UD:
+        if self._datagrams is not None:
             return self._datagrams.poll()
         if self._responder is not None and (answer := self._responder.poll()) is not None:
             return answer
@@ -263,7 +265,7 @@ class QueuePair:
 
     def poll_event(self) -> AsyncEvent | None:
         """Return the next asynchronous event, `None` when there is none."""
-        return self._events.popleft() if self._events else None
+        return self._events.pop(0) if self._events else None
 
     def set_recv_watermarks(self, soft: int | None, hard: int | None) -> None:
         """Set and arm both marks of held receive buffers; `None` is no mark.
