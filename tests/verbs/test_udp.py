@@ -328,6 +328,7 @@ def test_a_process_killed_under_traffic_fails_the_work() -> None:
             assert left.wait_for(ConnectionEventKind.ESTABLISHED)
             left.post_receives(1, 100)
             process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)  # the signal takes its time
             left.send(1, octets_of(1, 100))
             process.send_signal(signal.SIGKILL)
             process.wait()
