@@ -75,6 +75,7 @@ def test_o4_closing_wakes_who_waits(device: str) -> None:
     end = time.monotonic() + WAIT_S
     while dat.dat_evd_dequeue(evd)[0].type == dat.DAT_QUEUE_EMPTY:  # until the waiter owns it
         assert time.monotonic() < end
+        waiter.join(0.001)
     assert dat.dat_ia_close(ia, dat.DAT_CLOSE_ABRUPT_FLAG) == dat.DAT_SUCCESS
     waiter.join(WAIT_S)
     ((ret, event, _),) = outcome
