@@ -1,14 +1,14 @@
 """What is fuzzed: every parser of octets from strangers, with what must hold for any octets.
 
 A target takes octets and returns, or raises `WireError`. Anything else it raises is a finding.
-It runs without atheris too: `tests/health/test_fuzz.py` gives each target a few thousand inputs.
-The parsers of RDS are here, those of the verbs and of uDAPL in `verbs_parsers`, and the machines
-behind them, which take octets step by step, in `verbs_machines`.
+It runs without atheris too: `tests/health/test_fuzz.py` gives each target some hundred inputs.
+The parsers of RDS are here, those of the verbs and of uDAPL in `verbs_parsers`. The machines behind
+them take octets step by step: queue pairs in `verbs_machines`, what leads to them in `verbs_links`.
 """
 
 from collections.abc import Callable
 
-from fuzz import verbs_machines, verbs_parsers
+from fuzz import verbs_links, verbs_machines, verbs_parsers
 from urds.wire import exthdr
 from urds.wire.congestion_map import CongestionMap
 from urds.wire.connect_data import ConnectData, accepted_version
@@ -46,7 +46,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (header, header_checked, extensions, congestion_map, connect_data)
 }
-TARGETS |= verbs_parsers.TARGETS | verbs_machines.TARGETS
+TARGETS |= verbs_parsers.TARGETS | verbs_machines.TARGETS | verbs_links.TARGETS
 # Where the search starts: octets of the right length are a long way from none at all.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "header": (Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),),
@@ -55,5 +55,5 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "congestion_map": (CongestionMap([4000]).emit(),),
     "connect_data": (bytes(33),),
 }
-SEEDS |= verbs_parsers.SEEDS | verbs_machines.SEEDS
+SEEDS |= verbs_parsers.SEEDS | verbs_machines.SEEDS | verbs_links.SEEDS
 assert SEEDS.keys() == TARGETS.keys(), "each target has a seed"

@@ -1,34 +1,34 @@
-"""Machines of the verbs behind the parsers: they take what a peer says, step by step.
+"""The engine behind the parsers: queue pairs that take packets, one after the other.
 
 Each input is a script: choices of this side, then steps of the peer, of this side and of time.
 """
 
-import random
 from collections.abc import Callable
 from contextlib import suppress
 
-from fuzz.guarded import FIRST_PSN, GUARD, QKEY, QPN, READS, REGION_BYTES, Guarded
-from fuzz.script import Script, split, step
+from fuzz.guarded import QKEY, QPN, Guarded
+from fuzz.script import Script
+from fuzz.verbs_packets import (
+    ONLY,
+    READ,
+    SWAP,
+    WRITE,
+    ahead,
+    answered,
+    requests,
+    steps,
+    trespassers,
+)
 from fuzz.verbs_parsers import PACKETS
-from urds.errors import RemoteProtocolError, WireError
-from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.messages import Message, MessageKind, Offer
-from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
+from urds.errors import WireError
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import Acceptance, QPType
-from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.providers.tcp.decoder import Decoder, Taken
-from urds.verbs.providers.tcp.encoder import Encoder, Octets
-from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import FPDU_BYTES_MAX
+from urds.verbs.engine.packet_codec import parse_packet
+from urds.verbs.engine.packets import Packet, PacketKind
 
 STEPS_MAX = 400
 _PSN_MASK = (1 << 24) - 1
 _MSN_MASK = (1 << 32) - 1
-_OUT_BYTES_MAX = 1 << 20
-_ROUTES = ("left", "right", "far")
-_S = 1_000_000_000
 
 
 def queue_pair(octets: bytes) -> None:
@@ -104,277 +104,48 @@ def datagrams(octets: bytes) -> None:
         parse_grh(octets)
 
 
-def stream(octets: bytes) -> None:
-    """Read FPDUs in any portions, act on them, and answer; portions change nothing.
-
-    The first octet says whether both are nodes of our own and check CRCs; then a piece with the
-    places where the octets are cut, then the octets.
-    """
-    script = Script(octets)
-    choices, places = script.number(), script.piece()
-    whole = script.rest()
-    taken = [_Stream(choices).take_all(portions) for portions in ([whole], split(whole, places))]
-    assert taken[0] == taken[1], "portions matter"
-    end = _Stream(choices)
-    end.take_all(split(whole, places), acting=True)
-    end.side.check_end()
-
-
-class _Stream:
-    """One end: decoder, queue pair, encoder. It ends with the first broken rule."""
-
-    def __init__(self, choices: int) -> None:
-        self._exchange = Exchange(owed_max=READS)
-        self._decoder = Decoder(
-            self._exchange, target_qpn=QPN, own=bool(choices & 1), crc=bool(choices & 2),
-            psn=FIRST_PSN,
-        )  # fmt: skip
-        self._encoder = Encoder(
-            self._exchange, own=bool(choices & 1), crc=bool(choices & 2), payload_bytes_max=64,
-            psn=FIRST_PSN,
-        )  # fmt: skip
-        self.side = Guarded(lossless=True, shared=bool(choices & 8))
-        for index in range(choices >> 4):
-            self.side.post_receive()
-            # Requests of this side go out first, so that answers have something to answer.
-            self.side.post_request(index * 9)
-
-    def take_all(self, portions: list[bytes], *, acting: bool = False) -> list[Taken]:
-        """Take portions as they come; return what they were, up to the first broken rule."""
-        kept, found = b"", list[Taken]()
-        with suppress(RemoteProtocolError):
-            self._answer()
-            for portion in portions:
-                kept += portion
-                assert len(kept) < 2 * FPDU_BYTES_MAX + len(portion)
-                while True:
-                    item, taken_bytes = self._decoder.take(memoryview(kept))
-                    if not taken_bytes:
-                        break
-                    kept = kept[taken_bytes:]
-                    found.append(item)
-                    if acting and isinstance(item, Packet):
-                        self.side.receive(item)
-                    self._check()
-                if acting:
-                    self._answer()
-        return found
-
-    def _answer(self) -> None:
-        out: list[Octets] = []
-        for packet in self.side.answers():
-            refusal = self._encoder.emit(packet, out)
-            if refusal is not None:
-                self.side.receive(refusal)
-            assert sum(map(len, out)) < _OUT_BYTES_MAX
-        self.side.take_completions()
-
-    def _check(self) -> None:
-        exchange = self._exchange
-        assert len(exchange.owed) + len(exchange.atomics_owed) <= READS
-        assert len(exchange.asked) + len(exchange.atomics_asked) <= READS
-
-
-def connections(octets: bytes) -> None:
-    """Give the connection manager messages of three routes; what it keeps stays bounded."""
-    script = Script(octets)
-    settings = CmSettings(pending_max=8, connections_max=16, past_max=16)
-    core = CmCore(random=random.Random(0), settings=settings)
-    listener = core.listen(local=("10.0.0.1", 7), space=0x106, backlog=4)
-    now_ns = 0
-    for _ in range(STEPS_MAX):
-        if not script:
-            break
-        bits, extra = script.number(), script.number()
-        now_ns += extra * _S // 16
-        if bits & 4 and len(core._connections) < settings.connections_max:
-            _ask(core, now_ns)
-        local = ("10.0.0.1", 7) if bits & 8 else None
-        core.receive_data(
-            _addressed(core, script.piece(), bits),
-            source=_ROUTES[bits % len(_ROUTES)], local=local, now_ns=now_ns,
-        )  # fmt: skip
-        if bits & 32:
-            core.handle_timeout(now_ns)
-        _take_events(core, bits, now_ns)
-        while core.poll_transmit() is not None:
-            pass
-        assert len(core._connections) <= settings.connections_max
-        assert len(core._past) <= settings.past_max
-        assert 0 <= listener.pending <= 4 and 0 <= core._pending <= settings.pending_max
-        assert len(core._requests) + len(core._queue_pairs) <= 2 * len(core._connections)
-        assert len(core._peer_deadlines) <= len(core._connections)
-    core.close()
-    assert not core._connections and not core._requests and not core._queue_pairs
-
-
-def _ask(core: CmCore, now_ns: int) -> None:
-    request = Message(kind=MessageKind.REQ, opening=core.opening, offer=Offer(qpn=3))
-    core.connect(
-        route="left", space=0x106, local=("10.0.0.1", 9), peer=("10.0.0.2", 9), request=request,
-        now_ns=now_ns,
-    )  # fmt: skip
-
-
-def _addressed(core: CmCore, octets: bytes, bits: int) -> bytes:
-    """Name a connection that there is in a message, if the step asks for it: ids are random."""
-    known = tuple(core._connections)
-    if not bits & 64 or not known or len(octets) < 16:
-        return octets
-    return octets[:12] + known[octets[15] % len(known)].to_bytes(4, "big") + octets[16:]
-
-
-def _take_events(core: CmCore, bits: int, now_ns: int) -> None:
-    while (event := core.poll_event()) is not None:
-        connection = event.connection
-        if event.kind is CmEventKind.REQUEST and bits & 16:
-            core.accept(connection, offer=Offer(qpn=5), private_data=b"", now_ns=now_ns)
-        elif connection.state is CmState.REQUESTED and bits & 128:
-            core.reject(connection)
-        elif event.kind is CmEventKind.ESTABLISHED and bits & 128:
-            core.disconnect(connection, now_ns=now_ns)
-
-
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (queue_pair, datagrams, stream, connections)
+    target.__name__: target for target in (queue_pair, datagrams)
 }
 
-_ONLY = PacketFlag.FIRST | PacketFlag.LAST | PacketFlag.ACK_REQUEST
-_KEY, _AT = 0x100, 0x10000
 
-
-def _steps(packets: tuple[Packet, ...], *, bits: int, extra: int = 0) -> bytes:
-    """Return steps of a script that bring packets with consecutive numbers."""
-    found = b""
-    for index, packet in enumerate(packets):
-        packet.psn = FIRST_PSN + index
-        found += step(bits, extra, octets=b"".join(emit_packet(packet)))
-    return found
-
-
-def _requests() -> tuple[Packet, ...]:
+def _answers() -> tuple[tuple[int, Packet], ...]:
+    """Return what is posted, and what the peer says to it."""
+    ranges = ((102, 104), (1, 0))
     return (
-        Packet(PacketKind.SEND, QPN, flags=_ONLY, msn=1, payload=b"hello" * 8),
-        Packet(PacketKind.WRITE, QPN, flags=_ONLY, address=_AT, rkey=_KEY, payload=b"x" * 64),
-        Packet(PacketKind.READ_REQUEST, QPN, flags=_ONLY, address=_AT, rkey=_KEY, length=60),
-        Packet(PacketKind.ATOMIC_ADD, QPN, flags=_ONLY, address=_AT, rkey=_KEY, compare_add=1),
-        Packet(PacketKind.SEND, QPN, flags=PacketFlag.FIRST, msn=2, payload=b"a" * 64),
-        Packet(PacketKind.SEND, QPN, flags=PacketFlag.LAST, msn=2, offset=64, payload=b"b" * 60),
-    )
-
-
-def _trespassers() -> tuple[Packet, ...]:
-    """Return requests for memory that is registered, but not for this peer."""
-    return tuple(
-        Packet(kind, QPN, flags=_ONLY, address=at, rkey=key, length=length, payload=octets)
-        for key, at in ((_KEY * 2, _AT + REGION_BYTES), (_KEY * 3, _AT + 2 * REGION_BYTES))
-        for kind, length, octets in (
-            (PacketKind.WRITE, 0, b"x" * 64),
-            (PacketKind.READ_REQUEST, 64, b""),
-            (PacketKind.ATOMIC_ADD, 0, b""),
-        )
-    )
-
-
-def _ahead() -> bytes:
-    """Return steps: many packets ahead of the expected one, then that one, over many numbers."""
-    write = Packet(PacketKind.WRITE, QPN, 33, _ONLY, address=_AT, rkey=_KEY, payload=b"x" * 64)
-    read = Packet(PacketKind.READ_REQUEST, QPN, 32, _ONLY, address=_AT, rkey=_KEY, length=1024)
-    return b"".join(
-        step(bits, extra, octets=b"".join(emit_packet(packet)))
-        for bits, extra, packet in ((3, 0xC1, write), (2, 0, read))
-    )
-
-
-def _answers() -> tuple[Packet, ...]:
-    return (
-        Packet(PacketKind.ACK, QPN, syndrome=0x1F, msn=1, selective=((102, 104),)),
-        Packet(PacketKind.READ_RESPONSE, QPN, flags=_ONLY, payload=b"r" * 40),
-        Packet(PacketKind.ATOMIC_RESPONSE, QPN, flags=_ONLY, compare_add=7),
-        Packet(PacketKind.ACK, QPN, syndrome=0x60),
-    )
-
-
-def _said(own: bool) -> bytes:
-    """Return what one end of a stream says: the requests of `_requests` as FPDUs."""
-    encoder = Encoder(
-        Exchange(owed_max=READS), own=own, crc=False, payload_bytes_max=64, psn=FIRST_PSN
-    )
-    out: list[Octets] = []
-    spoken = [each for each in _requests() if own or each.kind is not PacketKind.ATOMIC_ADD]
-    for index, packet in enumerate(spoken):
-        packet.psn = FIRST_PSN + index
-        encoder.emit(packet, out)
-    return b"".join(out)
-
-
-def _asked(count: int) -> bytes:
-    """Return reads that one end of a stream asks for at once."""
-    encoder = Encoder(
-        Exchange(owed_max=READS), own=True, crc=False, payload_bytes_max=64, psn=FIRST_PSN
-    )
-    out: list[Octets] = []
-    for psn in range(FIRST_PSN, FIRST_PSN + count):
-        encoder.emit(
-            Packet(PacketKind.READ_REQUEST, QPN, psn, _ONLY, address=_AT, rkey=_KEY, length=8), out
-        )
-    return b"".join(out)
-
-
-def _flood(count: int) -> bytes:
-    """Return requests of as many strangers, whom nobody answers."""
-    return b"".join(step(8, 0, octets=_greetings(local_id)[0]) for local_id in range(1, count + 1))
-
-
-def _greetings(local_id: int = 5) -> tuple[bytes, ...]:
-    offer = Offer(qpn=16 + local_id, mtu_bytes=1024, responder_resources=4)
-    kinds = (MessageKind.REQ, MessageKind.RTU, MessageKind.DREQ, MessageKind.ALIVE)
-    return tuple(
-        Message(
-            kind=kind,
-            opening=b"stranger",
-            local_id=local_id,
-            space=0x106,
-            target_port=7,
-            offer=offer,
-        ).emit()
-        for kind in kinds
+        (READ, Packet(PacketKind.READ_RESPONSE, QPN, flags=ONLY, payload=b"r" * 40)),
+        (SWAP, Packet(PacketKind.ATOMIC_RESPONSE, QPN, flags=ONLY, compare_add=7)),
+        (WRITE, Packet(PacketKind.ACK, QPN, syndrome=0x1F, msn=1, selective=ranges)),
+        (WRITE, Packet(PacketKind.ACK, QPN, syndrome=0x60)),
+        (WRITE, Packet(PacketKind.ACK, QPN, syndrome=0x2C)),
     )
 
 
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "queue_pair": (
-        bytes([0, 8]) + _steps(_requests(), bits=16 | 8),
-        bytes([1, 8]) + _steps(_requests(), bits=0),
-        bytes([2 | 8, 8]) + _ahead(),
+        bytes([0, 8]) + steps(requests(), bits=16 | 8),
+        bytes([1, 8]) + steps(requests(), bits=0),
+        bytes([2 | 8, 8]) + ahead(),
         *(
-            bytes([choices, 8]) + _steps((packet,), bits=16)
+            bytes([choices, 8]) + steps((packet,), bits=16)
             for choices in (0, 1)
-            for packet in _trespassers()
+            for packet in trespassers()
         ),
-        bytes([4 | 32 | 16, 8]) + _steps(_requests()[:1] * 4, bits=1, extra=0x21),
-        bytes([0, 4]) + _steps(_answers(), bits=4 | 16 | 64, extra=0x0C),
-        bytes([1, 4]) + _steps(_answers(), bits=4 | 16 | 64, extra=0x0C),
+        bytes([4 | 32 | 16, 8]) + steps(requests()[:1] * 4, bits=1, extra=0x21),
+        *(
+            bytes([choices, 4]) + answered(extra, answer)
+            for choices in (0, 1)
+            for extra, answer in _answers()
+        ),
     ),
     "datagrams": (
-        b"\0" + _steps(
+        b"\0" + steps(
             tuple(
-                Packet(PacketKind.DATAGRAM, QPN, flags=_ONLY, qkey=QKEY, payload=b"hello")
+                Packet(PacketKind.DATAGRAM, QPN, flags=ONLY, qkey=QKEY, payload=b"hello")
                 for _ in range(4)
             ),
             bits=7,
         ),
-        b"\1" + _steps(PACKETS, bits=5),
-    ),
-    "stream": (
-        step(0x41, octets=b"\x20\x40\x90") + _said(own=True),
-        step(0x80, octets=b"") + _said(own=False)[:200],
-        step(0x01, octets=b"\x80") + _asked(READS + 4),
-    ),
-    "connections": (
-        _flood(6),
-        b"".join(step(16 | 8 | 64, 1, octets=each) for each in _greetings()),
-        b"".join(step(4 | 32 | 64, 40, octets=each) for each in _greetings()[1:]),
+        b"\1" + steps(PACKETS, bits=5),
     ),
 }  # fmt: skip
-assert REGION_BYTES >= 1024 and len(GUARD) >= 64, "seeds stay inside"
