@@ -151,9 +151,15 @@ class CmCore(Exchange):
             self._leave(connection, Reason.BROKEN, now_ns, self.settings.error_grace_ns)
 
     def forget(self, connection: CmConnection, *, now_ns: int) -> None:
-        """Give no more events of a connection, and end it if it lives."""
+        """Give no more events of a connection, and end it if it lives.
+
+        A request that is forgotten was not rejected by anybody: its sender finds nobody here.
+        """
         connection.is_silent, connection.owner = True, None
-        self.disconnect(connection, now_ns=now_ns)
+        if connection.state is CmState.REQUESTED:
+            self._turn_down(connection, Reason.INVALID_SERVICE)
+        else:
+            self.disconnect(connection, now_ns=now_ns)
 
     def close(self) -> None:
         """Say goodbye to everybody once and forget everything."""
