@@ -14,6 +14,7 @@ from tests.verbs.conformance import Pair, Side, World
 from urds.verbs import (
     CQ,
     QPState,
+    RecvWR,
     VerbsClosedError,
     VerbsError,
     VerbsTimeoutError,
@@ -69,11 +70,12 @@ def sending(left: Side, right: Side, seen: list[WCStatus]) -> Callable[[int], No
 
 
 def receiving(right: Side) -> Callable[[int], None]:
-    piece_offset = 1024
+    """Return work that posts receives, into memory of their own: a send never waits for ever."""
+    room = right.world.memory(right.pd, 512)
 
     def work(_number: int) -> None:
         try:
-            right.receive(512, offset=piece_offset)
+            right.qp.post_recv(RecvWR(0, [room.mr.sge()]))
         except VerbsError as error:
             if error.errno != errno.ENOMEM:
                 raise
