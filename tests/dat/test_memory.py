@@ -310,6 +310,21 @@ def test_a_freed_window_is_unbound(sides: tuple[Side, Side]) -> None:
     assert write(near, context, address, b"x") is DtoStatus.ERR_REMOTE_ACCESS
 
 
+def test_a_bind_that_was_carried_out_holds_though_it_was_flushed(sides: tuple[Side, Side]) -> None:
+    """It waited for a send before it, which the disconnect flushed: the window is bound."""
+    _, far = sides
+    rmr = far.pz.create_rmr()
+    far.ep.post_send([far.memory.triplet(0, 1)])  # for which there is no receive
+    rmr.bind(far.ep, far.memory.triplet(), MemPriv.REMOTE_WRITE)
+    far.ep.disconnect()
+    assert [status_of(far.requests.wait(WAIT_S)) for _ in range(2)] == [DtoStatus.ERR_FLUSHED] * 2
+    assert rmr.query().lmr_triplet == far.memory.triplet()
+    with pytest.raises(dat.DatInvalidState):
+        far.memory.free()
+    rmr.free()
+    far.memory.free()
+
+
 @pytest.mark.parametrize(
     ("given", "expected", "subtype"),
     [

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from urds.dat.ep import Endpoint
     from urds.dat.memory import RemoteMemory
     from urds.dat.records import LmrTriplet, RmrTriplet
+    from urds.verbs.engine.keys import WindowBinding
     from urds.verbs.engine.work import SGE, WC
 
 SEND_FLAGS: Final = (
@@ -46,6 +47,7 @@ class _Posted:
     flags: CompletionFlag
     octets: int = 0  # of a request; verbs completions of requests do not tell
     window: RemoteMemory | None = None  # of a bind
+    bind: WindowBinding | None = None
 
 
 class Transfers:
@@ -131,7 +133,7 @@ class Transfers:
         request.wr_id = next(self._numbers)
         request.send_flags = _send_flags(flags)
         self._requests[request.wr_id] = _Posted(
-            cookie, flags, sum(piece.length for piece in request.sg), window
+            cookie, flags, sum(piece.length for piece in request.sg), window, request.bind
         )
         adapter = self._ep.ia.adapter
         try:
@@ -162,8 +164,8 @@ class Transfers:
         self._ep.note_status(status)
         if not self._requests:
             self._ep.note_drained()
-        if posted.window is not None:
-            posted.window.handle_bound(status)
+        if posted.window is not None and posted.bind is not None:
+            posted.window.handle_bound(posted.bind)
         evd = self._ep.request_evd
         suppressed = wc.status is WCStatus.SUCCESS and CompletionFlag.SUPPRESS in posted.flags
         if suppressed or evd is None:

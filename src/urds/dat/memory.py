@@ -10,17 +10,16 @@ Source: dat.md section 11.
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from urds.dat.errors import DatError, bad_argument, dat_error, from_os_error
 from urds.dat.handles import DatObject, live
-from urds.dat.numbers import CompletionFlag, DtoStatus, HandleType, MemPriv, MemType
+from urds.dat.numbers import CompletionFlag, HandleType, MemPriv, MemType
 from urds.dat.records import LmrParam, LmrTriplet, RmrParam, RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.keys import WindowBinding, next_variant
+from urds.verbs.engine.keys import Window, WindowBinding, next_variant
 from urds.verbs.engine.numbers import AccessFlag, WROpcode
 from urds.verbs.engine.work import SendWR
 
@@ -186,6 +185,13 @@ class _Binding:
     triplet: LmrTriplet | None = None
     privileges: MemPriv = MemPriv.NONE
 
+    def is_of(self, window: Window) -> bool:
+        """Return whether this is what the window stands for now."""
+        if self.lmr is None or self.triplet is None:
+            return window.region is None
+        place = (self.triplet.virtual_address, self.triplet.segment_length)
+        return window.region is self.lmr.region and place == (window.address, window.length)
+
 
 class RemoteMemory(DatObject):
     """A window: a context for peers that stands for a part of a region while it is bound to it.
@@ -210,7 +216,8 @@ class RemoteMemory(DatObject):
                 raise from_os_error(error) from error
             self.pz = pz
             self._bound = _Binding()
-            self._pending: deque[_Binding] = deque()
+            # By the request's record: endpoints complete their binds in any order.
+            self._pending: list[tuple[WindowBinding, _Binding]] = []
             self.rmr_context = self.window.rkey  # as of the bind that was posted last
             self.hold(pz)
             self.enlist()
@@ -247,12 +254,13 @@ class RemoteMemory(DatObject):
             request = SendWR(opcode=WROpcode.BIND_MW, window=self.window, bind=asked)
             # Before the post: where nothing has to be waited for, the bind completes within it.
             self.hold(binding.lmr)
-            self._pending.append(binding)
+            self._pending.append((asked, binding))
             context = self.rmr_context = next_variant(self.rmr_context)
             try:
                 ep.post_bind(self, request, cookie, CompletionFlag(flags))
             except DatError:
-                self.drop(self._pending.pop().lmr)
+                self._pending.pop()
+                self.drop(binding.lmr)
                 self._foretell_context()
                 raise
             return context
@@ -264,12 +272,17 @@ class RemoteMemory(DatObject):
             bound = self._bound
             return RmrParam(self.ia, self.pz, bound.triplet, bound.privileges, self.rmr_context)
 
-    def handle_bound(self, status: DtoStatus) -> None:
-        """Note that the oldest bind has completed; its endpoint tells. Lock held."""
+    def handle_bound(self, asked: WindowBinding) -> None:
+        """Note that a bind has completed; its endpoint tells. Lock held.
+
+        The window says what holds now: a bind that was carried out behind requests that had yet
+        to complete may be flushed with them, and a later one may have taken its place.
+        """
         if not self.live:
             return
-        binding = self._pending.popleft()
-        if status is DtoStatus.SUCCESS:
+        place = next(i for i, (each, _) in enumerate(self._pending) if each is asked)
+        _, binding = self._pending.pop(place)
+        if binding.is_of(self.window):
             binding, self._bound = self._bound, binding
         self.drop(binding.lmr)
         self._foretell_context()
