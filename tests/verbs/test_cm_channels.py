@@ -1,5 +1,6 @@
 """Events of connections: several waiters of a channel, and what a synchronous side keeps."""
 
+import asyncio
 import threading
 import time
 
@@ -14,6 +15,7 @@ from urds.verbs import (
     ConnParam,
     Context,
     QPInitAttr,
+    VerbsArgumentError,
     VerbsClosedError,
     VerbsTimeoutError,
 )
@@ -95,3 +97,16 @@ def test_synchronous_sides_read_what_the_other_said() -> None:
         serving.join(WAIT_S)
         assert client.event is not None
         assert (asked, client.event.private_data) == ([b"hello"], b"welcome")
+
+
+def test_an_identifier_of_a_shared_channel_does_not_wait_by_itself() -> None:
+    """It would take the events of the channel's other identifiers for its own."""
+    with Context("udp0") as context:
+        cmid = CMID(CMEventChannel(context))
+        cmid.bind_addr(("127.0.0.1", 0))
+        cmid.listen()
+        for wait in (cmid.connect_async, cmid.accept_async, cmid.disconnect_async):
+            with pytest.raises(VerbsArgumentError, match="identifier of an event channel"):
+                asyncio.run(wait())
+        with pytest.raises(VerbsArgumentError, match="identifier of an event channel"):
+            cmid.get_request(0)

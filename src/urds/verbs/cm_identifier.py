@@ -239,6 +239,13 @@ class Identifier(Resource):
             wanted = " or ".join(state.name for state in states)
             raise VerbsArgumentError(f"identifier is {self.state.name}, not {wanted}")
 
+    def _demand_own_events(self) -> None:
+        """Raise VerbsArgumentError where a wait would take the events of other identifiers."""
+        if not self.is_synchronous:
+            raise VerbsArgumentError(
+                "identifier of an event channel: call, then wait for the channel's event()"
+            )
+
     def _queue_pair(self) -> QP:
         if self.qp is None:
             raise VerbsArgumentError("the identifier has no queue pair: create_qp first")

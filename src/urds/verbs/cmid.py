@@ -59,6 +59,7 @@ class CMID(Identifier):
         self, param: ConnParam | None = None, timeout_s: float | None = None
     ) -> CMEvent:
         """Connect and wait in asyncio; return the event, with the peer's private data."""
+        self._demand_own_events()
         self._connect(param, timeout_s)
         return await self._wait_async(CMEventType.ESTABLISHED)
 
@@ -86,11 +87,13 @@ class CMID(Identifier):
         Raises VerbsTimeoutError.
         """
         self._demand(CMState.LISTENING)
+        self._demand_own_events()
         return self._requester(CMEvent.of(self.event_channel.wait(timeout_s)))
 
     async def get_request_async(self) -> "CMID":
         """Wait for a request in asyncio."""
         self._demand(CMState.LISTENING)
+        self._demand_own_events()
         return self._requester(await self.event_channel.event())
 
     def accept(self, param: ConnParam | None = None) -> None:
@@ -101,6 +104,7 @@ class CMID(Identifier):
 
     async def accept_async(self, param: ConnParam | None = None) -> CMEvent:
         """Answer a request and wait in asyncio until the peer knows."""
+        self._demand_own_events()
         self._accept(param)
         return await self._wait_async(CMEventType.ESTABLISHED)
 
@@ -126,6 +130,7 @@ class CMID(Identifier):
 
     async def disconnect_async(self) -> None:
         """End the connection and wait in asyncio for the peer."""
+        self._demand_own_events()
         if self._leave():
             await self._wait_async(CMEventType.DISCONNECTED)
 
