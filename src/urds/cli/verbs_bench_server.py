@@ -7,6 +7,7 @@ device, or "tcp" and "unix" for plain sockets; the answer is where to connect.
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -75,4 +76,7 @@ def _tell(**details: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # of the terminal: the bench says what there is to say
+        sys.exit(128 + signal.SIGINT)
