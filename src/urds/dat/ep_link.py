@@ -52,7 +52,6 @@ class Link:
         self._adapter = ep.ia.adapter
         self.connection: Connection | None = None
         self._deadline_ns: int | None = None
-        self._early: list[ConnectionEvent] | None = None  # while `connect` is under way
         self._life = 0  # counts resets: what was put off before one is of no account after it
 
     # -- how it begins
@@ -69,7 +68,6 @@ class Link:
         now_ns = self._adapter.now_ns()
         self._deadline_ns = None if timeout_ns is None else now_ns + timeout_ns
         self._ep.engine.hold_receives = True
-        early = self._early = []
         try:
             self.connection = self._adapter.connect(
                 self._ep.engine,
@@ -82,10 +80,6 @@ class Link:
         except OSError:
             self._ep.engine.hold_receives = False
             raise
-        finally:
-            self._early = None
-        for event in early:
-            self._adapter.call_soon(partial(self._handle_event, event))
 
     def accept(self, connection: Connection, private_data: bytes) -> None:
         """Answer a request. Raises OSError; then nothing has changed."""
@@ -148,9 +142,6 @@ class Link:
         )
 
     def _handle_event(self, event: ConnectionEvent) -> None:
-        if self._early is not None:
-            self._early.append(event)  # we do not know our connection yet
-            return
         if event.connection is not self.connection:
             return  # of a connection that this endpoint has ended
         if event.kind is Kind.ESTABLISHED:

@@ -249,7 +249,8 @@ class Adapter(ABC):
     ) -> Connection:
         """Ask for a connection of a queue pair in RESET or INIT; an event tells how it went.
 
-        Returns at once. Raises OSError for what can be told at once: EINVAL, EADDRNOTAVAIL.
+        Returns at once, and before the first event: by then its caller knows the connection.
+        Raises OSError for what can be told at once: EINVAL, EADDRNOTAVAIL.
         """
 
     @abstractmethod
