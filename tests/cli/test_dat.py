@@ -72,7 +72,7 @@ def test_e3_limits_are_reached_and_released() -> None:
     [
         (("-b", "0"), 2, "-b 0, from 1 to"),
         (("-s", "-h", "127.0.0.1"), 2, "either -s, or -h"),
-        (("-P", "nosuch"), 1, "NAME_NOT_REGISTERED"),
+        (("-P", "nosuch"), 2, "-P nosuch, there are "),
         (("-P", "tcp0", "-h", "127.0.0.1", "--port", "21303"), 1, "NON_PEER_REJECTED"),
     ],
 )

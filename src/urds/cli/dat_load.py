@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from urds import dat
+from urds.cli.dat_test_peer import demand_adapter
 from urds.cli.exits import Exit, UsageError
 from urds.cli.output import Column, Output
 
@@ -47,6 +48,7 @@ class DatLoadOptions:
             raise UsageError(f"-T {self.kind}, one of {', '.join(KINDS)}")
         if self.operation not in OPERATIONS[1:]:
             raise UsageError(f"-o {self.operation}, one of {', '.join(OPERATIONS[1:])}")
+        demand_adapter(self.ia_name)
         for name, value, highest in (
             ("-i", self.iterations, 1_000_000),
             ("-w", self.endpoints, 256),

@@ -32,6 +32,13 @@ _BUFFER_BYTES: Final = _TRIPLET.size
 _NOTICE_BYTES: Final = 8
 
 
+def demand_adapter(ia_name: str) -> None:
+    """Raise UsageError for an adapter that nobody has registered."""
+    known = [provider.ia_name for provider in dat.providers()]
+    if ia_name not in known:
+        raise UsageError(f"-P {ia_name}, there are {', '.join(known)}")
+
+
 class TestFailure(Exception):
     """Something was not as it has to be; the text says what."""
 
@@ -70,6 +77,7 @@ class DatTestOptions:
                 raise UsageError(f"{name} {value}, from {lowest} to {highest}")
         if not 0 <= self.delay_s <= 60:
             raise UsageError(f"-d {self.delay_s:g} s, from 0 to 60")
+        demand_adapter(self.ia_name)
         if self.is_server and self.host is not None:
             raise UsageError("either -s, or -h with the host of the server")
 
@@ -197,6 +205,9 @@ class Peer:
     def _established(self) -> bytes:
         event = self.connect_evd.wait(CONNECT_WAIT_S)
         assert isinstance(event, dat.ConnectionEvent), event
+        if event.event_number == dat.DAT_CONNECTION_EVENT_NON_PEER_REJECTED:
+            where = f"{self.options.host}, qualifier {self.options.conn_qual}"
+            raise TestFailure(f"nobody listens at {where} ({event.event_number.name})")
         if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
             raise TestFailure(f"no connection: {event.event_number.name}")
         return event.private_data
