@@ -173,15 +173,18 @@ def test_no_octets_need_no_key(world: World) -> None:
 
 
 def test_inline_data_are_copied_when_they_are_posted(world: World) -> None:
+    """They wait behind a fence while their memory changes."""
     pair = world.pair()
     left, right = pair.left, pair.right
-    inline = SendFlag.INLINE | SendFlag.SIGNALED
+    fenced = SendFlag.INLINE | SendFlag.SIGNALED | SendFlag.FENCE
     right.receive(200)
     left.mr.write(pattern(200))
-    left.post(length=200, flags=inline)
-    left.post(WROpcode.RDMA_WRITE, 100, to=right.mr, at=300, flags=inline)
-    left.mr.write(bytes(200))
-    assert left.ended(2) == [WCStatus.SUCCESS] * 2
+    with left.context.adapter.lock:
+        left.post(WROpcode.RDMA_READ, 8, offset=1000, to=right.mr)
+        left.post(length=200, flags=fenced)
+        left.post(WROpcode.RDMA_WRITE, 100, to=right.mr, at=300, flags=fenced)
+        left.mr.write(bytes(200))
+    assert left.ended(3) == [WCStatus.SUCCESS] * 3
     right.received()
     assert right.mr.read(200) == pattern(200)
     assert right.mr.read(100, 300) == pattern(100)
