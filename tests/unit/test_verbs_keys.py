@@ -1,6 +1,7 @@
 """Keys of the verbs engine: who gets which octets, and who does not."""
 
 import errno
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -345,3 +346,24 @@ def test_a_freed_window_cannot_be_bound_and_its_limit_holds() -> None:
     assert table.new_window(OURS).rkey != window.rkey
     with pytest.raises(OSError, match="kind 3"):
         table.new_window(OURS, kind=3)
+
+
+def test_drawn_keys_are_no_sequence_and_stale_ones_fail() -> None:
+    keys = KeyTable(chance=Random(5), regions_max=64, windows_max=64)
+    domain = object()
+    octets = memoryview(bytearray(8))
+    regions = [keys.register(domain, octets, 0, AccessFlag.LOCAL_WRITE) for _ in range(64)]
+    windows = [keys.new_window(domain) for _ in range(64)]
+    drawn = [each.lkey for each in regions] + [each.rkey for each in windows]
+    assert len(set(drawn)) == 128 and 0 not in drawn
+    assert len({drawn[i + 1] - drawn[i] for i in range(127)}) > 120
+    assert all(each.lkey >> 31 == 0 for each in regions)
+    assert all(each.rkey >> 31 == 1 for each in windows)
+    with pytest.raises(OSError, match="all 64 keys are in use"):
+        keys.register(domain, octets, 0, AccessFlag.LOCAL_WRITE)
+    for region in regions:
+        stale = region.lkey
+        keys.deregister(region)
+        keys.register(domain, octets, 0, AccessFlag.LOCAL_WRITE)
+        with pytest.raises(AccessError):
+            keys.local(stale, 0, 8, pd=domain, write=True)

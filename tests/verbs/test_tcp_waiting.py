@@ -69,7 +69,7 @@ def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int)
 
     def wait() -> None:
         for target in range(1, rounds + 1):
-            if not is_prompt(world.reactor, lambda: world.count >= target):  # noqa: B023
+            if not is_prompt(world.reactor, lambda: world.count >= target):  # noqa: B023  # asked before the loop goes on
                 late.append(target)
                 return
 

@@ -1,8 +1,9 @@
 """Keys: who may touch which octets. Every access to an application's memory passes here.
 
 A key is 32 bits: a 24-bit index and an 8-bit variant. Memory regions take their indices from one
-range, memory windows from another, and no key is 0. An index that comes back gets its next
-variant, so a stale key fails; freed indices wait in line as long as fresh ones are left.
+range, memory windows from another, and no key is 0. With a source of chance both parts are drawn,
+so that nobody can tell one key from another; without it indices count up, an index that comes back
+gets its next variant, and freed indices wait in line as long as fresh ones are left.
 
 An access that is allowed gets a slice of the region's view, and only that: nothing outside a
 region can be touched, whatever a peer writes into its packets. The table knows no queue pair and
@@ -12,10 +13,13 @@ no lock; its adapter's lock guards it. Source: verbs-and-roce.md section 11.
 import errno
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.verbs.engine.numbers import AccessFlag, WCStatus
 from urds.verbs.engine.packets import Syndrome
+
+if TYPE_CHECKING:
+    from random import Random
 
 VARIANT_BITS: Final = 8
 REGION_INDEX_FIRST: Final = 1
@@ -88,30 +92,64 @@ class WindowBinding:
 
 @dataclass(slots=True)
 class _Indices:
-    """Numbers from `first` up, at most `count_max` in use; each comes with its next variant."""
+    """Numbers from `first` up to `end`, at most `count_max` in use, as keys."""
 
     first: int
+    end: int
     count_max: int
+    chance: "Random | None" = None
     fresh: int = 0
     freed: deque[int] = field(default_factory=deque)  # last keys of the indices that came back
+    drawn: set[int] = field(default_factory=set)
 
     def take(self) -> int:
+        if self.chance is not None:
+            return self._draw(self.chance)
         if self.fresh < self.count_max:
             self.fresh += 1
             return (self.first + self.fresh - 1) << VARIANT_BITS
         if self.freed:
             return next_variant(self.freed.popleft())
-        raise OSError(errno.ENOMEM, f"all {self.count_max} keys are in use")
+        raise self._exhausted()
+
+    def give_back(self, key: int) -> None:
+        """Take a number back with the last key that it had."""
+        if self.chance is None:
+            self.freed.append(key)
+        else:
+            self.drawn.remove(key >> VARIANT_BITS)
+
+    def _draw(self, chance: "Random") -> int:
+        if len(self.drawn) >= self.count_max:
+            raise self._exhausted()
+        # At most an eighth of the range is in use, so this ends after few tries.
+        while (index := chance.randrange(self.first, self.end)) in self.drawn:
+            pass
+        self.drawn.add(index)
+        return index << VARIANT_BITS | chance.randrange(1 << VARIANT_BITS)
+
+    def _exhausted(self) -> OSError:
+        return OSError(errno.ENOMEM, f"all {self.count_max} keys are in use")
 
 
 class KeyTable:
-    """All regions and windows of one adapter, by key."""
+    """All regions and windows of one adapter, by key.
 
-    def __init__(self, *, regions_max: int = REGIONS_MAX, windows_max: int = WINDOWS_MAX) -> None:
+    chance: where keys are drawn from; an adapter that meets strangers gives one that nobody can
+    foresee. Without it keys count up.
+    """
+
+    def __init__(
+        self,
+        *,
+        regions_max: int = REGIONS_MAX,
+        windows_max: int = WINDOWS_MAX,
+        chance: "Random | None" = None,
+    ) -> None:
         self._regions: dict[int, Region] = {}
         self._windows: dict[int, Window] = {}
-        self._region_indices = _Indices(REGION_INDEX_FIRST, regions_max)
-        self._window_indices = _Indices(WINDOW_INDEX_FIRST, windows_max)
+        self._region_indices = _Indices(REGION_INDEX_FIRST, WINDOW_INDEX_FIRST, regions_max, chance)
+        self._window_indices = _Indices(WINDOW_INDEX_FIRST, INDEX_END, windows_max, chance)
 
     @property
     def region_count(self) -> int:
@@ -171,7 +209,7 @@ class KeyTable:
         """
         self._demand_free_of_windows(region)
         del self._regions[region.lkey]
-        self._region_indices.freed.append(region.lkey)
+        self._region_indices.give_back(region.lkey)
         region.view, region.length = memoryview(b""), 0
 
     def local(self, lkey: int, address: int, length: int, *, pd: object, write: bool) -> memoryview:
@@ -286,7 +324,7 @@ class KeyTable:
         """Forget a window, bound or not."""
         self._unbind(window)
         del self._windows[window.rkey]
-        self._window_indices.freed.append(window.rkey)
+        self._window_indices.give_back(window.rkey)
 
     def invalidate(self, rkey: int, *, pd: object, qpn: int) -> None:
         """Unbind the window of kind 2 that `rkey` names; the key fails from here on.

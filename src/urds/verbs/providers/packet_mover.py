@@ -68,7 +68,7 @@ class PacketMover(Adapter):
     ) -> None:
         self.attributes = attributes
         self.gid = gid
-        self.keys = KeyTable()
+        self.keys = KeyTable(chance=chance)
         self.lock = lock or threading.RLock()
         self.on_async_event: Callable[[AsyncEvent], None] = lambda _event: None
         self.packets = PacketStats()

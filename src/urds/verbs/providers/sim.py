@@ -22,6 +22,7 @@ from threading import RLock
 from typing import Final
 
 from urds.verbs.cm.records import CmSettings
+from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits
@@ -229,6 +230,7 @@ class SimAdapter(PacketAdapter):
         super().__init__(
             attributes, gid=packed(address), chance=chance, settings=settings, lock=network.lock
         )
+        self.keys = KeyTable()  # they count up: a run is its seed's alone, whoever registers what
         self.network = network
         self.address = address
         self.is_killed = False

@@ -1,6 +1,7 @@
 """The adapter of the `tcp` provider: queue pairs over iWARP streams, datagrams over UDP."""
 
 import errno
+import random
 import socket
 import threading
 import time
@@ -47,7 +48,7 @@ class TcpAdapter(Adapter):
         self.settings = settings or TcpProviderSettings()
         self.stats = TcpStats()
         self.lock = threading.RLock()
-        self.keys = KeyTable()
+        self.keys = KeyTable(chance=random.SystemRandom())
         self.gid = gid_of(self.settings.address)
         self.on_async_event = _nothing
         self.attributes = DeviceAttributes(
