@@ -54,7 +54,7 @@ def test_e3_transactions_move_what_they_say(ia_name: str) -> None:
 
 @pytest.mark.parametrize("more", [(), ("-o", "RR", "-q")], ids=" ".join)
 def test_e3_performance_prints_its_figures(more: tuple[str, ...]) -> None:
-    done = urds("dat", "load", "-T", "P", "-i", "20", *more)
+    done = urds("dat", "load", "-T", "P", "-i", "5", *more)
     assert (done.code, done.err) == (0, "")
     assert "with a full pipeline" in done.out
     assert [line.split()[0] for line in done.out.splitlines()[-3:]] == ["latency", "post", "reap"]

@@ -115,8 +115,11 @@ def test_the_scenario_ends_well(rule: Rule) -> None:
 
 @each_rule
 def test_the_scenario_finds_the_broken_rule(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    with world(BROKEN_S) as scene:
-        with monkeypatch.context() as patch:
+    """On a crowded machine something else may wake a thread just then: one of three has to hang."""
+    for _ in range(3):
+        with world(BROKEN_S) as scene, monkeypatch.context() as patch:
             rule.broken(patch)
             hangs = not rule.scenario(scene)
-        assert hangs, f"the scenario does not need the rule {rule.name!r}"
+        if hangs:
+            return
+    pytest.fail(f"the scenario does not need the rule {rule.name!r}")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +35,12 @@ ENDS = {
 class Traffic:
     """A thread that works at one side until it is told of an end."""
 
-    def __init__(self, work: Callable[[int], None]) -> None:
+    def __init__(
+        self, work: Callable[[int], None], *, rounds_max: int = ROUNDS_MAX, run_s: float = RUN_S
+    ) -> None:
         self.work = work
+        self.rounds_max = rounds_max
+        self.run_s = run_s
         self.rounds = 0
         self.fault: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -44,7 +49,7 @@ class Traffic:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            while self.rounds < ROUNDS_MAX and time.monotonic() < began + RUN_S:
+            while self.rounds < self.rounds_max and time.monotonic() < began + self.run_s:
                 self.work(self.rounds)
                 self.rounds += 1
         except VerbsClosedError:
@@ -79,6 +84,7 @@ def receiving(right: Side) -> Callable[[int], None]:
         except VerbsError as error:
             if error.errno != errno.ENOMEM:
                 raise
+            time.sleep(0.0002)  # the queue is full: the sender's turn
         right.rcq.poll(32)
 
     return work
@@ -88,7 +94,11 @@ def receiving(right: Side) -> Callable[[int], None]:
 def under_traffic(pair: Pair, seen: list[WCStatus]) -> Iterator[None]:
     """Let one thread send and another receive; both end well, whatever is closed meanwhile."""
     left, right = pair.left, pair.right
-    threads = [Traffic(sending(left, right, seen)), Traffic(receiving(right))]
+    threads = [
+        Traffic(sending(left, right, seen)),
+        # Receives must not run out before the test does: a send that waits for one hides the end.
+        Traffic(receiving(right), rounds_max=sys.maxsize, run_s=4 * RUN_S),
+    ]
     deadline = time.monotonic() + RUN_S
     while threads[0].rounds < 50 and time.monotonic() < deadline:
         time.sleep(0.001)
