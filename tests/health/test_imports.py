@@ -29,9 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proto": {"wire"},
     "verbs.engine": {"wire"},
     "verbs.cm": {"wire"},
-    "rsocket.stream": {"wire"},
-    "rsocket.dgram": {"wire"},
-    "dataplane": {"addresses", "wire", "settings"},
+    "rsocket.wire": {"wire"},
+    "rsocket.stream": {"rsocket.wire"},
+    "rsocket.dgram": {"rsocket.wire"},
+    "readiness": set(),
+    "dataplane": {"addresses", "wire", "settings", "readiness"},
     "transport": {"proto", "dataplane", "wire", "settings"},
     "transport.rdma": {"proto", "dataplane", "wire", "settings", "transport", "verbs"},
     "verbs.providers": {"verbs.engine", "verbs.cm", "dataplane", "wire", "settings"},
@@ -42,11 +44,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sockets": {"socket_base", "backend", "verbs", "addresses", "options", "cmsg", "settings"},
     "installation": {"sockets"},
     "aio": {"backend", "sockets", "addresses", "options", "cmsg", "settings"},
-    "rsocket": {"rsocket.stream", "rsocket.dgram", "verbs", "options", "cmsg", "settings"},
+    "rsocket": {
+        *("rsocket.wire", "rsocket.stream", "rsocket.dgram", "readiness", "settings"),
+        *("verbs", "verbs.engine", "verbs.providers"),
+    },
     # Of the layers below the verbs objects it needs the records and the contract.
     "dat": {"verbs", "verbs.engine", "verbs.providers", "settings"},
     "urds": PUBLIC | {"backend"},  # `configure` is the backend's
-    "cli": PUBLIC | {"urds", "backend", "verbs", "verbs.engine", "verbs.providers", "dat"},
+    "cli": PUBLIC
+    | {"urds", "backend", "verbs", "verbs.engine", "verbs.providers", "dat", "rsocket"},
     "node": PUBLIC | {"urds", "backend"},
     "preload": PUBLIC | {"urds", "backend"},
     "__main__": {"cli"},
@@ -55,7 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # A core is a value machine: octets, calls and `now_ns` go in, octets and events come out.
 # The reference plane has one inside; the rest of it is the shell with locks and sockets.
 CORES = (
-    *("wire", "proto", "verbs.engine", "verbs.cm", "rsocket.stream", "rsocket.dgram"),
+    *("wire", "proto", "verbs.engine", "verbs.cm"),
+    *("rsocket.wire", "rsocket.stream", "rsocket.dgram"),
     *(f"dataplane.reference.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
 )
 NOT_IN_A_CORE = {

@@ -30,7 +30,7 @@ def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: Link
     """Accept a send work request or say what is wrong with it. Raises OSError: EINVAL."""
     if wr.opcode not in _OPCODES:
         raise _invalid(f"opcode {wr.opcode!r}")
-    length = total_bytes(wr.sg)
+    length = total_bytes(wr.sg) if wr.octets is None else len(wr.octets)
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
     for piece in wr.sg:

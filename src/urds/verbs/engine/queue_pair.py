@@ -168,15 +168,15 @@ class QueuePair:
 
     # -- work
 
-    def post_send(self, wr: SendWR, now_ns: int) -> None:
-        """Queue a request.
+    def post_send(self, wr: SendWR, now_ns: int) -> Request | None:
+        """Queue a request; return what is kept of it, `None` if it was flushed at once.
 
         Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
         """
         if self.state is QPState.ERR or self.state is QPState.SQE:
             opcode = WC_OPCODE.get(wr.opcode, WCOpcode.SEND)
             self.send_cq.push(WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, opcode, qp_num=self.qpn))
-            return
+            return None
         if self.state not in _SENDING:
             raise OSError(errno.EINVAL, f"send posted in state {self.state.name}")
         cap = self.attr.cap
@@ -195,6 +195,7 @@ class QueuePair:
             self._datagrams.post(request)
         else:
             self._requester.post(request)
+        return request
 
     def post_recv(self, wr: RecvWR, now_ns: int) -> None:
         """Queue a receive. Raises OSError: EINVAL (state, shared queue, sizes), ENOMEM if full."""

@@ -80,7 +80,7 @@ class Request:
         "swap", "unanswered", "window", "wr_id",
     )  # fmt: skip
 
-    def __init__(self, wr: SendWR, *, signalled: bool, inline: bytes | None) -> None:
+    def __init__(self, wr: SendWR, *, signalled: bool, inline: bytes | memoryview | None) -> None:
         self.wr_id = wr.wr_id
         self.opcode = wr.opcode
         self.flags = int(wr.send_flags)
@@ -91,7 +91,7 @@ class Request:
         self.ah, self.remote_qpn, self.remote_qkey = wr.ah, wr.remote_qpn, wr.remote_qkey
         self.window, self.bind = wr.window, wr.bind
         self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
-        self.length = total_bytes(wr.sg)
+        self.length = total_bytes(wr.sg) if wr.octets is None else len(wr.octets)
         self.signalled = signalled
         self.inline = inline
         self.is_answered = self.kind in _ANSWERED  # by data that it brings back
@@ -119,6 +119,16 @@ class Request:
         self.psn, self.msn, self.psn_count = psn, msn, psn_count
         self.unanswered = psn_count
 
+    def detach(self) -> int:
+        """Leave the caller's memory alone from here on; return how many octets were copied for it.
+
+        What the provider has placed is not needed any more.
+        """
+        if self.is_placed or not isinstance(self.inline, memoryview):
+            return 0
+        self.inline = bytes(self.inline)
+        return self.length
+
     def octets(self, keys: KeyTable, pd: object, offset: int, length: int) -> Octets:
         """Return octets of the message. Raises AccessError."""
         if self.inline is not None:
@@ -126,11 +136,14 @@ class Request:
         return gather(keys, pd, self.sg, offset, length)
 
 
-def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | None:
+def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | None:
     """Return a copy of the octets of a request with INLINE. Raises AccessError.
 
-    No copy is due without octets, and none without the flag: `None`.
+    No copy is due without octets, and none without the flag: `None`. Octets that the request
+    brings itself are used as they are.
     """
+    if wr.octets is not None:
+        return wr.octets
     if not int(wr.send_flags) & _INLINE:
         return None
     return bytes(gather(keys, pd, wr.sg, 0, total_bytes(wr.sg)))
