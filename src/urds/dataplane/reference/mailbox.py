@@ -33,7 +33,6 @@ from urds.dataplane.base import (
     SocketAddress,
 )
 from urds.dataplane.reference import congestion, queueing
-from urds.dataplane.reference.descriptor import ReadinessDescriptor
 from urds.dataplane.reference.host import Host
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.loop_path import LoopPath
@@ -41,6 +40,7 @@ from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Outgoing
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Waiter, Waiters
 from urds.errors import Refusal, os_error
+from urds.readiness import ReadinessDescriptor
 from urds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:

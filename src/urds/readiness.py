@@ -36,7 +36,7 @@ class ReadinessDescriptor:
     def sync(self) -> None:
         """Show the state as it is now.
 
-        Called after every change and without the plane's lock; whoever comes last reads the last
+        Called after every change and without the owner's lock; whoever comes last reads the last
         state, and a change in between is seen by the next comparison.
         """
         with self._lock, suppress(OSError):  # closed by another thread in between
