@@ -21,7 +21,7 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.packets import Packet, PacketFlag
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QPCap
 from urds.verbs.engine.receives import SharedReceiveQueue
-from urds.verbs.engine.work import AddressVector
+from urds.verbs.engine.work import AddressVector, SendWR
 
 LOSSY = LinkTraits(MTU_BYTES, lossless=False)
 QKEY = 0x1234
@@ -68,6 +68,22 @@ def test_a_datagram_names_its_way_and_completes_when_it_is_sent() -> None:
     assert second.flags & PacketFlag.IMMEDIATE and second.flags & PacketFlag.SOLICITED
     assert statuses(side.sent()) == [(1, OK)]  # the other one is not signalled
     assert side.qp.outstanding_requests == 0
+
+
+def test_a_datagram_may_bring_its_own_octets() -> None:
+    side, octets = make(), bytearray(b"datagram")
+    wr = SendWR(1, octets=memoryview(octets), ah=TARGET, remote_qpn=0xE, remote_qkey=QKEY)
+    request = side.qp.post_send(wr, 0)
+    assert request is not None and request.detach() == len(octets)
+    octets[:] = bytes(len(octets))
+    assert [bytes(packet.payload) for packet in sent(side)] == [b"datagram"]
+    assert statuses(side.sent()) == [(1, OK)]
+
+
+def test_own_octets_of_a_datagram_fit_its_link() -> None:
+    side = make()
+    with pytest.raises(OSError, match=f"limit {MTU_BYTES}"):
+        side.qp.post_send(SendWR(1, octets=bytes(MTU_BYTES + 1), ah=TARGET), 0)
 
 
 def test_the_own_qkey_may_be_asked_for() -> None:

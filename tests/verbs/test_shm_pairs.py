@@ -460,3 +460,17 @@ def test_many_openings_of_one_process_talk_pairwise(place: Path) -> None:
 
 
 assert RING_BYTES < 8 * BUFFER_BYTES, "the tests of full rings fill them"
+
+
+def test_a_detach_gives_octets_back_that_the_ring_did_not_take(pair: tuple[Side, Side]) -> None:
+    left, right = pair
+    octets = bytearray(os.urandom(BUFFER_BYTES))
+    wanted = bytes(octets)
+    right.receive(BUFFER_BYTES)
+    with left.adapter.lock:
+        request = left.qp.post_send(SendWR(1, octets=memoryview(octets)), left.adapter.now_ns())
+        left.adapter.kick(left.qp)
+        assert request is not None and request.detach() == BUFFER_BYTES
+        octets[:] = bytes(BUFFER_BYTES)
+    assert left.poll()[0].status == right.poll()[0].status == WCStatus.SUCCESS
+    assert right.view == wanted

@@ -238,3 +238,21 @@ def test_retries_of_a_missing_receive_end() -> None:
         client.send(b"nobody")
         assert client.sent()[0].status is WCStatus.RNR_RETRY_EXC_ERR
         both_stop(client, server)
+
+
+def test_a_detach_gives_octets_back_that_the_connection_did_not_take() -> None:
+    """The peer reads nothing meanwhile: the rest waits in the queue pair and in the stream."""
+    small = TcpProviderSettings(send_buffer_bytes=65_536, receive_buffer_bytes=65_536)
+    with connected(near=small, far=small) as (client, server):
+        octets = bytearray(pattern(1 << 23)[: 1 << 23])
+        wanted = bytes(octets)
+        memory = server.receive(len(octets))
+        with server.adapter.lock, client.adapter.lock:
+            wr = SendWR(1, octets=memoryview(octets))
+            request = client.qp.post_send(wr, client.adapter.now_ns())
+            client.adapter.kick(client.qp)
+            assert request is not None and request.detach() == len(octets)
+            octets[:] = bytes(len(octets))
+        assert client.sent()[0].status is WCStatus.SUCCESS
+        server.received()
+        assert memory.octets == wanted

@@ -20,6 +20,7 @@ from urds.verbs.engine.numbers import (
     QPType,
     WROpcode,
 )
+from urds.verbs.engine.pieces import message_bytes
 from urds.verbs.engine.qp_state import step
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
@@ -255,10 +256,10 @@ class QP(Resource):
         if self._refused and wr.opcode in self._refused:
             raise VerbsNotSupportedError(self.context.name, self._refused[wr.opcode])
         if self._message_bytes_max < MESSAGE_BYTES_MAX:
-            message_bytes = sum(piece.length for piece in wr.sg)
-            if message_bytes > self._message_bytes_max:
+            length = message_bytes(wr)
+            if length > self._message_bytes_max:
                 raise VerbsArgumentError(
-                    f"message of {message_bytes} octets, limit {self._message_bytes_max}"
+                    f"message of {length} octets, limit {self._message_bytes_max}"
                 )
         if wr.opcode is WROpcode.BIND_MW and isinstance(wr.window, MW):
             if not isinstance(wr.bind, MWBindInfo):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from urds.verbs.engine.keys import AccessError, KeyTable
 from urds.verbs.engine.numbers import WCStatus
 from urds.verbs.engine.packets import Syndrome
-from urds.verbs.engine.work import SGE
+from urds.verbs.engine.work import SGE, SendWR
 
 Octets = bytes | bytearray | memoryview
 
@@ -18,6 +18,11 @@ def total_bytes(sg: Sequence[SGE]) -> int:
     if len(sg) == 1:
         return sg[0].length
     return sum(piece.length for piece in sg)
+
+
+def message_bytes(wr: SendWR) -> int:
+    """Return how many octets a send work request has, in its pieces or brought by itself."""
+    return total_bytes(wr.sg) if wr.octets is None else len(wr.octets)
 
 
 def gather(keys: KeyTable, pd: object, sg: Sequence[SGE], offset: int, length: int) -> Octets:

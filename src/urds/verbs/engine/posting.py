@@ -14,7 +14,7 @@ from urds.verbs.engine.numbers import (
     SendFlag,
     WROpcode,
 )
-from urds.verbs.engine.pieces import total_bytes
+from urds.verbs.engine.pieces import message_bytes
 from urds.verbs.engine.work import SendWR
 
 ATOMIC_BYTES = 8
@@ -23,6 +23,15 @@ _INLINE = int(SendFlag.INLINE)
 _OPCODES = frozenset(WROpcode)
 _DATAGRAM = {WROpcode.SEND, WROpcode.SEND_WITH_IMM}
 _ATOMIC = {WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD}
+_CARRIES = frozenset(
+    {
+        WROpcode.SEND,
+        WROpcode.SEND_WITH_IMM,
+        WROpcode.SEND_WITH_INV,
+        WROpcode.RDMA_WRITE,
+        WROpcode.RDMA_WRITE_WITH_IMM,
+    }
+)
 _BRINGS_DATA = _ATOMIC | {WROpcode.RDMA_READ}
 
 
@@ -30,7 +39,9 @@ def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: Link
     """Accept a send work request or say what is wrong with it. Raises OSError: EINVAL."""
     if wr.opcode not in _OPCODES:
         raise _invalid(f"opcode {wr.opcode!r}")
-    length = total_bytes(wr.sg) if wr.octets is None else len(wr.octets)
+    if wr.octets is not None:
+        _check_octets(wr)
+    length = message_bytes(wr)
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
     for piece in wr.sg:
@@ -47,6 +58,20 @@ def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: Link
         _check_datagram(wr, length, link)
     else:
         _check_connected(wr, length, attr)
+
+
+def _check_octets(wr: SendWR) -> None:
+    """Accept octets that a request brings itself: of a SEND or WRITE, and plain ones."""
+    if wr.opcode not in _CARRIES:
+        raise _invalid(f"{wr.opcode.name} with octets of its own")
+    octets = wr.octets
+    if isinstance(octets, memoryview):
+        if octets.format != "B" or octets.ndim != 1 or not octets.contiguous:
+            raise _invalid(
+                f"octets of format {octets.format!r}, {octets.ndim} dimensions: not plain octets"
+            )
+    elif not isinstance(octets, bytes):
+        raise _invalid(f"octets of type {type(octets).__name__}, neither bytes nor memoryview")
 
 
 def _check_datagram(wr: SendWR, length: int, link: LinkTraits) -> None:

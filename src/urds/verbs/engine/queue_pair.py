@@ -85,6 +85,8 @@ class QueuePair:
         self.peer: AddressVector | None = None
         # Shared memory: write the octets of a WRITE straight into the peer's; True if done.
         self.place_remote: Callable[[Packet, memoryview], bool] | None = None
+        # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
+        self.on_detach: Callable[[], None] | None = None
         self._events: list[AsyncEvent] = []  # most have none, ever: a deque takes 700 octets
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
@@ -190,7 +192,7 @@ class QueuePair:
         except AccessError as fault:
             raise OSError(errno.EINVAL, f"inline data: {fault}") from fault
         signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
-        request = Request(wr, signalled=signalled, inline=inline)
+        request = Request(wr, signalled=signalled, inline=inline, on_detach=self.on_detach)
         if self._datagrams is not None:
             self._datagrams.post(request)
         else:

@@ -4,6 +4,7 @@ The packets of a request have consecutive PSNs and each can be made anew from it
 is kept for a repeat but the request itself and, of inline data, the octets.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from urds.verbs.engine.attributes import LinkTraits
@@ -16,7 +17,7 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.engine.pieces import Octets, gather, total_bytes
+from urds.verbs.engine.pieces import Octets, gather, message_bytes, total_bytes
 from urds.verbs.engine.work import SendWR
 
 ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
@@ -75,12 +76,19 @@ class Request:
 
     __slots__ = (
         "ah", "bind", "compare_add", "failed", "flags", "immediate", "inline", "is_answered",
-        "is_placed", "kind", "length", "msn", "opcode", "portions_left", "psn", "psn_count",
-        "received", "remote_addr", "remote_qkey", "remote_qpn", "rkey", "sent", "sg", "signalled",
-        "swap", "unanswered", "window", "wr_id",
+        "is_placed", "kind", "length", "msn", "on_detach", "opcode", "portions_left", "psn",
+        "psn_count", "received", "remote_addr", "remote_qkey", "remote_qpn", "rkey", "sent", "sg",
+        "signalled", "swap", "unanswered", "window", "wr_id",
     )  # fmt: skip
 
-    def __init__(self, wr: SendWR, *, signalled: bool, inline: bytes | memoryview | None) -> None:
+    def __init__(
+        self,
+        wr: SendWR,
+        *,
+        signalled: bool,
+        inline: bytes | memoryview | None,
+        on_detach: Callable[[], None] | None = None,
+    ) -> None:
         self.wr_id = wr.wr_id
         self.opcode = wr.opcode
         self.flags = int(wr.send_flags)
@@ -91,9 +99,10 @@ class Request:
         self.ah, self.remote_qpn, self.remote_qkey = wr.ah, wr.remote_qpn, wr.remote_qkey
         self.window, self.bind = wr.window, wr.bind
         self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
-        self.length = total_bytes(wr.sg) if wr.octets is None else len(wr.octets)
+        self.length = message_bytes(wr)
         self.signalled = signalled
-        self.inline = inline
+        self.inline = inline  # octets that no key stands for: a copy, or the caller's own
+        self.on_detach = on_detach  # of a provider that keeps views of payloads: copy them now
         self.is_answered = self.kind in _ANSWERED  # by data that it brings back
         self.is_placed = False  # by the provider itself, into shared memory
         self.failed: WCStatus | None = None
@@ -122,12 +131,18 @@ class Request:
     def detach(self) -> int:
         """Leave the caller's memory alone from here on; return how many octets were copied for it.
 
-        What the provider has placed is not needed any more.
+        For a request with `SendWR.octets`: on return they are the caller's again, over every
+        provider. Nothing is copied of what is answered, or was placed by the provider. Call it
+        with the adapter's lock held, after the `kick` that sends what can be sent at once.
         """
-        if self.is_placed or not isinstance(self.inline, memoryview):
+        inline = self.inline
+        if not isinstance(inline, memoryview) or self.is_placed:
             return 0
-        self.inline = bytes(self.inline)
-        return self.length
+        is_answered = self.psn_count and not self.unanswered
+        self.inline = b"" if is_answered else bytes(inline)
+        if self.on_detach is not None:
+            self.on_detach()
+        return len(self.inline)
 
     def octets(self, keys: KeyTable, pd: object, offset: int, length: int) -> Octets:
         """Return octets of the message. Raises AccessError."""
@@ -137,13 +152,13 @@ class Request:
 
 
 def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | None:
-    """Return a copy of the octets of a request with INLINE. Raises AccessError.
+    """Return what a request carries beside its pieces: a copy with INLINE. Raises AccessError.
 
-    No copy is due without octets, and none without the flag: `None`. Octets that the request
-    brings itself are used as they are.
+    Octets that the request brings itself are used as they are without the flag. `None`: they
+    stay in the pieces until they are sent.
     """
     if wr.octets is not None:
-        return wr.octets
+        return bytes(wr.octets) if int(wr.send_flags) & _INLINE else wr.octets
     if not int(wr.send_flags) & _INLINE:
         return None
     return bytes(gather(keys, pd, wr.sg, 0, total_bytes(wr.sg)))

@@ -41,8 +41,9 @@ class SendWR:
 
     `imm_data` is a 32-bit integer; `invalidate_rkey` serves SEND_WITH_INV and LOCAL_INV;
     `compare_add` and `swap` are 64-bit; `window` and `bind` serve BIND_MW. `octets`, if given,
-    are what a SEND or WRITE carries instead of `sg`: for layers above the verbs objects, which
-    keep them unchanged until the request completes; no key is asked for, and nothing is copied.
+    are what a SEND or WRITE carries instead of `sg`, for layers above the verbs objects: bytes, or
+    a contiguous view of format B. No key is asked for, and nothing is copied without INLINE: they
+    stay unchanged until the request completes or is detached (`Request.detach`).
     """
 
     wr_id: int = 0

@@ -3,6 +3,13 @@
 An *adapter* is one open device. It owns the lock, the keys and the queue pairs of that opening,
 moves what the queue pairs say, and makes connections. Everything of an adapter, its engine
 objects included, is touched with `lock` held; callbacks run with it held and must not wait.
+
+**Whose octets they are.** Memory behind keys is the device's until its request completes. So are
+`SendWR.octets`, unless their owner needs them back before: `QueuePair.post_send` returns the
+request, and `Request.detach()` gives them back, after the `kick`. It copies what may be sent still
+or again, which is nothing of a WRITE that `shm` has placed. All providers but `tcp` have copied a
+packet's octets when `kick` returns; the out-queue of `tcp` holds views of what the connection did
+not take yet, and copies those with the detach.
 """
 
 import threading

@@ -43,10 +43,12 @@ class OutQueue:
         return True
 
     def copy(self) -> None:
-        """Copy what waits: the memory it lies in is about to be given back to its owner."""
-        octets = b"".join([*self._waiting, *self.pieces])
+        """Copy the views among what waits: their memory is about to be its owner's again."""
+        self._waiting += self.pieces
         self.pieces.clear()
-        self._waiting = deque([octets] if octets else ())
+        self._waiting = deque(
+            bytes(piece) if isinstance(piece, memoryview) else piece for piece in self._waiting
+        )
 
     def clear(self) -> None:
         """Drop what waits."""

@@ -90,6 +90,7 @@ class Stream:
         self._farewell_ns = farewell_ns
         self._on_end = on_end
         self._out = OutQueue()
+        qp.on_detach = self._out.copy
         self._kept = b""  # a partial FPDU
         self._events = select.EPOLLIN
         self._is_reading = False
@@ -346,6 +347,7 @@ class Stream:
         self._host.stats.terminates_sent += self._encoder.is_terminated
         self._cancel_timer()
         self._out.copy()
+        self._qp.on_detach = None
         qp, now_ns = self._qp, time.monotonic_ns()
         if self._has_running_queue_pair():
             qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, now_ns)
