@@ -1,0 +1,58 @@
+"""Alarms: what is due at a time although nobody calls, of all rsockets of a process.
+
+A socket needs time for two things only: to ask a silent peer whether it lives, and to give up
+what a closed socket still wanted to send. One thread, made by the first alarm, serves both.
+"""
+
+import heapq
+import os
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+_NS: Final = 1_000_000_000
+
+
+class Alarms:
+    """Calls that are due; each runs without a lock, in the alarms' own thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._thread: threading.Thread | None = None
+
+    def call_at(self, deadline_ns: int, call: Callable[[], None]) -> None:
+        """Run `call` at a time of the monotonic clock, or shortly after. Safe from any thread.
+
+        There is no way to take it back: a call looks whether it is still wanted.
+        """
+        with self._changed:
+            heapq.heappush(self._due, (deadline_ns, next(self._numbers), call))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="urds-alarms", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now_ns = time.monotonic_ns()
+                if not self._due or self._due[0][0] > now_ns:
+                    left_s = (self._due[0][0] - now_ns) / _NS if self._due else None
+                    self._changed.wait(left_s)
+                    continue
+                call = heapq.heappop(self._due)[2]
+            call()
+
+
+alarms = Alarms()
+
+
+def _renew_in_child() -> None:
+    alarms.__init__()  # type: ignore[misc]  # the same object: others hold it
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

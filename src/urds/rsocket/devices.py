@@ -1,0 +1,138 @@
+"""Which devices the rsockets of this process use, and waiting for one or several of them.
+
+`URDS_RSOCKET_DEVICES` names them in the order in which they are tried (`shm0,tcp0`: shared memory
+within the host, iWARP between hosts); with `URDS_VERBS_DEVICE` it is that one alone. They are
+opened when the first socket needs them, and closed with the process, after what was sent has left.
+"""
+
+import atexit
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from urds.rsocket.link import Link
+from urds.rsocket.opening import Opening
+from urds.verbs.device import DEVICE_VARIABLE, find_device
+from urds.verbs.providers.base import Adapter
+
+DEVICES_VARIABLE: Final = "URDS_RSOCKET_DEVICES"
+DEVICES_DEFAULT: Final = "shm0,tcp0"
+EXIT_LINGER_S: Final = 5.0  # how long the end of the process waits for what was sent
+_NS: Final = 1_000_000_000
+
+_lock = threading.Lock()
+_opened: list[Opening] = []
+_used: list[Opening] | None = None  # those of `use`
+
+
+def names() -> list[str]:
+    """Return the names of the devices in the order in which they are tried."""
+    only = os.environ.get(DEVICE_VARIABLE)
+    listed = os.environ.get(DEVICES_VARIABLE) or only or DEVICES_DEFAULT
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def openings() -> list[Opening]:
+    """Return this process's devices, opened now if need be. Raises OSError: ENODEV."""
+    if _used is not None:
+        return _used
+    with _lock:
+        wanted = names()
+        if not wanted:
+            raise OSError(errno.ENODEV, f"{DEVICES_VARIABLE} names no device")
+        known = {opening.name: opening for opening in _opened}
+        for name in wanted:
+            if name not in known:
+                known[name] = Opening(find_device(name).open_adapter())
+                _opened.append(known[name])
+        return [known[name] for name in wanted]
+
+
+@contextmanager
+def use(*adapters: Adapter) -> Iterator[list[Opening]]:
+    """Let sockets made meanwhile use these adapters: simulated ones, or a second opening.
+
+    The adapters stay the caller's: he closes them. Not for several threads at once.
+    """
+    global _used
+    before, _used = _used, [Opening(adapter) for adapter in adapters]
+    try:
+        yield _used
+    finally:
+        _used = before
+
+
+def wait(devices: Sequence[Opening], is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait until `is_ready()` or the time is over; return what it said last.
+
+    One device is driven by the caller's own thread. Several drive themselves meanwhile, and
+    each change on one of them lets the caller ask again. Call it without locks; `is_ready` reads
+    and nothing else, for it may be called with the lock of one device held, or with none.
+    """
+    if is_ready():
+        return True
+    if len(devices) == 1:
+        timeout_ns = None if timeout_s is None else max(0, int(timeout_s * _NS))
+        return devices[0].adapter.wait(is_ready, timeout_ns)
+    return _wait_for_several(devices, is_ready, timeout_s)
+
+
+def _wait_for_several(
+    devices: Sequence[Opening], is_ready: Callable[[], bool], timeout_s: float | None
+) -> bool:
+    for device in devices:
+        device.adapter.progress()
+    changed = threading.Event()
+    for device in devices:
+        with device.adapter.lock:
+            device.watchers.add(changed.set)
+            device.adapter.attend()
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while not is_ready():
+            left_s = None if end_s is None else end_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            changed.wait(left_s)
+            changed.clear()
+        return True
+    finally:
+        for device in devices:
+            with device.adapter.lock:
+                device.watchers.discard(changed.set)
+                device.adapter.unattend()
+
+
+def _close_all() -> None:
+    """Let what was sent leave, for a while, then close the devices."""
+    end_s = time.monotonic() + EXIT_LINGER_S
+    for device in _opened:
+        with device.adapter.lock:
+            for link in list(device.links.values()):
+                link.close()
+        wait([device], partial(_is_empty, device.leaving), max(0.0, end_s - time.monotonic()))
+        device.adapter.close()
+    _opened.clear()
+
+
+def _is_empty(leaving: Collection[Link]) -> bool:
+    return not leaving
+
+
+def _forget_in_child() -> None:
+    """Leave everything to the parent: a child opens devices of its own."""
+    global _lock, _used
+    _lock = threading.Lock()
+    for device in _opened:
+        device.is_abandoned = True
+    _opened.clear()
+    _used = None
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_in_child)

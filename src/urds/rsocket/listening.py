@@ -1,0 +1,184 @@
+"""Listening on all devices at once, at one port.
+
+Requests are answered as they come, as many as the backlog has room for; what is connected waits
+to be taken. The original needs a thread for that, and accepts in it. Source: rsocket.md 2.4, 16.
+"""
+
+import errno
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from urds.errors import RemoteProtocolError
+from urds.rsocket.link import Link, LinkState, Readiness
+from urds.rsocket.opening import Opening
+from urds.rsocket.stream import StreamSettings
+from urds.verbs.providers.base import (
+    Address,
+    Connection,
+    ConnectionEvent,
+    ConnectionEventKind,
+    Listener,
+    PortSpace,
+)
+
+BACKLOG_MAX: Final = 4096
+
+
+class Reservation:
+    """A port that is ours before anybody listens: a bound TCP socket of the kernel.
+
+    The numbers of all devices are the kernel's, so that one name means one program.
+    """
+
+    def __init__(self, address: Address, *, reuse: bool = True) -> None:
+        """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            if reuse:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(address)
+        except OSError:
+            self._socket.close()
+            raise
+        host, port = self._socket.getsockname()[:2]
+        self.address: Address = (host, port)
+
+    def close(self) -> None:
+        """Give the port back. Safe twice."""
+        self._socket.close()
+
+
+class Listening:
+    """A listener over one or more devices, and the links that wait to be taken."""
+
+    def __init__(
+        self, address: Address, backlog: int, settings: StreamSettings, openings: Sequence[Opening]
+    ) -> None:
+        """Listen; port 0 takes one that is free on all. Raises OSError: EADDRINUSE and others."""
+        self.openings = list(openings)
+        self.settings = settings
+        self.on_change: Callable[[], None] | None = None
+        self.refused = 0  # requests that were none of an rsocket
+        self._backlog = max(1, min(backlog, BACKLOG_MAX))
+        self._links: deque[Link] = deque()
+        self._answered: set[Link] = set()  # and not established yet
+        # By device, each guarded by its lock: locks of two devices are never held together here.
+        self._waiting: dict[Opening, deque[ConnectionEvent]] = {
+            opening: deque() for opening in self.openings
+        }
+        self._listeners: list[Listener] = []
+        self.local = address
+        reservation = None
+        if address[1] == 0:
+            reservation = Reservation(address)
+            self.local = reservation.address
+        try:
+            for opening in self.openings:
+                self._listen(opening)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            if reservation is not None:
+                reservation.close()
+
+    def _listen(self, opening: Opening) -> None:
+        with opening.adapter.lock:
+            listener = opening.adapter.listen(
+                self.local,
+                PortSpace.TCP,
+                backlog=self._backlog,
+                on_event=lambda event: self._handle_event(opening, event),
+            )
+            self._listeners.append(listener)
+
+    def accept(self) -> Link | None:
+        """Take the next connected link, `None` if there is none. Never waits."""
+        try:
+            link = self._links.popleft()
+        except IndexError:
+            return None
+        for opening, waiting in self._waiting.items():
+            if waiting:
+                with opening.adapter.lock:
+                    self._answer_waiting(opening)
+        return link
+
+    def readiness(self) -> Readiness:
+        """Tell whether a link waits to be taken."""
+        return Readiness(bool(self._links), False, False, False)
+
+    def close(self) -> None:
+        """Stop listening; links that nobody has taken are broken off. Safe twice."""
+        self.on_change = None
+        listeners, self._listeners = self._listeners, []
+        for opening, listener in zip(self.openings, listeners, strict=False):
+            with opening.adapter.lock:
+                listener.close()
+        for opening, waiting in self._waiting.items():
+            with opening.adapter.lock:
+                while waiting:
+                    waiting.popleft().connection.close()
+        links = [*self._links, *self._answered]
+        self._links.clear()
+        self._answered.clear()
+        for link in links:
+            link.close(0)
+
+    # -- what the devices say; their lock held
+
+    def _handle_event(self, opening: Opening, event: ConnectionEvent) -> None:
+        if event.kind is not ConnectionEventKind.REQUEST:
+            return
+        event.connection.on_event = lambda end: self._forget_request(opening, end)
+        self._waiting[opening].append(event)
+        opening.adapter.call_soon(lambda: self._answer_waiting(opening))
+
+    def _forget_request(self, opening: Opening, end: ConnectionEvent) -> None:
+        """Drop a request that went before it was answered."""
+        waiting = self._waiting[opening]
+        for request in list(waiting):
+            if request.connection is end.connection:
+                waiting.remove(request)
+
+    def _answer_waiting(self, opening: Opening) -> None:
+        """Answer requests while those who are connected have room."""
+        waiting = self._waiting[opening]
+        while waiting and len(self._links) + len(self._answered) < self._backlog:
+            event = waiting.popleft()
+            self._answer(opening, event.connection, event.parameters.private_data)
+
+    def _answer(self, opening: Opening, connection: Connection, private_data: bytes) -> None:
+        link = Link([opening], self.settings)
+        link.on_change = lambda: self._note(link)
+        self._answered.add(link)
+        try:
+            link.answer(connection, private_data)
+        except RemoteProtocolError:
+            self._answered.discard(link)
+            self.refused += 1
+            opening.stats.refused_private_data += 1
+            connection.reject()
+        except OSError as error:
+            self._answered.discard(link)
+            if error.errno in (errno.ENOMEM, errno.EMFILE):
+                connection.reject()
+            else:
+                connection.close()
+
+    def _note(self, link: Link) -> None:
+        """Move a link that has been established to those that can be taken."""
+        if link not in self._answered or link.state is LinkState.CONNECTING:
+            return
+        self._answered.discard(link)
+        link.on_change = None
+        if link.state is LinkState.CONNECTED:
+            self._links.append(link)
+            if self.on_change is not None:
+                self.on_change()
+        else:
+            link.close(0)
+            self._answer_waiting(link.opening)
