@@ -4,12 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+
+from urds.rsocket.stream import StreamSettings
 
 from urds.rsocket import devices
 from urds.rsocket.link import Link, LinkState
 from urds.rsocket.listening import Listening
 from urds.rsocket.opening import Opening
-from urds.rsocket.stream import StreamSettings
 from urds.verbs.device import find_device
 from urds.verbs.providers.sim import SimNetwork
 
@@ -70,12 +72,17 @@ def ends(device: str, **changes: object) -> Iterator[Ends]:
 def send_all(both: Ends, link: Link, data: bytes, sink: Link, *, step: int = 1 << 20) -> bytes:
     """Send all of `data` over a link and return what the other side got of it."""
     got = bytearray()
-    view, room = memoryview(data), memoryview(bytearray(step))
+    room = memoryview(bytearray(step))
+    sent = 0
     while len(got) < len(data):
-        sent = link.send(view)
-        view = view[sent:]
+        taken = link.send(memoryview(data)[sent:]) if sent < len(data) else 0
+        sent += taken
         count = sink.receive_into(room)
         got += room[:count]
-        if not sent and not count:
-            both.wait(lambda: link.readiness().writable and bool(view) or sink.readiness().readable)
+        if not taken and not count:
+            both.wait(partial(_either, sink, link if sent < len(data) else None))
     return bytes(got)
+
+
+def _either(sink: Link, source: Link | None) -> bool:
+    return sink.readiness().readable or (source is not None and source.readiness().writable)

@@ -4,10 +4,10 @@ import errno
 import random
 
 import pytest
+from urds.rsocket.stream import Shut
 
 from tests.rsocket.ends import DEVICES, Ends, ends, send_all
 from urds.rsocket.link import Link, LinkState
-from urds.rsocket.stream import Shut
 
 
 @pytest.fixture(params=DEVICES)

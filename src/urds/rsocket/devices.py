@@ -25,9 +25,17 @@ DEVICES_DEFAULT: Final = "shm0,tcp0"
 EXIT_LINGER_S: Final = 5.0  # how long the end of the process waits for what was sent
 _NS: Final = 1_000_000_000
 
-_lock = threading.Lock()
-_opened: list[Opening] = []
-_used: list[Opening] | None = None  # those of `use`
+
+class _Process:
+    """What the rsockets of this process have opened; a forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.opened: list[Opening] = []
+        self.used: list[Opening] | None = None  # those of `use`
+
+
+_process = _Process()
 
 
 def names() -> list[str]:
@@ -39,17 +47,17 @@ def names() -> list[str]:
 
 def openings() -> list[Opening]:
     """Return this process's devices, opened now if need be. Raises OSError: ENODEV."""
-    if _used is not None:
-        return _used
-    with _lock:
+    if _process.used is not None:
+        return _process.used
+    with _process.lock:
         wanted = names()
         if not wanted:
             raise OSError(errno.ENODEV, f"{DEVICES_VARIABLE} names no device")
-        known = {opening.name: opening for opening in _opened}
+        known = {opening.name: opening for opening in _process.opened}
         for name in wanted:
             if name not in known:
                 known[name] = Opening(find_device(name).open_adapter())
-                _opened.append(known[name])
+                _process.opened.append(known[name])
         return [known[name] for name in wanted]
 
 
@@ -59,12 +67,12 @@ def use(*adapters: Adapter) -> Iterator[list[Opening]]:
 
     The adapters stay the caller's: he closes them. Not for several threads at once.
     """
-    global _used
-    before, _used = _used, [Opening(adapter) for adapter in adapters]
+    before, used = _process.used, [Opening(adapter) for adapter in adapters]
+    _process.used = used
     try:
-        yield _used
+        yield used
     finally:
-        _used = before
+        _process.used = before
 
 
 def wait(devices: Sequence[Opening], is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
@@ -111,13 +119,13 @@ def _wait_for_several(
 def _close_all() -> None:
     """Let what was sent leave, for a while, then close the devices."""
     end_s = time.monotonic() + EXIT_LINGER_S
-    for device in _opened:
+    for device in _process.opened:
         with device.adapter.lock:
             for link in list(device.links.values()):
                 link.close()
         wait([device], partial(_is_empty, device.leaving), max(0.0, end_s - time.monotonic()))
         device.adapter.close()
-    _opened.clear()
+    _process.opened.clear()
 
 
 def _is_empty(leaving: Collection[Link]) -> bool:
@@ -126,12 +134,9 @@ def _is_empty(leaving: Collection[Link]) -> bool:
 
 def _forget_in_child() -> None:
     """Leave everything to the parent: a child opens devices of its own."""
-    global _lock, _used
-    _lock = threading.Lock()
-    for device in _opened:
+    for device in _process.opened:
         device.is_abandoned = True
-    _opened.clear()
-    _used = None
+    _process.__init__()  # type: ignore[misc]  # the same object, as new
 
 
 atexit.register(_close_all)

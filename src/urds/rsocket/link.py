@@ -1,4 +1,4 @@
-"""One connected stream: a queue pair, its connection and the stream core that says what goes over it.
+"""One connected stream: a queue pair, its connection, and the core that says what goes over it.
 
 A link never waits. Calls of the application take the adapter's lock, change the core, and carry
 away what it has to say; completions come in through the opening, which settles the links they
