@@ -33,8 +33,9 @@ MESSAGES = [
 INFO = load("linux_6_1_info")
 
 
-def test_every_file_is_used_here() -> None:
-    assert set(file_names()) == {*TCP, RDMA, "linux_6_1_rdma_connect", "linux_6_1_info"}
+def test_every_file_is_used() -> None:
+    here = {*TCP, RDMA, "linux_6_1_rdma_connect", "linux_6_1_info"}
+    assert set(file_names()) == here | {"linux_6_1_rsocket"}
 
 
 @pytest.mark.rule("wire-header-fields", "wire-header-size")

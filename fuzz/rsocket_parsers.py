@@ -1,0 +1,68 @@
+"""Parsers of rsockets: private data, words, entries of tables, headers of datagrams."""
+
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address
+
+from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
+from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.messages import IomapEntry, emit_word, parse_word
+
+
+def rsocket_connect_data(octets: bytes) -> None:
+    """Read private data; all but the reserved octets must come out again."""
+    emitted = ConnectData.parse(octets).emit()
+    assert emitted == octets[:4] + bytes(3) + octets[7 : len(emitted)]
+
+
+def rsocket_word(octets: bytes) -> None:
+    """Read a word and the entry that may come with it, in both byte orders."""
+    word = int.from_bytes(octets[:4], "big")
+    assert emit_word(*parse_word(word)) == word
+    entry = octets[4:]
+    kind = Sge if len(entry) == SGE_BYTES else IomapEntry
+    assert kind.parse(entry, "little").emit("little") == entry
+    assert kind.parse(entry, "big").emit("big") == entry
+
+
+def rsocket_udp_header(octets: bytes) -> None:
+    """Read the header of a datagram over UDP; all but the reserved octet must come out again."""
+    header, payload = UdpHeader.parse(octets)
+    assert header.emit() + payload == octets[:7] + b"\0" + octets[8:]
+
+
+def rsocket_qp_header(octets: bytes) -> None:
+    """Read the header of a datagram over a queue pair; the same octets must come out again."""
+    header, payload = QpHeader.parse(octets)
+    assert header.emit() + payload == octets
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (rsocket_connect_data, rsocket_word, rsocket_udp_header, rsocket_qp_header)
+}
+
+_V4, _V6 = IPv4Address("10.0.0.1"), IPv6Address("fd00::1")
+SEEDS: dict[str, tuple[bytes, ...]] = {
+    "rsocket_connect_data": (
+        ConnectData(
+            flags=ConnectFlag.IOMAP,
+            credits=384,
+            iomap_slots=128,
+            target_sgl=Sge(1 << 40, 0x100, 2),
+            data_buffer=Sge(1 << 41, 0x101, 65536),
+        ).emit(),
+    ),
+    "rsocket_word": (
+        bytes.fromhex("80000180") + Sge(1 << 40, 0x100, 65536).emit("little"),
+        bytes.fromhex("c0000000") + IomapEntry(0, 1 << 40, 0x100, 4096).emit("big"),
+        bytes.fromhex("e0000000") + bytes(SGE_BYTES),
+    ),
+    "rsocket_udp_header": (
+        UdpHeader(DatagramOp.DATA, 0x123456, _V4).emit() + b"payload",
+        UdpHeader(DatagramOp.CONTROL, 0x123456, _V6).emit(),
+    ),
+    "rsocket_qp_header": (
+        QpHeader(7174, _V4).emit() + b"payload",
+        QpHeader(7174, _V6, 5).emit() + b"payload",
+    ),
+}

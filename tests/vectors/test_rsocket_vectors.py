@@ -1,0 +1,151 @@
+"""The octets of the original rsockets, read and written again octet for octet."""
+
+import struct
+from dataclasses import dataclass
+
+import pytest
+
+from tests.vectors import load
+from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
+from urds.rsocket.wire.messages import (
+    CREDIT_LIMIT_MASK,
+    IOMAP_ENTRY_BYTES,
+    Control,
+    IomapEntry,
+    Op,
+    emit_word,
+    parse_word,
+)
+
+VECTORS = load("linux_6_1_rsocket")
+CMA_HEADER_BYTES = 36
+RECEIVE_BYTES = 1 << 20  # rstream and riostream ask for buffers of 1 MiB
+HALF_BYTES = RECEIVE_BYTES // 2
+WORDS = [name for name in VECTORS if not name.endswith(("request", "reply", "direct"))]
+
+
+@dataclass(frozen=True)
+class Write:
+    """One RDMA WRITE: where it goes, its word, what is written."""
+
+    target: Sge
+    word: int
+    payload: bytes
+
+
+def write(name: str) -> Write:
+    octets = VECTORS[name]
+    (word,) = struct.unpack_from(">I", octets, SGE_BYTES)
+    return Write(Sge.parse(octets[:SGE_BYTES], "big"), word, octets[SGE_BYTES + 4 :])
+
+
+def connect_data(name: str) -> ConnectData:
+    return ConnectData.parse(VECTORS[name][CMA_HEADER_BYTES if "request" in name else 0 :])
+
+
+REQUEST = ConnectData(
+    flags=ConnectFlag.IOMAP,
+    credits=384,
+    iomap_slots=0,
+    target_sgl=Sge(0x559B0476F000, 0xA18, 2),
+    data_buffer=Sge(0x7F617504B000, 0xBD2, HALF_BYTES),
+)
+REPLY = ConnectData(
+    flags=ConnectFlag.IOMAP,
+    credits=384,
+    iomap_slots=0,
+    target_sgl=Sge(0x7F4208003000, 0x9DA, 2),
+    data_buffer=Sge(0x7F420C106000, 0xADA, HALF_BYTES),
+)
+
+
+@pytest.mark.parametrize(("name", "record"), [("request", REQUEST), ("reply", REPLY)])
+def test_what_the_connect_data_says(name: str, record: ConnectData) -> None:
+    assert connect_data(name) == record
+
+
+@pytest.mark.parametrize("name", ["request", "reply", "iomap_request", "iomap_reply"])
+def test_connect_data_are_written_again_octet_for_octet(name: str) -> None:
+    octets = VECTORS[name][CMA_HEADER_BYTES if "request" in name else 0 :]
+    assert connect_data(name).emit() == octets[:40]
+    assert not any(octets[40:])
+    assert connect_data(name).iomap_slots == ("iomap" in name)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_word_is_written_again(name: str) -> None:
+    word = write(name).word
+    assert emit_word(*parse_word(word)) == word
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "peer"),
+    [
+        ("active_second_half", "request", "reply"),
+        ("passive_second_half", "reply", "request"),
+        ("iomap_active_second_half", "iomap_request", "iomap_reply"),
+        ("iomap_passive_second_half", "iomap_reply", "iomap_request"),
+    ],
+)
+def test_the_first_message_of_each_side_publishes_the_second_half(
+    name: str, own: str, peer: str
+) -> None:
+    message, own_data, peer_data = write(name), connect_data(own), connect_data(peer)
+    op, argument = parse_word(message.word)
+    assert op is Op.CREDIT
+    assert argument & CREDIT_LIMIT_MASK == own_data.credits
+    table = peer_data.target_sgl
+    assert message.target == Sge(table.address + SGE_BYTES, table.key, SGE_BYTES)
+    first = own_data.data_buffer
+    entry = Sge.parse(message.payload, "little")
+    assert entry == Sge(first.address + HALF_BYTES, first.key, HALF_BYTES)
+    assert entry.emit("little") == message.payload
+
+
+@pytest.mark.parametrize(
+    ("name", "peer", "offset", "length"),
+    [
+        ("active_data_16", "reply", 0, 16),
+        ("active_data_1000", "reply", 16, 1000),
+        ("active_data_1000_next", "reply", 1016, 1000),
+        ("passive_data_16", "request", 0, 16),
+    ],
+)
+def test_data_go_into_the_first_half_one_after_the_other(
+    name: str, peer: str, offset: int, length: int
+) -> None:
+    message, half = write(name), connect_data(peer).data_buffer
+    assert parse_word(message.word) == (Op.DATA, length)
+    assert message.target == Sge(half.address + offset, half.key, length)
+    assert len(message.payload) == length
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [("iomap_active_slot_0", "iomap_reply"), ("iomap_passive_slot_0", "iomap_request")],
+)
+def test_a_mapping_goes_behind_the_table(name: str, peer: str) -> None:
+    message, table = write(name), connect_data(peer).target_sgl
+    assert parse_word(message.word) == (Op.IOMAP, 0)
+    behind = table.address + SGE_BYTES * table.length
+    assert message.target == Sge(behind, table.key, IOMAP_ENTRY_BYTES)
+    entry = IomapEntry.parse(message.payload, "little")
+    assert (entry.offset, entry.length) == (0, 1000)
+    assert entry.emit("little") == message.payload
+
+
+def test_a_direct_write_goes_where_the_mapping_says() -> None:
+    """It has no word: what follows the address is payload alone."""
+    octets = VECTORS["iomap_active_direct"]
+    mapping = IomapEntry.parse(write("iomap_passive_slot_0").payload, "little")
+    target = Sge.parse(octets[:SGE_BYTES], "big")
+    assert target == Sge(mapping.address, mapping.key, mapping.length)
+    assert len(octets) == SGE_BYTES + mapping.length
+
+
+@pytest.mark.parametrize("name", ["passive_disconnect", "iomap_active_disconnect"])
+def test_a_disconnect_is_a_word_without_octets(name: str) -> None:
+    """Its address and key are whatever lay on the stack: nobody may judge them."""
+    message = write(name)
+    assert parse_word(message.word) == (Op.CONTROL, Control.DISCONNECT)
+    assert message.target.length == 0 and message.payload == b""
