@@ -6,7 +6,10 @@ import pytest
 
 from tests.cli.commands import urds
 
-TOOLS = ("demo", "ping", "info", "dat demo", "dat test", "dat load", "verbs bench")
+TOOLS = (
+    *("demo", "ping", "info", "dat demo", "dat test", "dat load", "verbs bench"),
+    *("rsocket rstream",),
+)
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 BOTH = pytest.mark.parametrize("front", ["typer", "plain"])
 

@@ -10,6 +10,7 @@ import typer
 from urds.cli import texts
 from urds.cli.exits import Exit, guarded
 from urds.cli.info_tables import TABLES
+from urds.cli.rsocket_commands import group as rsocket_group
 
 app: Final = typer.Typer(
     name="urds",
@@ -28,6 +29,7 @@ verbs_app: Final = typer.Typer(
 )
 app.add_typer(verbs_app, name="verbs")
 app.add_typer(dat_app, name="dat")
+app.add_typer(rsocket_group(), name="rsocket")
 
 
 def main() -> int:

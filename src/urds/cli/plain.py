@@ -8,7 +8,7 @@ from functools import partial
 from textwrap import fill
 from typing import TypeAlias
 
-from urds.cli import texts
+from urds.cli import rsocket_plain, rsocket_texts, texts
 from urds.cli.exits import Exit, guarded
 from urds.cli.info_tables import TABLES
 
@@ -53,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_dat_load(
         _tool(dat, "load", texts.DAT_LOAD, texts.DAT_LOAD_EXAMPLES, _dat_load, group="dat")
     )
+    about = rsocket_texts.ABOUT
+    rsocket = _tools_of(tools.add_parser("rsocket", help=about, description=about))
+    for tool in rsocket_texts.TOOLS:
+        run = partial(rsocket_plain.run, tool)
+        rsocket_plain.add_options(
+            _tool(rsocket, tool.name, tool.about, tool.examples, run, group="rsocket"), tool
+        )
     return parser
 
 

@@ -1,0 +1,63 @@
+"""The process on the other side that a tool of `urds rsocket` starts where no host is given.
+
+It is this interpreter with a module of the command line and the tool's options as JSON. Its first
+line says where it listens; it ends by itself when its client is done, or does not come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Final
+
+from urds.cli.exits import Exit, guarded
+
+_END_S: Final = 10.0
+CLIENT_WAIT_S: Final = 30.0
+
+
+@contextmanager
+def own_server(module: str, options: Any) -> Iterator[int]:
+    """Start the server of a tool; yield its port. Raises OSError: it failed."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", module, json.dumps(asdict(options))],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert server.stdout is not None, "it is piped"
+    try:
+        ready = re.search(r"port\W+(\d+)", server.stdout.readline())
+        if ready is None:
+            raise OSError(f"the server did not start: exit code {server.wait(_END_S)}")
+        yield int(ready[1])
+        if server.wait(_END_S):
+            raise OSError(f"the server ended with exit code {server.returncode}")
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+        server.stdout.close()
+
+
+def tell_port(port: int, *, json_wanted: bool) -> None:
+    """Say where this server listens."""
+    print(json.dumps({"port": port}) if json_wanted else f"listening on port {port}", flush=True)
+
+
+def serve_child(tool: str, options_type: type[Any], serve: Callable[..., None]) -> Exit:
+    """Run the server of a tool with the options of the command line, as `own_server` starts it.
+
+    `serve` gets the longest time to wait for a client: whoever started this may be gone.
+    """
+    # Tuples come back as lists; a record of options only reads them.
+    options = options_type(**json.loads(sys.argv[1]))
+
+    def run() -> Exit:
+        serve(options, wait_s=CLIENT_WAIT_S)
+        return Exit.OK
+
+    return guarded(tool, run)

@@ -1,0 +1,111 @@
+"""The tools of `urds rsocket`, as both fronts show them: words, examples and options.
+
+Each tool names its module and record of options; a field of that record is an option here, and no
+front knows more than this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from urds.cli.exits import Exit
+from urds.cli.texts import Examples
+
+ABOUT: Final = "Sockets over RDMA: tools after rstream, riostream, udpong and rcopy, and benches."
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, or a positional argument if it has no flags."""
+
+    name: str  # the field of the tool's record
+    flags: tuple[str, ...]
+    metavar: str
+    text: str
+    kind: type = str  # bool: a flag; else what the text of the option becomes
+    default: Any = None
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool of the group."""
+
+    name: str
+    about: str
+    examples: Examples
+    module: str
+    record: str
+    options: tuple[Option, ...]
+
+    def run(self, values: dict[str, Any]) -> Exit:
+        """Run the tool with the values of its options."""
+        module = import_module(f"urds.cli.{self.module}")
+        record = getattr(module, self.record)
+        run: Callable[[Any], Exit] = module.run
+        return run(record(**values))
+
+
+_DEVICE: Final = Option(
+    "device", ("--device",), "NAMES", "Devices: shm, tcp, or both by a comma.", default=""
+)
+_SERVE: Final = Option("is_server", ("--serve",), "", "Be the server, for one client.", bool)
+_HOST: Final = Option("host", ("-s",), "HOST", "Be the client of the server at this host.")
+_BIND: Final = Option("bind", ("-b",), "ADDRESS", "Local address; a server's is else 127.0.0.1.")
+_BUFFER: Final = Option("buffer_bytes", ("-B",), "OCTETS", "Send and receive buffer.", int)
+_ITERATIONS: Final = Option("iterations", ("-I",), "N", "Iterations of each row.", int)
+_TRANSFERS: Final = Option("transfers", ("-C",), "N", "Transfers per iteration.", int)
+_SIZE: Final = Option("size", ("-S",), "OCTETS", "Octets of a transfer, or all.")
+
+
+def _port(port: int) -> Option:
+    text = f"Port, {port} without it; a server of its own takes a free one."
+    return Option("port", ("-p",), "PORT", text, int)
+
+
+def _tests(text: str) -> Option:
+    return Option("tests", ("-T",), "TEST", f"{text} May be repeated.", is_repeated=True)
+
+
+RSTREAM: Final = Tool(
+    "rstream",
+    "Measure latency and bandwidth of a stream, in rstream's table.\n\n"
+    "Total counts both directions; usec/xfer of a latency row is one way. Without -s and --serve"
+    " the server is a process of its own on this host. Both sides need the same options. Calls that"
+    " would block are repeated at once unless -T a or -T b is given, as in rstream. With -T s the"
+    " same program measures TCP of the kernel.",
+    (
+        ("urds rsocket rstream", "rsockets over shared memory, about a minute"),
+        ("urds rsocket rstream -T s", "the same by the kernel's TCP"),
+        ("urds rsocket rstream --device tcp -T b -S 65536 -C 100", "one size over TCP, blocking"),
+        ("urds rsocket rstream --device tcp --serve -b 10.0.0.2", "a server, for one client"),
+        ("urds rsocket rstream --device tcp -s 10.0.0.2", "its client"),
+    ),
+    "rsocket_rstream",
+    "RstreamOptions",
+    (
+        _HOST,
+        _SERVE,
+        _BIND,
+        Option(
+            "address_format", ("-f",), "FORMAT", "The host is a name, ip, or ipv6.", default="name"
+        ),
+        _BUFFER,
+        Option("inline_bytes", ("-i",), "OCTETS", "Inline data; 64 and 0 without it.", int),
+        _ITERATIONS,
+        _TRANSFERS,
+        _SIZE,
+        _port(7471),
+        Option("keepalive_s", ("-k",), "SECONDS", "Send keepalives after so much silence.", int),
+        _tests(
+            "s kernel sockets, a poll, b blocking, n non-blocking, f forked server (implies s),"
+            " r resolve by verbs, v verify."
+        ),
+        _DEVICE,
+    ),
+)
+
+TOOLS: Final = (RSTREAM,)
