@@ -1,0 +1,359 @@
+"""Datagrams of one socket as a value machine: calls, octets and `now_ns` in; octets and events out.
+
+    we                                        the peer
+    first datagram by UDP, with our number -> delivers it
+    learn its number and ways              <- CONTROL, by UDP
+    look-up at one of its devices         <-> answers with queue pair and vector
+    all later ones by queue pair           -> delivers them
+
+Nothing is repeated; what is lost is lost. A way by queue pair only ever replaces the way by UDP,
+so whatever fails on the way to one costs no datagram that UDP would have carried.
+
+**A peer that was started anew** has another queue pair number or, since numbers may repeat,
+another opening. Whichever message over UDP says so, we forget the way and look it up again. The
+original learns of it only when the peer sends; here each destination gets a datagram over UDP now
+and then although a queue pair is known, and the answer to it tells. There is no timer: what is due
+is done by the next datagram.
+
+**Who may say what.** A control message counts only from where we sent to, and a look-up goes only
+to the host it came from; the number it names is compared, never used. So a forged one costs a
+look-up and, while that lasts, the detour over UDP.
+
+Source: rdma-core 691953d8 librdmacm/rsocket.c (rsocket.md section 10).
+"""
+
+import errno
+from collections import deque
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Final
+
+from urds.errors import LocalProtocolError, WireError
+from urds.rsocket.dgram.destinations import Destination, Destinations
+from urds.rsocket.dgram.records import (
+    SLOT_BYTES,
+    Address,
+    ByQueuePair,
+    ByUdp,
+    DatagramSettings,
+    DatagramStats,
+    DestinationState,
+    Device,
+    GiveUp,
+    LookUp,
+    QueuePairWay,
+)
+from urds.rsocket.wire.datagram_headers import (
+    QP_HEADER_V4_BYTES,
+    QP_HEADER_V6_BYTES,
+    DatagramOp,
+    QpHeader,
+    UdpHeader,
+)
+from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
+
+_SOURCES_MAX: Final = 256  # headers whose reading is remembered
+
+Octets = bytes | bytearray | memoryview
+
+
+class Datagrams:
+    """One bound datagram socket without its I/O. Not safe for threads: its shell has a lock."""
+
+    def __init__(
+        self,
+        settings: DatagramSettings,
+        *,
+        local: Address,
+        devices: Sequence[Device],
+        opening: bytes,
+    ) -> None:
+        """Begin at a bound address; `opening` is 8 octets that no other opening has had."""
+        self.settings = settings
+        self.local = local
+        self.peer: Address | None = None  # of a connected socket: who else sends is a stranger
+        self.stats = DatagramStats()
+        self._version = ip_address(local[0]).version
+        self._devices: list[Device | None] = list(devices)
+        self._qpn = devices[0].qpn if devices else 0
+        ways = tuple(DatagramWay(device.provider, device.port) for device in devices)
+        self._ways = DatagramWays(opening, ways).emit()
+        self._qp_header_bytes = QP_HEADER_V4_BYTES if self._version == 4 else QP_HEADER_V6_BYTES
+        # One limit for all ways: what a datagram may hold must not depend on how far a look-up is.
+        path_mtu_bytes = min((device.mtu_bytes for device in devices), default=SLOT_BYTES)
+        self.payload_bytes_max = min(SLOT_BYTES, path_mtu_bytes) - self._qp_header_bytes
+        self._destinations = Destinations(settings.destinations_max)
+        self._received: deque[tuple[bytes, Address]] = deque()
+        self._transmits: deque[ByUdp | ByQueuePair] = deque()
+        self._events: deque[LookUp | GiveUp] = deque()
+        self._sources: dict[bytes, Address] = {}
+
+    # -- the application's side
+
+    def knows(self, target: Address) -> bool:
+        """Tell whether `send` can go to `target`, or `add_destination` has to come first."""
+        return self._destinations.find(target) is not None
+
+    def add_destination(self, target: Address, local_host: str) -> None:
+        """Make an entry; `local_host` is our address on the way there, which the peer will see."""
+        host = ip_address(local_host.partition("%")[0])
+        if host.version != self._version:
+            raise LocalProtocolError(f"{local_host} on the way from {self.local}")
+        destination = Destination(
+            target,
+            UdpHeader(DatagramOp.DATA, self._qpn, host).emit(),
+            QpHeader(self.local[1], host).emit(),
+            # The header of a queue pair has no room for a scope: such peers stay with UDP.
+            may_look_up="%" not in target[0],
+        )
+        evicted = self._destinations.add(destination)
+        if evicted is not None:
+            self.stats.destinations_evicted += 1
+            self._give_up_look_up(evicted)
+
+    def check_size(self, payload_bytes: int) -> None:
+        """Raise OSError (EMSGSIZE) for a datagram that a peer's slot does not take."""
+        if payload_bytes > self.payload_bytes_max:
+            raise OSError(
+                errno.EMSGSIZE,
+                f"datagram of {payload_bytes} octets, limit {self.payload_bytes_max}",
+            )
+
+    def send(self, payload: Octets, target: Address, now_ns: int) -> None:
+        """Send a copy of `payload` to a known destination, by the way that is known now.
+
+        Raises OSError (EMSGSIZE); then nothing is sent.
+        """
+        self.check_size(len(payload))
+        destination = self._destinations.use(target)
+        if destination is None:
+            raise LocalProtocolError(f"{target} was not added")
+        way = destination.way
+        is_due = now_ns - destination.udp_sent_ns >= self.settings.udp_again_ns
+        if way is not None and not is_due:
+            self._transmit(ByQueuePair(destination.qp_header + payload, target, way))
+            self.stats.sent_by_queue_pair += 1
+            return
+        destination.udp_sent_ns = now_ns
+        self._transmit(ByUdp(destination.udp_header + payload, target))
+        self.stats.sent_by_udp += 1
+        self.stats.sent_by_udp_again += way is not None
+
+    def receive(self) -> tuple[bytes, Address] | None:
+        """Take the oldest datagram and its sender, None if there is none."""
+        return self._received.popleft() if self._received else None
+
+    def peek(self) -> tuple[bytes, Address] | None:
+        """Return the oldest datagram and leave it."""
+        return self._received[0] if self._received else None
+
+    @property
+    def is_readable(self) -> bool:
+        """Return whether a datagram waits."""
+        return bool(self._received)
+
+    def state_of(self, target: Address) -> DestinationState | None:
+        """Return how far the way to a destination is known, None if nothing was sent there."""
+        found = self._destinations.find(target)
+        return None if found is None else found.state
+
+    # -- what arrives
+
+    def receive_udp(
+        self, octets: Octets, source: Address, now_ns: int, *, local_host: str = ""
+    ) -> None:
+        """Take what the UDP socket received; `local_host` is where it went to, if that is known.
+
+        What is no message of a socket like ours is dropped and counted.
+        """
+        try:
+            header, rest = UdpHeader.parse(octets)
+            if header.address.version != self._version:
+                raise WireError(f"IPv{header.address.version} header between IPv{self._version}")
+            if header.op is DatagramOp.CONTROL:
+                self._receive_control(header, rest, source, now_ns)
+                return
+        except WireError:
+            self.stats.dropped_malformed += 1
+            return
+        self.stats.received_by_udp += 1
+        destination = self._destinations.find(source)
+        if destination is not None and self._note_qpn(destination, header.qpn):
+            self._lose_way(destination)
+        self._answer(destination, source, local_host, now_ns)
+        self._deliver(rest, source)
+
+    def receive_queue_pair(self, octets: Octets) -> None:
+        """Take what a queue pair received, without its GRH; malformed octets are dropped."""
+        header_octets = bytes(octets[: self._qp_header_bytes])
+        source = self._sources.get(header_octets)
+        if source is None:
+            try:
+                source = self._read_source(octets)
+            except WireError:
+                self.stats.dropped_malformed += 1
+                return
+            if len(self._sources) >= _SOURCES_MAX:
+                self._sources.clear()
+            self._sources[header_octets] = source
+        self.stats.received_by_queue_pair += 1
+        self._deliver(memoryview(octets)[self._qp_header_bytes :], source)
+
+    def handle_found(self, token: int, way: QueuePairWay, opening: bytes, now_ns: int) -> None:
+        """Use what a look-up found; `opening` is what the device there says of itself."""
+        destination = self._destinations.end_look_up(token)
+        if destination is None:
+            return
+        # A port may have gone to another socket since the peer named it.
+        expected = destination.peer_opening
+        if (expected is not None and opening != expected) or self._devices[way.device] is None:
+            self._look_up_next(destination, now_ns)
+            return
+        destination.state, destination.way = DestinationState.BY_QUEUE_PAIR, way
+        destination.look_ups_in_vain = 0
+        self.stats.ways_found += 1
+
+    def handle_not_found(self, token: int, now_ns: int) -> None:
+        """Try the next device of a peer, or leave it at UDP for a while."""
+        destination = self._destinations.end_look_up(token)
+        if destination is not None:
+            self._look_up_next(destination, now_ns)
+
+    def handle_device_lost(self, index: int) -> None:
+        """Send nothing over a device any more."""
+        self._devices[index] = None
+        for destination in self._destinations:
+            # An answer may never come from there; the next control message begins anew.
+            is_asking = destination.token != 0
+            if is_asking or (destination.way is not None and destination.way.device == index):
+                self._lose_way(destination)
+
+    def handle_unsent(self) -> None:
+        """Count a datagram that found no room."""
+        self.stats.dropped_unsent += 1
+
+    # -- what goes out
+
+    def poll_transmit(self) -> ByUdp | ByQueuePair | None:
+        """Return what is to be sent next."""
+        return self._transmits.popleft() if self._transmits else None
+
+    def poll_event(self) -> LookUp | GiveUp | None:
+        """Return the next wish to the devices."""
+        return self._events.popleft() if self._events else None
+
+    # -- messages over UDP
+
+    def _receive_control(
+        self, header: UdpHeader, rest: memoryview, source: Address, now_ns: int
+    ) -> None:
+        ways = DatagramWays.parse(rest) if rest else None
+        self.stats.controls_received += 1
+        destination = self._destinations.find(source)
+        if destination is None:
+            self.stats.controls_stray += 1
+            return
+        opening = None if ways is None else ways.opening
+        has_changed = self._note_qpn(destination, header.qpn)
+        if destination.peer_opening not in (None, opening):
+            has_changed = True
+        destination.peer_opening = opening
+        if has_changed:
+            self._lose_way(destination)
+        if destination.state is DestinationState.BY_UDP and header.qpn:
+            self._begin_look_up(destination, ways, now_ns)
+
+    def _note_qpn(self, destination: Destination, qpn: int) -> bool:
+        """Keep the peer's number; return whether it was another one before."""
+        has_changed = destination.peer_qpn not in (None, qpn)
+        destination.peer_qpn = qpn
+        return has_changed
+
+    def _answer(
+        self, destination: Destination | None, source: Address, local_host: str, now_ns: int
+    ) -> None:
+        """Tell a sender our number and ways.
+
+        One we know is not told twice in a row: until its look-up is over it may send many.
+        """
+        if destination is not None:
+            last_ns = destination.answered_ns
+            if last_ns is not None and now_ns - last_ns < self.settings.answer_pause_ns:
+                return
+            destination.answered_ns = now_ns
+        host = ip_address((local_host or self.local[0]).partition("%")[0])
+        header = UdpHeader(DatagramOp.CONTROL, self._qpn, host).emit()
+        self._transmit(ByUdp(header + self._ways, source, local_host, is_data=False))
+        self.stats.controls_sent += 1
+
+    # -- look-ups
+
+    def _begin_look_up(
+        self, destination: Destination, ways: DatagramWays | None, now_ns: int
+    ) -> None:
+        """Ask the devices that both have, ours in their order; of an original all of them."""
+        if not destination.may_look_up or now_ns < destination.look_up_not_before_ns:
+            return
+        ports = None if ways is None else {way.provider: way.port for way in ways.ways}
+        destination.candidates = [
+            (index, destination.target[1] if ports is None else ports[device.provider])
+            for index, device in enumerate(self._devices)
+            if device is not None and (ports is None or device.provider in ports)
+        ]
+        if destination.candidates:
+            self._look_up_next(destination, now_ns)
+
+    def _look_up_next(self, destination: Destination, now_ns: int) -> None:
+        destination.state = DestinationState.BY_UDP
+        if self._destinations.look_ups >= self.settings.look_ups_max:
+            return  # the next control message tries again
+        if destination.candidates:
+            device, port = destination.candidates.pop(0)
+            destination.state = DestinationState.LOOKING_UP
+            token = self._destinations.begin_look_up(destination)
+            self._events.append(LookUp(token, device, (destination.target[0], port)))
+            self.stats.look_ups += 1
+            return
+        pause_ns = self.settings.look_up_pause_ns << min(destination.look_ups_in_vain, 16)
+        destination.look_ups_in_vain += 1
+        destination.look_up_not_before_ns = now_ns + min(
+            pause_ns, self.settings.look_up_pause_max_ns
+        )
+        self.stats.look_ups_in_vain += 1
+
+    def _lose_way(self, destination: Destination) -> None:
+        """Forget the way to a peer that has changed, and every judgement about it."""
+        self._give_up_look_up(destination)
+        self.stats.ways_lost += destination.lose_way()
+        destination.look_ups_in_vain, destination.look_up_not_before_ns = 0, 0
+        destination.answered_ns = None
+
+    def _give_up_look_up(self, destination: Destination) -> None:
+        if destination.token:
+            self._events.append(GiveUp(destination.token))
+            self._destinations.end_look_up(destination.token)
+
+    # -- leaves
+
+    def _deliver(self, payload: memoryview, source: Address) -> None:
+        """Copy a datagram for the application, unless it is to be dropped."""
+        if len(payload) > SLOT_BYTES - self._qp_header_bytes:
+            self.stats.dropped_too_long += 1
+        elif self.peer is not None and source != self.peer:
+            self.stats.dropped_stranger += 1
+        elif len(self._received) >= self.settings.receive_slots:
+            self.stats.dropped_queue_full += 1
+        else:
+            self._received.append((bytes(payload), source))
+
+    def _read_source(self, octets: Octets) -> Address:
+        header, _ = QpHeader.parse(octets)
+        if header.address.version != self._version or not header.port:
+            raise WireError(f"sender {header.address} port {header.port} of IPv{self._version}")
+        return str(header.address), header.port
+
+    def _transmit(self, what: ByUdp | ByQueuePair) -> None:
+        if len(self._transmits) >= self.settings.transmits_max:
+            self._transmits.popleft()
+            self.stats.dropped_unsent += 1
+        self._transmits.append(what)

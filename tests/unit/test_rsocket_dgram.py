@@ -1,0 +1,468 @@
+"""The datagram core: which way a datagram goes, what changes it, and what is dropped."""
+
+import errno
+from ipaddress import ip_address
+
+import pytest
+
+from urds.errors import LocalProtocolError
+from urds.rsocket.dgram import (
+    Address,
+    ByQueuePair,
+    ByUdp,
+    Datagrams,
+    DatagramSettings,
+    DestinationState,
+    Device,
+    GiveUp,
+    LookUp,
+    QueuePairWay,
+)
+from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
+
+HERE: Address = ("127.0.0.1", 5000)
+THERE: Address = ("127.0.0.2", 6000)
+OPENING, OTHER_OPENING = b"opening1", b"opening2"
+PEER_OPENING = b"peer-one"
+S = 1_000_000_000
+QKEY = 0x01234567
+
+
+def datagrams(
+    *providers: str, mtu_bytes: int = 4096, settings: DatagramSettings | None = None
+) -> Datagrams:
+    devices = [
+        Device(provider, 7000 + index, 0x100 + index, mtu_bytes)
+        for index, provider in enumerate(providers or ("shm",))
+    ]
+    return Datagrams(settings or DatagramSettings(), local=HERE, devices=devices, opening=OPENING)
+
+
+def send(core: Datagrams, payload: bytes, target: Address = THERE, now_ns: int = 10 * S) -> object:
+    """Send and return the one thing that goes out."""
+    if not core.knows(target):
+        core.add_destination(target, HERE[0])
+    core.send(payload, target, now_ns)
+    sent = core.poll_transmit()
+    assert core.poll_transmit() is None
+    return sent
+
+
+def control(
+    qpn: int = 0x55,
+    *,
+    opening: bytes | None = PEER_OPENING,
+    ways: tuple[DatagramWay, ...] = (DatagramWay("shm", 9000),),
+) -> bytes:
+    header = UdpHeader(DatagramOp.CONTROL, qpn, ip_address(THERE[0])).emit()
+    return header if opening is None else header + DatagramWays(opening, ways).emit()
+
+
+def data(payload: bytes, qpn: int = 0x55) -> bytes:
+    return UdpHeader(DatagramOp.DATA, qpn, ip_address(THERE[0])).emit() + payload
+
+
+def by_queue_pair(payload: bytes, source: Address = THERE) -> bytes:
+    return QpHeader(source[1], ip_address(source[0])).emit() + payload
+
+
+def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
+    """Give a control message and let the look-up that follows find somebody."""
+    core.receive_udp(octets, THERE, now_ns)
+    asked = core.poll_event()
+    assert isinstance(asked, LookUp)
+    way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
+    opening = DatagramWays.parse(octets[16:]).opening if octets[16:] else b""
+    core.handle_found(asked.token, way, opening, now_ns)
+    return way
+
+
+def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
+    core = datagrams()
+    first = send(core, b"one")
+    assert isinstance(first, ByUdp)
+    header, rest = UdpHeader.parse(first.octets)
+    assert (header.op, header.qpn, bytes(rest)) == (DatagramOp.DATA, 0x100, b"one")
+    assert first.target == THERE
+
+    core.receive_udp(control(), THERE, 10 * S)
+    asked = core.poll_event()
+    assert asked == LookUp(1, 0, (THERE[0], 9000)), "the port that the peer named, at its host"
+    assert isinstance(send(core, b"two"), ByUdp), "until somebody is found"
+    way = QueuePairWay(0, "vector", 0x99, QKEY)
+    core.handle_found(1, way, PEER_OPENING, 10 * S)
+
+    third = send(core, b"three")
+    assert isinstance(third, ByQueuePair)
+    assert third.way is way
+    header_there, rest = QpHeader.parse(third.octets)
+    assert (str(header_there.address), header_there.port) == HERE
+    assert bytes(rest) == b"three"
+    assert (core.stats.sent_by_udp, core.stats.sent_by_queue_pair) == (2, 1)
+
+
+def test_a_datagram_by_udp_is_delivered_and_answered() -> None:
+    core = datagrams("shm", "tcp")
+    core.receive_udp(data(b"hello"), THERE, 0)
+    assert core.receive() == (b"hello", THERE)
+    answer = core.poll_transmit()
+    assert isinstance(answer, ByUdp)
+    header, rest = UdpHeader.parse(answer.octets)
+    assert (answer.target, header.op, header.qpn) == (THERE, DatagramOp.CONTROL, 0x100)
+    assert DatagramWays.parse(rest) == DatagramWays(
+        OPENING, (DatagramWay("shm", 7000), DatagramWay("tcp", 7001))
+    )
+    assert not core.knows(THERE), "a stranger costs no entry"
+
+
+def test_the_answer_leaves_from_where_the_question_went() -> None:
+    core = datagrams()
+    core.receive_udp(data(b""), THERE, 0, local_host="127.0.0.9")
+    answer = core.poll_transmit()
+    assert isinstance(answer, ByUdp)
+    assert answer.local_host == "127.0.0.9"
+
+
+def test_a_known_sender_is_not_told_twice_in_a_row() -> None:
+    core = datagrams()
+    send(core, b"x", now_ns=0)
+    core.receive_udp(data(b"1"), THERE, 0)
+    core.receive_udp(data(b"2"), THERE, 49_999_999)
+    assert core.stats.controls_sent == 1
+    core.receive_udp(data(b"3"), THERE, 50_000_000)
+    assert core.stats.controls_sent == 2
+    core.receive_udp(data(b"4", qpn=0x56), THERE, 50_000_001)
+    assert core.stats.controls_sent == 3, "it was started anew: it knows nothing"
+
+
+def test_a_datagram_by_queue_pair_names_its_sender() -> None:
+    core = datagrams()
+    core.receive_queue_pair(by_queue_pair(b"hello"))
+    core.receive_queue_pair(by_queue_pair(b"again"))
+    core.receive_queue_pair(by_queue_pair(b"", ("127.0.0.3", 1)))
+    assert [core.receive() for _ in range(4)] == [
+        (b"hello", THERE), (b"again", THERE), (b"", ("127.0.0.3", 1)), None,
+    ]  # fmt: skip
+
+
+def test_peek_leaves_the_datagram() -> None:
+    core = datagrams()
+    assert (core.peek(), core.is_readable) == (None, False)
+    core.receive_queue_pair(by_queue_pair(b"hello"))
+    assert core.peek() == core.receive() == (b"hello", THERE)
+    assert core.peek() is None
+
+
+@pytest.mark.parametrize(("mtu_bytes", "limit"), [(256 * 1024, 2040), (2048, 2040), (1400, 1392)])
+def test_what_the_slot_or_the_path_does_not_take_is_refused(mtu_bytes: int, limit: int) -> None:
+    core = datagrams("shm", "udp", mtu_bytes=mtu_bytes)
+    assert core.payload_bytes_max == limit
+    assert isinstance(send(core, bytes(limit)), ByUdp)
+    with pytest.raises(OSError, match=f"datagram of {limit + 1} octets, limit {limit}") as caught:
+        core.send(bytes(limit + 1), THERE, 0)
+    assert caught.value.errno == errno.EMSGSIZE
+    assert core.poll_transmit() is None
+
+
+def test_the_limit_of_ipv6_is_that_of_its_header() -> None:
+    core = Datagrams(DatagramSettings(), local=("::1", 5000), devices=[], opening=OPENING)
+    assert core.payload_bytes_max == 2024
+
+
+def test_a_longer_one_than_a_slot_takes_is_dropped() -> None:
+    core = datagrams()
+    core.receive_udp(data(bytes(2040)), THERE, 0)
+    core.receive_udp(data(bytes(2041)), THERE, 0)
+    core.receive_queue_pair(by_queue_pair(bytes(2041)))
+    assert core.stats.dropped_too_long == 2
+    assert core.receive() == (bytes(2040), THERE)
+
+
+def test_the_receive_queue_has_a_bound() -> None:
+    core = datagrams(settings=DatagramSettings(receive_slots=2))
+    for number in range(3):
+        core.receive_queue_pair(by_queue_pair(bytes([number])))
+    assert core.stats.dropped_queue_full == 1
+    assert [core.receive(), core.receive(), core.receive()] == [
+        (b"\0", THERE), (b"\1", THERE), None,
+    ]  # fmt: skip
+
+
+def test_a_connected_socket_hears_its_peer_alone() -> None:
+    core = datagrams()
+    core.peer = THERE
+    core.receive_queue_pair(by_queue_pair(b"stranger", ("127.0.0.2", 6001)))
+    core.receive_udp(data(b"stranger"), ("127.0.0.3", 6000), 0)
+    core.receive_queue_pair(by_queue_pair(b"friend"))
+    assert core.stats.dropped_stranger == 2
+    assert (core.receive(), core.receive()) == ((b"friend", THERE), None)
+
+
+MALFORMED_UDP = [
+    b"",
+    b"UUUU",
+    data(b"")[:15],
+    b"\0" + data(b"x")[1:],
+    UdpHeader(DatagramOp.DATA, 1, ip_address("::1")).emit() + b"x",  # IPv6 between IPv4
+    control() + b"\0",
+    control()[:-1],
+]
+
+
+@pytest.mark.parametrize("octets", MALFORMED_UDP)
+def test_malformed_octets_by_udp_are_dropped_and_counted(octets: bytes) -> None:
+    core = datagrams()
+    send(core, b"x")
+    core.receive_udp(octets, THERE, 0)
+    assert core.stats.dropped_malformed == 1
+    assert (core.receive(), core.poll_transmit(), core.poll_event()) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"",
+        by_queue_pair(b"")[:7],
+        b"\x05" + by_queue_pair(b"x")[1:],
+        by_queue_pair(b"x", ("::1", 6000)),
+        by_queue_pair(b"x", ("127.0.0.1", 0)),
+    ],
+)
+def test_malformed_octets_by_queue_pair_are_dropped_and_counted(octets: bytes) -> None:
+    core = datagrams()
+    core.receive_queue_pair(octets)
+    assert core.stats.dropped_malformed == 1
+    assert core.receive() is None
+
+
+def test_a_control_message_of_who_was_not_sent_to_starts_nothing() -> None:
+    core = datagrams()
+    core.receive_udp(control(), THERE, 0)
+    assert core.stats.controls_stray == 1
+    assert (core.poll_event(), core.poll_transmit()) == (None, None)
+
+
+def test_an_original_is_looked_up_at_its_own_port_on_every_device() -> None:
+    core = datagrams("shm", "tcp")
+    send(core, b"x")
+    core.receive_udp(control(opening=None), THERE, 10 * S)
+    assert core.poll_event() == LookUp(1, 0, THERE)
+    core.handle_not_found(1, 10 * S)
+    assert core.poll_event() == LookUp(2, 1, THERE)
+    core.handle_found(2, QueuePairWay(1, "v", 0x55, QKEY), b"", 10 * S)
+    assert core.state_of(THERE) is DestinationState.BY_QUEUE_PAIR
+
+
+def test_only_devices_of_both_are_asked_in_our_order() -> None:
+    core = datagrams("shm", "tcp", "udp")
+    send(core, b"x")
+    ways = (DatagramWay("udp", 1), DatagramWay("roce", 2), DatagramWay("shm", 3))
+    core.receive_udp(control(ways=ways), THERE, 10 * S)
+    assert core.poll_event() == LookUp(1, 0, (THERE[0], 3))
+    core.handle_not_found(1, 10 * S)
+    assert core.poll_event() == LookUp(2, 2, (THERE[0], 1))
+    core.handle_not_found(2, 10 * S)
+    assert core.poll_event() is None
+    assert core.stats.look_ups_in_vain == 1
+
+
+def test_after_a_look_up_in_vain_the_next_one_waits_longer_each_time() -> None:
+    core = datagrams()
+    send(core, b"x", now_ns=0)
+    now_ns, waits = 0, []
+    for _ in range(8):
+        began_ns = now_ns
+        while True:
+            core.receive_udp(control(), THERE, now_ns)
+            asked = core.poll_event()
+            if asked is not None:
+                break
+            now_ns += S // 4
+        assert isinstance(asked, LookUp)
+        core.handle_not_found(asked.token, now_ns)
+        waits.append((now_ns - began_ns) / S)
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 60]
+
+
+def test_a_peer_without_a_queue_pair_stays_with_udp() -> None:
+    core = datagrams()
+    send(core, b"x")
+    core.receive_udp(control(0, ways=()), THERE, 10 * S)
+    assert core.poll_event() is None
+    assert isinstance(send(core, b"y"), ByUdp)
+
+
+def test_without_a_device_all_goes_by_udp() -> None:
+    core = Datagrams(DatagramSettings(), local=HERE, devices=[], opening=OPENING)
+    sent = send(core, b"x")
+    assert isinstance(sent, ByUdp)
+    assert UdpHeader.parse(sent.octets)[0].qpn == 0
+    core.receive_udp(control(), THERE, 10 * S)
+    assert core.poll_event() is None
+
+
+def test_somebody_else_at_the_port_is_not_the_peer() -> None:
+    core = datagrams()
+    send(core, b"x")
+    core.receive_udp(control(), THERE, 10 * S)
+    core.handle_found(1, QueuePairWay(0, "v", 0x99, QKEY), OTHER_OPENING, 10 * S)
+    assert core.state_of(THERE) is DestinationState.BY_UDP
+    assert core.stats.look_ups_in_vain == 1
+
+
+# -- the peer was started anew
+
+
+def test_another_queue_pair_in_data_of_the_peer_costs_the_way() -> None:
+    core = datagrams()
+    send(core, b"x")
+    learn(core, control())
+    assert isinstance(send(core, b"y"), ByQueuePair)
+    core.receive_udp(data(b"I am new", qpn=0x56), THERE, 10 * S)
+    core.poll_transmit()
+    assert core.stats.ways_lost == 1
+    assert isinstance(send(core, b"z"), ByUdp)
+    learn(core, control(0x56, opening=b"peer-two"))
+    assert isinstance(send(core, b"z"), ByQueuePair)
+
+
+@pytest.mark.parametrize(
+    "changed", [control(0x56), control(opening=b"peer-two"), control(opening=None)]
+)
+def test_another_queue_pair_or_opening_in_a_control_message_looks_up_anew(changed: bytes) -> None:
+    core = datagrams()
+    send(core, b"x")
+    learn(core, control())
+    core.receive_udp(changed, THERE, 10 * S)
+    assert core.stats.ways_lost == 1
+    assert core.state_of(THERE) is DestinationState.LOOKING_UP
+    assert isinstance(core.poll_event(), LookUp)
+
+
+def test_the_same_words_again_change_nothing() -> None:
+    core = datagrams()
+    send(core, b"x")
+    learn(core, control())
+    core.receive_udp(control(), THERE, 10 * S)
+    core.receive_udp(data(b""), THERE, 10 * S)
+    core.poll_transmit()
+    assert core.poll_event() is None
+    assert isinstance(send(core, b"y"), ByQueuePair)
+
+
+def test_a_change_ends_the_look_up_of_what_was_before() -> None:
+    core = datagrams()
+    send(core, b"x")
+    core.receive_udp(control(), THERE, 10 * S)
+    core.receive_udp(control(0x56, opening=b"peer-two"), THERE, 10 * S)
+    events = [core.poll_event(), core.poll_event(), core.poll_event()]
+    assert events == [
+        LookUp(1, 0, (THERE[0], 9000)), GiveUp(1), LookUp(2, 0, (THERE[0], 9000)),
+    ]  # fmt: skip
+    core.handle_found(1, QueuePairWay(0, "old", 1, QKEY), PEER_OPENING, 10 * S)
+    assert core.state_of(THERE) is DestinationState.LOOKING_UP, "nobody wants that answer"
+
+
+def test_who_only_sends_asks_by_udp_once_a_second() -> None:
+    core = datagrams()
+    send(core, b"x", now_ns=10 * S)
+    learn(core, control())
+    ways = [type(send(core, b"y", now_ns=10 * S + part * S // 4)) is ByUdp for part in range(13)]
+    assert ways == [False] * 4 + [True] + [False] * 3 + [True] + [False] * 3 + [True]
+    assert core.stats.sent_by_udp_again == 3
+
+
+# -- bounds
+
+
+def test_the_least_recently_used_destination_goes() -> None:
+    core = datagrams(settings=DatagramSettings(destinations_max=2))
+    first, second, third = (("127.0.0.2", port) for port in (1, 2, 3))
+    send(core, b"", first)
+    send(core, b"", second)
+    send(core, b"", first)
+    core.receive_udp(data(b""), second, 10 * S)  # what arrives does not count as use
+    core.poll_transmit()
+    send(core, b"", third)
+    assert [core.knows(each) for each in (first, second, third)] == [True, False, True]
+    assert core.stats.destinations_evicted == 1
+
+
+def test_the_look_up_of_an_evicted_destination_is_given_up() -> None:
+    core = datagrams(settings=DatagramSettings(destinations_max=1))
+    send(core, b"x")
+    core.receive_udp(control(), THERE, 10 * S)
+    assert isinstance(core.poll_event(), LookUp)
+    send(core, b"x", ("127.0.0.2", 1))
+    assert core.poll_event() == GiveUp(1)
+    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY), PEER_OPENING, 10 * S)
+    assert not core.knows(THERE)
+
+
+def test_only_so_many_look_ups_at_once() -> None:
+    core = datagrams(settings=DatagramSettings(look_ups_max=2))
+    targets = [("127.0.0.2", port) for port in (1, 2, 3)]
+    for target in targets:
+        send(core, b"", target)
+        core.receive_udp(control(), target, 10 * S)
+    assert core.stats.look_ups == 2
+    core.handle_not_found(1, 10 * S)
+    core.receive_udp(control(), targets[2], 10 * S)
+    assert core.state_of(targets[2]) is DestinationState.LOOKING_UP
+
+
+def test_what_nobody_polls_is_lost() -> None:
+    core = datagrams(settings=DatagramSettings(transmits_max=2))
+    core.add_destination(THERE, HERE[0])
+    for number in range(3):
+        core.send(bytes([number]), THERE, 0)
+    assert core.stats.dropped_unsent == 1
+    first = core.poll_transmit()
+    assert isinstance(first, ByUdp)
+    assert first.octets[-1:] == b"\1"
+
+
+# -- devices, misuse
+
+
+def test_a_lost_device_leaves_its_peers_to_udp() -> None:
+    core = datagrams("shm", "tcp")
+    send(core, b"x")
+    learn(core, control())
+    core.handle_device_lost(0)
+    assert isinstance(send(core, b"y"), ByUdp)
+    core.receive_udp(control(ways=(DatagramWay("shm", 1), DatagramWay("tcp", 2))), THERE, 10 * S)
+    assert core.poll_event() == LookUp(2, 1, (THERE[0], 2)), "over what is left"
+
+
+def test_a_device_lost_during_a_look_up_is_not_waited_for() -> None:
+    core = datagrams("shm", "tcp")
+    send(core, b"x")
+    core.receive_udp(control(), THERE, 10 * S)
+    core.handle_device_lost(0)
+    assert [core.poll_event(), core.poll_event()] == [LookUp(1, 0, (THERE[0], 9000)), GiveUp(1)]
+    assert core.state_of(THERE) is DestinationState.BY_UDP
+
+
+def test_a_peer_with_a_scope_stays_with_udp() -> None:
+    core = Datagrams(
+        DatagramSettings(),
+        local=("::1", 5000),
+        devices=[Device("shm", 1, 2, 4096)],
+        opening=OPENING,
+    )
+    target = ("fe80::1%lo", 6000)
+    core.add_destination(target, "fe80::2%lo")
+    core.send(b"x", target, 0)
+    answer = UdpHeader(DatagramOp.CONTROL, 5, ip_address("fe80::1")).emit()
+    core.receive_udp(answer, target, 0)
+    assert core.poll_event() is None
+
+
+def test_a_destination_comes_before_its_datagrams_and_in_one_family() -> None:
+    core = datagrams()
+    with pytest.raises(LocalProtocolError):
+        core.send(b"x", THERE, 0)
+    with pytest.raises(LocalProtocolError):
+        core.add_destination(THERE, "::1")
