@@ -1,13 +1,15 @@
 """The process on the other side that a tool of `urds rsocket` starts where no host is given.
 
 It is this interpreter with a module of the command line and the tool's options as JSON. Its first
-line says where it listens; it ends by itself when its client is done, or does not come.
+line says where it listens. It ends when its client is done or does not come, or, where clients come
+and go, when its standard input closes, which happens however the tool ends.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,26 +28,33 @@ def own_server(module: str, options: Any) -> Iterator[int]:
     """Start the server of a tool; yield its port. Raises OSError: it failed."""
     server = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps(asdict(options))],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert server.stdout is not None, "it is piped"
+    assert server.stdin is not None and server.stdout is not None, "they are piped"
     try:
         ready = re.search(r"port\W+(\d+)", server.stdout.readline())
         if ready is None:
             raise OSError(f"the server did not start: exit code {server.wait(_END_S)}")
         yield int(ready[1])
+        server.stdin.close()
         if server.wait(_END_S):
             raise OSError(f"the server ended with exit code {server.returncode}")
     finally:
         if server.poll() is None:
             server.kill()
             server.wait()
+        server.stdin.close()
         server.stdout.close()
 
 
 def tell_port(port: int, *, json_wanted: bool) -> None:
     """Say where this server listens."""
     print(json.dumps({"port": port}) if json_wanted else f"listening on port {port}", flush=True)
+
+
+def is_abandoned() -> bool:
+    """Tell whether whoever started this server has closed its standard input."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def serve_child(tool: str, options_type: type[Any], serve: Callable[..., None]) -> Exit:

@@ -7,7 +7,7 @@ front knows more than this table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Final
 
@@ -108,4 +108,31 @@ RSTREAM: Final = Tool(
     ),
 )
 
-TOOLS: Final = (RSTREAM,)
+UDPONG: Final = Tool(
+    "udpong",
+    "Measure datagrams: rate and losses, or with -T e latency, in udpong's table.\n\n"
+    "Sizes from 64 to 1536 octets. Octets and rates are of what arrived; lost counts the rest:"
+    " datagrams have no flow control. With -T e the server echoes each one, usec/xfer is one way,"
+    " and an echo that takes longer than 0.1 s is lost. Without -s and --serve the server is a"
+    " process of its own on this host.",
+    (
+        ("urds rsocket udpong", "rates and losses"),
+        ("urds rsocket udpong -T e -C 100", "latency"),
+        ("urds rsocket udpong -T s", "the same by UDP of the kernel"),
+    ),
+    "rsocket_udpong",
+    "UdpongOptions",
+    (
+        _HOST,
+        replace(_SERVE, text="Be the server, for any clients, until Ctrl-C."),
+        _BIND,
+        _BUFFER,
+        replace(_TRANSFERS, text="Datagrams of each size; 1000 without it."),
+        _SIZE,
+        _port(7174),
+        _tests("s kernel sockets, a poll, b blocking (the default), n non-blocking, e echo."),
+        _DEVICE,
+    ),
+)
+
+TOOLS: Final = (RSTREAM, UDPONG)
