@@ -8,7 +8,7 @@ from tests.cli.commands import urds
 
 TOOLS = (
     *("demo", "ping", "info", "dat demo", "dat test", "dat load", "verbs bench"),
-    *("rsocket rstream", "rsocket udpong"),
+    *("rsocket rstream", "rsocket udpong", "rsocket rcopy"),
 )
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 BOTH = pytest.mark.parametrize("front", ["typer", "plain"])

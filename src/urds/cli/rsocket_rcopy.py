@@ -1,0 +1,168 @@
+"""`urds rsocket rcopy`: copy a file over a stream, checked by size and digest.
+
+`rcopy SOURCE HOST[:NAME]` is the client of a server that `rcopy --serve --into FOLDER` is;
+`rcopy SOURCE --into FOLDER` starts that server in a process of its own. Messages: `rcopy_wire`;
+the server: `rcopy_server`. Source: rsocket.md section 15.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Final
+
+from urds.cli.exits import Exit, UsageError
+from urds.cli.output import GOOD, Output, Progress
+from urds.cli.rsocket_addresses import resolved
+from urds.cli.rsocket_processes import own_server
+from urds.cli.rsocket_rcopy_wire import (
+    CHUNK_BYTES,
+    PORT,
+    REPLY_BYTES,
+    RcopyOptions,
+    Reply,
+    Request,
+    received,
+)
+from urds.cli.rsocket_ways import (
+    LOOPBACK,
+    AnySocket,
+    choose_devices,
+    device_names,
+    new_socket,
+)
+
+__all__ = ["RcopyOptions", "run"]
+
+_SERVER_MODULE: Final = "urds.cli.rsocket_rcopy_server"
+_STALLED_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied, and how fast."""
+
+    source: str
+    name: str
+    size_bytes: int
+    sha256: str
+    seconds: float
+    gb_per_s: float
+
+
+def run(options: RcopyOptions) -> Exit:
+    """Copy a file, or serve until Ctrl-C."""
+    options.check()
+    choose_devices(device_names(options.device))
+    if options.is_server:
+        from urds.cli.rsocket_rcopy_server import serve
+
+        serve(replace(options, port=options.port or PORT))
+        return Exit.OK
+    source = Path(options.source or "")
+    with _opened(source) as file:
+        if options.target is not None:
+            host, name = split(options.target)
+            _copy(options, file, source, host, options.port or PORT, name)
+        else:
+            with own_server(_SERVER_MODULE, replace(options, is_server=True)) as port:
+                _copy(options, file, source, LOOPBACK, port, "")
+    return Exit.OK
+
+
+def split(target: str) -> tuple[str, str]:
+    """Return host and name of HOST[:NAME]; an IPv6 address with a name stands in brackets."""
+    if target.startswith("["):
+        host, _, name = target[1:].partition("]")
+        return host, name.removeprefix(":")
+    if target.count(":") > 1:
+        return target, ""
+    host, _, name = target.partition(":")
+    return host, name
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[IO[bytes]]:
+    if source.is_dir():
+        raise UsageError(f"{source} is a directory; rcopy copies one file")
+    try:
+        file = source.open("rb", buffering=0)
+    except OSError as failure:
+        raise OSError(f"{source}: {failure.strerror}") from None
+    with file:
+        yield file
+
+
+def _copy(
+    options: RcopyOptions, file: IO[bytes], source: Path, host: str, port: int, name: str
+) -> None:
+    size_bytes = os.fstat(file.fileno()).st_size
+    request = Request(name or source.name, size_bytes)
+    family, address = resolved(host, port, "name")
+    with new_socket(is_kernel=options.is_kernel, family=family) as sock:
+        sock.settimeout(_STALLED_S)
+        start_s = time.perf_counter()
+        sock.connect(address)
+        sock.sendall(request.emit())
+        _reply(sock, request)
+        with Progress(quiet=options.json_wanted) as progress:
+            digest = _send(sock, file, request, progress)
+        sock.sendall(digest)
+        _reply(sock, request)
+        seconds = time.perf_counter() - start_s
+        sock.shutdown(socket.SHUT_RDWR)
+    _print(
+        options,
+        Copied(
+            str(source), request.name, size_bytes, digest.hex(), seconds,
+            size_bytes * 8 / seconds / 1e9,
+        ),
+    )  # fmt: skip
+
+
+def _send(sock: AnySocket, file: IO[bytes], request: Request, progress: Progress) -> bytes:
+    """Send the content; return its digest. Raises OSError: what the server says meanwhile."""
+    digest, sent_bytes = hashlib.sha256(), 0
+    chunk = memoryview(bytearray(CHUNK_BYTES))
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    while sent_bytes < request.size_bytes:
+        count = file.readinto(chunk[: request.size_bytes - sent_bytes])  # type: ignore[attr-defined]
+        if not count:
+            raise OSError(f"the file became shorter: {sent_bytes} of {request.size_bytes} octets")
+        if poll.poll(0):  # a full disk, say: the server does not wait for the rest
+            _reply(sock, request)
+        sock.sendall(chunk[:count])
+        digest.update(chunk[:count])
+        sent_bytes += count
+        progress.update(
+            sent_bytes / request.size_bytes, f"{sent_bytes} of {request.size_bytes} octets"
+        )
+    return digest.digest()
+
+
+def _reply(sock: AnySocket, request: Request) -> None:
+    """Take the server's word. Raises OSError: what it could not do."""
+    reply = Reply.parse(received(sock, REPLY_BYTES))
+    if reply.errno:
+        raise OSError(reply.errno, f"{request.name} at the server: {os.strerror(reply.errno)}")
+    if reply.size_bytes not in (0, request.size_bytes):
+        raise OSError(f"the server has {reply.size_bytes} octets of {request.size_bytes}")
+
+
+def _print(options: RcopyOptions, copied: Copied) -> None:
+    output = Output(json_wanted=options.json_wanted)
+    if options.json_wanted:
+        output.document(asdict(copied))
+        return
+    output.line(
+        f"{copied.size_bytes} bytes in {copied.seconds:.2f} seconds = {copied.gb_per_s:.2f} Gb/sec"
+    )
+    output.line(f"{copied.name}: size and SHA-256 are those of {copied.source}", GOOD)

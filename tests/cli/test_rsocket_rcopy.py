@@ -1,0 +1,203 @@
+"""`urds rsocket rcopy` and its kernel baseline: what arrives, and what must never be seen."""
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import command, environment, urds
+from urds.cli.rsocket_rcopy import split
+from urds.cli.rsocket_rcopy_server import placed
+
+KERNEL = ("--kernel",)
+REPLY = struct.Struct(">4s2xHQ")
+
+
+def request(name: str, size_bytes: int) -> bytes:
+    return struct.pack(">4s2xHQ", b"urc1", len(name), size_bytes) + name.encode()
+
+
+@contextmanager
+def server(
+    into: Path, *, file_kib_max: int | None = None
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Run a server on a free port; yield the port and the process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = command("plain", "rsocket", "rcopy", *KERNEL, "--serve", "--into", str(into))
+    limit = f"ulimit -f {file_kib_max};" if file_kib_max else ""
+    with subprocess.Popen(
+        ["bash", "-c", f'{limit} exec "$@"', "server", *words, "-p", str(port)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"listening on port {port}\n"
+        yield port, process
+        process.terminate()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.bin"
+    path.write_bytes(os.urandom(2_500_003))
+    return path
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    path = tmp_path / "into"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_a_file_arrives_whole(source: Path, into: Path, front: str) -> None:
+    done = urds("rsocket", "rcopy", *KERNEL, str(source), "--into", str(into), front=front)
+    assert (done.code, done.err) == (0, "")
+    figures, verdict = done.out.splitlines()[-2:]
+    assert figures.startswith("2500003 bytes in ")
+    assert figures.endswith(" Gb/sec")
+    assert verdict == f"source.bin: size and SHA-256 are those of {source}"
+    assert [path.name for path in into.iterdir()] == ["source.bin"]
+    assert (into / "source.bin").read_bytes() == source.read_bytes()
+
+
+def test_json_tells_size_and_digest(source: Path, into: Path) -> None:
+    done = urds("rsocket", "rcopy", *KERNEL, str(source), "--into", str(into), "--json")
+    found = json.loads(done.out)
+    assert (found["size_bytes"], found["name"]) == (2_500_003, "source.bin")
+    assert found["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def test_a_server_takes_one_client_after_another_and_their_names(
+    source: Path, into: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    with server(into) as (port, _):
+        for path, target in (
+            (source, "127.0.0.1:new.bin"),
+            (empty, "localhost"),
+            (empty, "127.0.0.1:new.bin"),
+        ):
+            done = urds("rsocket", "rcopy", *KERNEL, str(path), target, "-p", str(port))
+            assert (done.code, done.err) == (0, "")
+    assert {path.name: path.stat().st_size for path in into.iterdir()} == {"new.bin": 0, "empty": 0}
+
+
+@pytest.mark.parametrize(
+    ("octets", "known"),
+    [(b"wrong digest" + bytes(88) + bytes(32), errno.EBADMSG), (b"half", None)],
+    ids=["digest", "half"],
+)
+def test_what_is_not_whole_and_right_leaves_the_old_file(
+    into: Path, octets: bytes, known: int | None
+) -> None:
+    (into / "name").write_bytes(b"old")
+    with server(into) as (port, process):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(request("name", 100))
+            assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == 0
+            client.sendall(octets)
+            client.shutdown(socket.SHUT_WR)
+            assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == (
+                known or errno.EIO
+            )
+            assert client.recv(1) == b""
+        assert process.stderr is not None
+        assert "name: " in process.stderr.readline()
+    assert {path.name: path.read_bytes() for path in into.iterdir()} == {"name": b"old"}
+
+
+def test_a_full_disk_is_told_before_everything_was_sent(tmp_path: Path, into: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(bytes(20_000_000))
+    with server(into, file_kib_max=1024) as (port, _):
+        done = urds("rsocket", "rcopy", *KERNEL, str(big), "127.0.0.1", "-p", str(port))
+    assert done.code == 1
+    assert "File too large" in done.err
+    assert list(into.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "link/x", ".", "..", "a\0b"])
+def test_names_that_lead_out_are_refused(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(OSError) as refused:
+        placed(name, root)
+    assert refused.value.errno in (errno.EACCES, errno.EISDIR)
+
+
+def test_names_below_the_folder_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    assert placed("sub/x", tmp_path.resolve()) == tmp_path.resolve() / "sub" / "x"
+    with pytest.raises(FileNotFoundError):
+        placed("absent/x", tmp_path)
+
+
+def test_a_refusal_names_the_file(source: Path, into: Path) -> None:
+    with server(into) as (port, process):
+        done = urds("rsocket", "rcopy", *KERNEL, str(source), "127.0.0.1:../x", "-p", str(port))
+        assert process.stderr is not None
+        assert "a name that leads out of the folder" in process.stderr.readline()
+    assert done.code == 1
+    assert done.err == "urds rsocket rcopy: ../x at the server: Permission denied\n"
+
+
+def test_a_stranger_hurts_nobody(source: Path, into: Path) -> None:
+    with server(into) as (port, _):
+        for octets in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            request("x", 5)[:-1],
+            b"urc1" + b"\xff" * 12,
+        ):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(octets)
+        done = urds("rsocket", "rcopy", *KERNEL, str(source), "127.0.0.1", "-p", str(port))
+    assert done.code == 0
+    assert [path.name for path in into.iterdir()] == ["source.bin"]
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("host", ("host", "")),
+        ("10.0.0.2:name", ("10.0.0.2", "name")),
+        ("fd00::2", ("fd00::2", "")),
+        ("[fd00::2]:name", ("fd00::2", "name")),
+        ("[fd00::2]", ("fd00::2", "")),
+    ],
+)
+def test_a_target_is_a_host_and_maybe_a_name(target: str, parts: tuple[str, str]) -> None:
+    assert split(target) == parts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "which file?"),
+        (("x",), 2, "either HOST[:NAME] to copy to, or --into"),
+        (("x", "127.0.0.1", "--into", "/"), 2, "either HOST[:NAME] to copy to, or --into"),
+        (("--serve",), 2, "--serve needs --into"),
+        (("x", "--into", "/nosuch"), 2, "--into /nosuch: no such folder"),
+        (("/", "127.0.0.1"), 2, "is a directory"),
+        (("/nosuch", "127.0.0.1"), 1, "/nosuch: No such file"),
+        (("/dev/null", "127.0.0.1", "-p", "9"), 1, "Connection refused"),
+    ],
+)
+def test_what_cannot_be_is_said(arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = urds("rsocket", "rcopy", *KERNEL, *arguments)
+    assert done.code == code
+    assert words in done.err
+    assert "Traceback" not in done.err
