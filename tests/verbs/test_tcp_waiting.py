@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 
 from tests.verbs.tcp_ends import connected
+from urds.verbs.providers.tcp import reactor
 from urds.verbs.providers.tcp.reactor import Reactor
 
 LIMIT_NS = 2_000_000_000
@@ -187,3 +188,19 @@ def test_round_trips_never_stall() -> None:
                 time.sleep(0.01)
         thread.join()
         assert slowest_ns < LIMIT_NS // 2
+
+
+def test_the_thread_takes_the_crank_for_who_sleeps_outside(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reactor, "PARKED_S", 3600)
+    time.sleep(0.02)  # the thread has the crank
+    world.reactor.progress()
+    world.far.send(b"x")
+    time.sleep(0.02)  # and left it, seeing that somebody else had it meanwhile
+    taken = threading.Event()
+    world.on_data = taken.set
+    with world.lock:
+        world.reactor.attend()
+    world.far.send(b"x")
+    assert taken.wait(5)

@@ -1,7 +1,8 @@
 """Waiting for completions in asyncio: `await channel.event()`, `await cq.wait(n)`.
 
 An event wakes its waiters through the event loop's own door, from whichever thread made it; no
-descriptor is needed. Users of trio wait for `channel.fileno()` to become readable.
+descriptor is needed. Users of trio wait for `channel.fileno()` to become readable. Either way the
+loop sleeps outside of the device, which `Adapter.attend` is told.
 
 In virtual time nobody else drives: a wait lets a simulated device run until the event is there,
 giving way to other tasks between the steps.
@@ -25,7 +26,7 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
 
     A cancelled wait takes none. Raises VerbsClosedError: the channel is closed, or meanwhile.
     """
-    loop = asyncio.get_running_loop()
+    loop, adapter = asyncio.get_running_loop(), channel.context.adapter
     while True:
         woken: asyncio.Future[None] = loop.create_future()
 
@@ -40,13 +41,15 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
             if found is not None:
                 return found
             channel.listen(wake)
+            adapter.attend()
         try:
-            if channel.context.adapter.has_own_time:
+            if adapter.has_own_time:
                 await woken
             else:
-                await _run_until(woken, channel.context.adapter)
+                await _run_until(woken, adapter)
         finally:
             with channel._lock:
+                adapter.unattend()
                 channel.unlisten(wake)
 
 

@@ -28,13 +28,22 @@ class CompChannel(Resource):
         self.context = context
         self._events: deque[CQ] = deque()  # at most one per armed queue, so bounded by them
         self._descriptor = Descriptor()
+        self._is_attended = False
         self._listeners: list[Callable[[], None]] = []
         super().__init__(context.adapter.lock, context)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE."""
+        """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE.
+
+        From the first call on the device drives itself whenever nobody waits: see
+        `Adapter.attend`.
+        """
         with self._calling():
-            return self._descriptor.fileno()
+            descriptor = self._descriptor.fileno()
+            if not self._is_attended:
+                self._is_attended = True
+                self.context.adapter.attend()
+            return descriptor
 
     def get_cq_event(self, cq: "CQ | None" = None, timeout_s: float | None = None) -> "CQ":
         """Wait for an event, of `cq` if given, and return its queue.
@@ -112,6 +121,9 @@ class CompChannel(Resource):
     def _release(self, *, forced: bool) -> None:
         self._events.clear()
         self._descriptor.close()
+        if self._is_attended:
+            self._is_attended = False
+            self.context.adapter.unattend()
 
     def _announce_end(self) -> None:
         self.wake()

@@ -187,6 +187,16 @@ class Adapter(ABC):
         Call it without the lock. Returns what `is_ready` said last.
         """
 
+    def attend(self) -> None:  # noqa: B027 - where time stands still nobody else drives
+        """Count one who sleeps outside, on a descriptor: nobody may count on him to drive.
+
+        Lock held. A device with a thread of its own lets it drive at once whenever nobody waits
+        in `wait`, instead of leaving that to the last caller for some milliseconds.
+        """
+
+    def unattend(self) -> None:  # noqa: B027
+        """Count one less: each `attend` has its own. Lock held; the device may be closed."""
+
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` with the lock held once the engine call under way is over; return at once.
 

@@ -96,6 +96,14 @@ class UdpAdapter(PacketAdapter):
         """Wait, and serve the device meanwhile unless another thread does."""
         return self._reactor.wait(is_ready, timeout_ns)
 
+    def attend(self) -> None:
+        """Count one who sleeps outside. See `Adapter.attend`."""
+        self._reactor.attend()
+
+    def unattend(self) -> None:
+        """Count one less."""
+        self._reactor.unattend()
+
     def notify(self) -> None:
         """Let those who wait ask again."""
         self._reactor.tell()

@@ -109,7 +109,7 @@ class ShmAdapter(PacketAdapter):
             now_ns = time.monotonic_ns()
             self._pump.note_driving(now_ns)
             ready: list[tuple[int, int]] = []
-            if now_ns - self._looked_ns >= _LOOK_NS:
+            if now_ns - self._looked_ns >= _LOOK_NS and not self._pump.is_led:
                 self._looked_ns = now_ns
                 ready = self.peers.epoll.poll(0)
             self.turn([descriptor for descriptor, _ in ready])
@@ -117,6 +117,14 @@ class ShmAdapter(PacketAdapter):
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Wait, and drive the device meanwhile unless another thread does."""
         return self._pump.wait(is_ready, timeout_ns)
+
+    def attend(self) -> None:
+        """Count one who sleeps outside. See `Adapter.attend`."""
+        self._pump.attend()
+
+    def unattend(self) -> None:
+        """Count one less."""
+        self._pump.unattend()
 
     def close(self) -> None:
         """Tell the peers and close everything."""

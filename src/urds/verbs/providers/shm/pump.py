@@ -5,7 +5,13 @@ for a completion looks at the rings himself. One thread at a time, the *leader*,
 other waiters sleep on a condition, and whoever makes one of them ready wakes it. The background
 thread leads when nobody waits and nobody has driven lately; a waiter sends it away.
 
-While nobody leads, peers ring for nobody: they write, and the next who drives finds it.
+While nobody leads, peers ring for nobody: they write, and the next who drives finds it. While
+somebody leads, bells are his alone: a bell that another thread hears before he wakes has rung for
+nobody, and its writer does not ring again.
+
+Who sleeps *outside*, on a descriptor in a set of his own, drives nothing and cannot be counted on
+to come back. While there is one (`attend`) the background thread leads whenever nobody waits
+here, and waiters leave it the lead: to send it away and call it back costs more than one message.
 """
 
 import os
@@ -60,6 +66,7 @@ class Pump:
         self._leader: _Waiter | None = None  # who sleeps in epoll
         self._background = _Waiter(lambda: self._is_closed or bool(self._waiters))
         self._driven_ns = 0
+        self._outside_count = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -67,6 +74,21 @@ class Pump:
     def note_driving(self, now_ns: int) -> None:
         """Keep the background thread away for a while: the application drives."""
         self._driven_ns = now_ns
+
+    @property
+    def is_led(self) -> bool:
+        """Tell whether a thread sleeps in epoll, whose the bells are."""
+        return self._leader is not None
+
+    def attend(self) -> None:
+        """Count one who sleeps outside; the background thread takes over unless somebody waits."""
+        self._outside_count += 1
+        if self._leader is None and not self._waiters:
+            self._condition.notify_all()
+
+    def unattend(self) -> None:
+        """Count one less."""
+        self._outside_count -= 1
 
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Drive until `is_ready()` or time is over; return what it said last."""
@@ -81,7 +103,8 @@ class Pump:
                 # Somebody leads now: another waiter, or the thread. While waits follow each
                 # other closely the thread looks after them by itself, and is not woken.
                 now_ns = time.monotonic_ns()
-                if self._waiters or now_ns - self._driven_ns > PARK_NS:
+                is_left = now_ns - self._driven_ns > PARK_NS
+                if self._waiters or self._outside_count or is_left:
                     self._condition.notify_all()
                 self._driven_ns = now_ns
 
@@ -137,7 +160,7 @@ class Pump:
             if self._leader is None:
                 self._lead(waiter, rest_ns)
                 continue
-            if self._leader is self._background:
+            if self._leader is self._background and not self._outside_count:
                 self._wake_leader()
             self._condition.wait(_seconds(rest_ns))
 
@@ -175,7 +198,7 @@ class Pump:
                 if self._waiters:
                     is_lively = parked_ns > -PARK_NS
                     self._condition.wait(_seconds(PARK_NS if is_lively else NAP_NS))
-                elif parked_ns > 0:
+                elif parked_ns > 0 and not self._outside_count:
                     self._condition.wait(_seconds(parked_ns))
                 else:
                     self._lead(self._background, NAP_NS)

@@ -97,6 +97,14 @@ class TcpAdapter(Adapter):
         """Run `action` with the next turn, with the lock held."""
         self.reactor.call_soon(action)
 
+    def attend(self) -> None:
+        """Count one who sleeps outside. See `Adapter.attend`."""
+        self.reactor.attend()
+
+    def unattend(self) -> None:
+        """Count one less."""
+        self.reactor.unattend()
+
     def notify(self) -> None:
         """Let those who wait ask again."""
         self.reactor.tell()

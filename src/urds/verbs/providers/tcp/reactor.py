@@ -2,8 +2,9 @@
 
 Whoever waits for a completion turns it himself: waking another thread costs more than the message
 (design.md, "Run to completion"). The progress thread does it when nobody has for a
-millisecond, so that a process which computes still answers its peers. Everything but `wait`,
-`progress` and `close` is called with the lock held; handlers run with it held.
+millisecond, so that a process which computes still answers its peers; at once while somebody
+sleeps outside (`attend`), on a descriptor in a set of his own. Everything but `wait`, `progress`
+and `close` is called with the lock held; handlers run with it held.
 """
 
 import heapq
@@ -60,6 +61,7 @@ class Reactor:
         self._turn_count = 0
         self._polling_count = 0  # threads inside a poll that waits
         self._driven_ns = 0
+        self._outside_count = 0
         self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._bell, select.EPOLLIN, self._handle_bell)
@@ -111,6 +113,15 @@ class Reactor:
             if self._polling_count:
                 self._ring()
 
+    def attend(self) -> None:
+        """Count one who sleeps outside; the thread takes the crank unless somebody has it."""
+        self._outside_count += 1
+        self._parked.notify()
+
+    def unattend(self) -> None:
+        """Count one less."""
+        self._outside_count -= 1
+
     # -- turning the crank
 
     def progress(self) -> None:
@@ -157,6 +168,8 @@ class Reactor:
         self._driven_ns = time.monotonic_ns()
         if self._deferred and self._polling_count:
             self._ring()
+        if self._outside_count:
+            self._parked.notify()
 
     def _turn(self, deadline_ns: int | None) -> None:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
@@ -242,14 +255,19 @@ class Reactor:
     def _run(self) -> None:
         with self._lock:
             while not self._closed:
-                idle_ns = time.monotonic_ns() - self._driven_ns
-                if self._is_driven or (idle_ns < PARKED_S * _NS and not self._deferred):
+                if self._is_driven or not self._is_mine():
                     self._parked.wait(PARKED_S)
                     continue
                 self._turn(None)
                 # No application answers from here, and a driver may sleep on what was put off.
                 if self._do_deferred():
                     self.tell()
+
+    def _is_mine(self) -> bool:
+        """Tell whether the thread may turn the crank that nobody has now."""
+        if self._outside_count or self._deferred:
+            return True
+        return time.monotonic_ns() - self._driven_ns >= PARKED_S * _NS
 
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""

@@ -1,0 +1,194 @@
+"""Who sleeps outside of a device, on a descriptor: the device drives itself for him, at once.
+
+Without it the device's own thread leaves the driving to the last caller for a while. These tests
+make that while an hour, and the bounded sleeps too, so that what nobody drives never comes.
+"""
+
+import asyncio
+import select
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.verbs.pair import End, connect
+from urds.verbs import CompChannel, Context, RecvWR, SendWR
+from urds.verbs.providers.base import Adapter
+from urds.verbs.providers.shm import ShmAdapter, adapter, pump
+from urds.verbs.providers.sim import SimNetwork
+from urds.verbs.providers.tcp import TcpAdapter, reactor
+from urds.verbs.providers.udp import UdpAdapter
+
+HOUR_S = 3600
+PATIENCE_S = 10.0
+ROUNDS = 200
+
+
+@pytest.fixture(params=["shm", "tcp", "udp"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[End, End]]:
+    """Yield two connected ends, where nobody but their callers drives."""
+
+    def opened() -> Adapter:
+        if request.param == "shm":
+            return ShmAdapter(directory=tmp_path / "meet")
+        return TcpAdapter() if request.param == "tcp" else UdpAdapter()
+
+    left, right = (End(Context(adapter=opened())) for _ in range(2))
+    connect(left, right, ("127.0.0.1", 0))
+    for end in (left, right):
+        end.adapter.progress()
+    monkeypatch.setattr(pump, "NAP_NS", HOUR_S * 10**9)
+    monkeypatch.setattr(pump, "PARK_NS", HOUR_S * 10**9)
+    monkeypatch.setattr(reactor, "PARKED_S", HOUR_S)
+    yield left, right
+    monkeypatch.undo()  # closing waits in those steps
+    left.context.close()
+    right.context.close()
+
+
+def notices(end: End) -> threading.Event:
+    """Return what is set by each completion."""
+    noticed = threading.Event()
+
+    def note(_wc: object, _solicited: bool) -> bool:
+        noticed.set()
+        return False
+
+    end.cq.engine.on_push = note
+    return noticed
+
+
+def driven(end: End) -> None:
+    """Drive once: from here on the thread leaves it to its caller."""
+    end.adapter.progress()
+    end.cq.engine.poll(100)
+
+
+def test_an_attended_device_takes_in_what_arrives(pair: tuple[End, End]) -> None:
+    left, right = pair
+    noticed = notices(right)
+    driven(right)
+    time.sleep(0.02)  # the thread has gone to sleep for an hour by now
+    with right.adapter.lock:
+        right.adapter.attend()
+    for number in range(ROUNDS):
+        right.qp.post_recv(RecvWR(number, [right.mr.sge(0, 8)]))
+        driven(right)
+        left.send(number, b"12345678")
+        assert noticed.wait(PATIENCE_S), number
+        noticed.clear()
+        left.cq.wait_for(1, PATIENCE_S)
+
+
+def test_who_waits_inside_of_an_attended_device_is_served(pair: tuple[End, End]) -> None:
+    left, right = pair
+    for end in pair:
+        with end.adapter.lock:
+            end.adapter.attend()
+    for number in range(ROUNDS):
+        right.qp.post_recv(RecvWR(number, [right.mr.sge(0, 8)]))
+        left.send(number, b"12345678")
+        right.cq.wait_for(1, PATIENCE_S)
+        left.cq.wait_for(1, PATIENCE_S)
+
+
+def test_the_thread_takes_over_from_who_waited_inside(pair: tuple[End, End]) -> None:
+    left, right = pair
+    noticed = notices(right)
+    right.qp.post_recv(RecvWR(0, [right.mr.sge(0, 8)]))
+    waiter = threading.Thread(target=right.adapter.wait, args=(lambda: False, 50_000_000))
+    waiter.start()
+    with right.adapter.lock:
+        right.adapter.attend()
+    waiter.join(PATIENCE_S)
+    left.send(0, b"12345678")
+    assert noticed.wait(PATIENCE_S)
+
+
+def test_who_polls_takes_no_bell_from_the_thread(
+    pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bell that a poller hears before the sleeping thread wakes would have rung for nobody."""
+    monkeypatch.setattr(adapter, "_LOOK_NS", 0)
+    left, right = pair
+    noticed = notices(right)
+    with right.adapter.lock:
+        right.adapter.attend()
+    for number in range(ROUNDS):
+        right.post_receives(2, 8)
+        left.send(0, b"12345678")
+        for _ in range(100_000):
+            if right.cq.poll(1)[0]:
+                break
+        noticed.clear()
+        left.send(1, b"12345678")
+        assert noticed.wait(PATIENCE_S), number
+        assert len(right.cq.wait_for(1, PATIENCE_S)) == 1
+        left.cq.wait_for(2, PATIENCE_S)
+
+
+# -- who attends
+
+
+class Count:
+    """Counts the sleepers of an adapter in place of it."""
+
+    def __init__(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.most = 0
+        monkeypatch.setattr(adapter, "attend", lambda: self.add(1))
+        monkeypatch.setattr(adapter, "unattend", lambda: self.add(-1))
+
+    def add(self, change: int) -> None:
+        self.now += change
+        self.most = max(self.most, self.now)
+
+
+def test_a_channel_attends_once_its_descriptor_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Context(adapter=SimNetwork().adapter("alone")) as context:
+        count = Count(context.adapter, monkeypatch)
+        channel, other = CompChannel(context), CompChannel(context)
+        assert count.now == 0
+        assert channel.fileno() == channel.fileno()
+        assert count.now == 1
+        channel.close()
+        channel.close()
+        other.close()
+        assert (count.now, count.most) == (0, 1)
+
+
+def test_a_task_that_waits_attends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Context(adapter=SimNetwork().adapter("alone")) as context:
+        count = Count(context.adapter, monkeypatch)
+        channel = CompChannel(context)
+
+        async def wait_in_vain() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(channel.event(), 0.02)
+
+        asyncio.run(wait_in_vain())
+        assert (count.now, count.most) == (0, 1)
+
+
+def test_a_channel_wakes_who_sleeps_in_his_own_set(pair: tuple[End, End]) -> None:
+    left, right = pair
+    channel = CompChannel(right.context)
+    right.cq.channel = channel
+    own = select.poll()
+    own.register(channel.fileno(), select.POLLIN)
+    for number in range(ROUNDS):
+        right.qp.post_recv(RecvWR(number, [right.mr.sge(0, 8)]))
+        right.cq.req_notify()
+        driven(right)
+        left.qp.post_send(SendWR(number, sg=[left.mr.sge(0, 8)]))
+        assert own.poll(PATIENCE_S * 1000), number
+        channel.get_cq_event(timeout_s=0)
+        right.cq.ack_events(1)
+        left.cq.wait_for(1, PATIENCE_S)
+    right.cq.channel = None
+    channel.close()
