@@ -1,0 +1,273 @@
+"""`DatagramSocket`: datagrams with the calls of `socket.socket`. What it sends may get lost.
+
+A datagram goes whole or not at all, and what exceeds the receiver's buffer is cut off. Source:
+rsocket.md sections 10 to 12.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket as system
+from collections.abc import Iterable
+from socket import MSG_CMSG_CLOEXEC, MSG_DONTROUTE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC
+from typing import TYPE_CHECKING, Any, Final
+
+from urds.rsocket import devices, options, socket_names
+from urds.rsocket.constants import SOL_RDMA
+from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.dgram import DatagramSettings
+from urds.rsocket.refusals import closed, refusal
+from urds.rsocket.socket_waiting import Patience
+from urds.rsocket.sockets import Socket
+
+if TYPE_CHECKING:
+    from urds.rsocket.dgram import DatagramStats
+    from urds.verbs.providers.base import Address
+
+SLOT_BYTES: Final = 2048  # of one datagram with its headers; rsocket.md section 10
+_DONTWAIT: Final = int(MSG_DONTWAIT)
+_PEEK: Final = int(MSG_PEEK)
+_TRUNC: Final = int(MSG_TRUNC)
+_SEND_FLAGS: Final = int(MSG_DONTWAIT | MSG_NOSIGNAL | MSG_DONTROUTE)
+_RECEIVE_FLAGS: Final = int(MSG_DONTWAIT | MSG_PEEK | MSG_TRUNC | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
+_NEVER: Final = 0.0
+
+
+class DatagramSocket(Socket):
+    """Datagrams over a queue pair where the peer has one, over UDP where not."""
+
+    __slots__ = ("_link",)
+
+    def _begin(self, family: int, kind: int, proto: int, chosen: options.Options) -> None:
+        self._link: DatagramLink | None = DatagramLink(
+            devices.openings(), settings=DatagramSettings(), family=family
+        )
+        super()._begin(family, kind, proto, chosen)
+        self._link.on_change = self.watchers.tell
+
+    # -- addresses
+
+    def bind(self, address: Any, /) -> None:
+        """Take an address of this host; port 0 chooses a free one.
+
+        Raises OSError: EINVAL (bound already), EADDRINUSE, EADDRNOTAVAIL.
+        """
+        link = self._open_link()
+        link.bind(socket_names.parse(address, self._family, "bind"))
+
+    def connect(self, address: Any, /) -> None:
+        """Choose the target of `send`; only its datagrams are received from then on.
+
+        Raises OSError: EADDRNOTAVAIL, ENETUNREACH.
+        """
+        link = self._open_link()
+        link.connect(socket_names.reachable(self._parse(address, "connect")))
+
+    def connect_ex(self, address: Any, /) -> int:
+        """Connect; return 0 or the errno. A name that nobody knows still raises."""
+        try:
+            self.connect(address)
+        except system.gaierror:
+            raise
+        except OSError as refused:
+            return refused.errno or 0
+        return 0
+
+    def getpeername(self) -> Any:
+        """Return the chosen target. Raises OSError: ENOTCONN."""
+        link = self._open_link()
+        if link.peer is None:
+            raise refusal(errno.ENOTCONN)
+        return socket_names.shown(link.peer, self._family)
+
+    @property
+    def link(self) -> DatagramLink | None:
+        """What sends and receives; None once the socket is closed."""
+        return self._link
+
+    @property
+    def stats(self) -> DatagramStats | None:
+        """What was sent, received and dropped, and why; None once the socket is closed."""
+        return None if self._link is None else self._link.stats
+
+    # -- sending
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Send to the chosen target; see `sendto`."""
+        return self._send(data, flags, None)
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        """Send to the chosen target: a datagram goes whole or not at all."""
+        self._send(data, flags, None)
+
+    def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:  # type: ignore[override]  # the parent's overloads, in one signature
+        """Send one datagram; return its length. Never waits.
+
+        Raises OSError: EMSGSIZE (it does not fit a slot), EDESTADDRREQ, ENETUNREACH, ECONNREFUSED
+        of an earlier one.
+        """
+        flags, target = (0, flags_or_address) if address is None else (flags_or_address, address)
+        return self._send(data, flags, target)
+
+    def sendmsg(
+        self,
+        buffers: Iterable[Any],
+        ancdata: Iterable[tuple[int, int, Any]] = (),
+        flags: int = 0,
+        address: Any = None,
+        /,
+    ) -> int:
+        """Send one datagram of all buffers. Raises OSError: ENOTSUP for control messages."""
+        if tuple(ancdata):
+            raise refusal(errno.ENOTSUP, "control messages")
+        return self._send(b"".join(memoryview(one).cast("B") for one in buffers), flags, address)
+
+    def _send(self, data: Any, flags: int, target: Any) -> int:
+        if flags & ~_SEND_FLAGS:
+            raise refusal(errno.EOPNOTSUPP, f"flags {flags & ~_SEND_FLAGS:#x}")
+        link = self._open_link()
+        return link.send(data, None if target is None else self._parse(target, "sendto"))
+
+    # -- receiving
+
+    def recv(self, bytes_max: int, flags: int = 0, /) -> bytes:
+        """Take one datagram; see `recvfrom`."""
+        return self.recvfrom(bytes_max, flags)[0]
+
+    def recvfrom(self, bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
+        """Take one datagram and its source; what exceeds `bytes_max` is lost.
+
+        MSG_PEEK leaves it there. Raises OSError: EAGAIN, ETIMEDOUT, ECONNREFUSED.
+        """
+        if bytes_max < 0:
+            raise ValueError("negative buffersize in recvfrom")
+        payload, source = self._receive(flags)
+        return payload[:bytes_max], source
+
+    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
+        """Take one datagram into a buffer; see `recvfrom_into`."""
+        return self.recvfrom_into(buffer, bytes_max, flags)[0]
+
+    def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
+        """Take one datagram into a buffer; return how many octets, and the source.
+
+        With MSG_TRUNC it is the length of the datagram. Raises ValueError if the buffer is
+        smaller than `bytes_max`.
+        """
+        view = memoryview(buffer).cast("B")
+        if not 0 <= bytes_max <= len(view):
+            raise ValueError(f"buffer of {len(view)} octets is too small for {bytes_max}")
+        view = view[:bytes_max] if bytes_max else view
+        count, _, _, source = self.recvmsg_into([view], 0, flags)
+        return count, source
+
+    def recvmsg(
+        self, bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+        """Take one datagram and its source; MSG_TRUNC in the flags says that it was cut."""
+        if bytes_max < 0:
+            raise ValueError("negative buffersize in recvmsg")
+        _refuse_ancillary(ancillary_bytes_max)
+        payload, source = self._receive(flags)
+        cut = _TRUNC if len(payload) > bytes_max else 0
+        return payload[:bytes_max], [], cut, source
+
+    def recvmsg_into(
+        self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
+        """Take one datagram into all buffers, one after the other; else as `recvmsg`."""
+        _refuse_ancillary(ancillary_bytes_max)
+        views = [memoryview(one).cast("B") for one in buffers]
+        payload, source = self._receive(flags)
+        copied = 0
+        for view in views:
+            piece = payload[copied : copied + len(view)]
+            view[: len(piece)] = piece
+            copied += len(piece)
+        cut = _TRUNC if len(payload) > copied else 0
+        return len(payload) if flags & _TRUNC else copied, [], cut, source
+
+    def _receive(self, flags: int) -> tuple[bytes, Any]:
+        if flags & ~_RECEIVE_FLAGS:
+            raise refusal(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
+        link = self._open_link()
+        take = link.peek if flags & _PEEK else link.receive
+        taken, patience = take(), None
+        while taken is None:
+            patience = patience or Patience(_NEVER if flags & _DONTWAIT else self._wait_s)
+            patience.until(link.wait, lambda: link.readiness().readable or self._is_over)
+            if self._is_over:
+                raise closed()
+            taken = take()
+        self._tell()
+        payload, source = taken
+        return payload, socket_names.shown(source, self._family)
+
+    # -- what the common part asks
+
+    def _open_link(self) -> DatagramLink:
+        link = self._link
+        if link is None or self._is_over:
+            raise closed()
+        return link
+
+    def _parse(self, address: Any, call: str) -> Address:
+        return socket_names.parse(address, self._family, call)
+
+    def _behind(self) -> DatagramLink | None:
+        return self._link
+
+    def _local(self) -> Address | None:
+        return None if self._link is None else self._link.local
+
+    def _life(self) -> options.Life:
+        return options.Life(options.TcpState.CLOSE, None)
+
+    def _take_error(self) -> int:
+        return self._open_link().take_error()
+
+    def _has_begun(self) -> bool:
+        return self._local() is not None
+
+    def _let_go(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    def _let_go_soon(self) -> None:
+        link = self._link
+        if link is not None and link.openings:
+            link.openings[0].adapter.call_soon(link.close)
+
+    def _abandon_in_child(self) -> None:
+        super()._abandon_in_child()
+        self._link = None
+
+    # -- options
+
+    def setsockopt(
+        self, level: int, option: int, value: Any, value_bytes: int | None = None, /
+    ) -> None:
+        """Set an option of ours at level SOL_RDMA, of the UDP socket at any other.
+
+        SO_RCVBUF also says how many datagrams may wait, before the socket is bound.
+        """
+        if level == SOL_RDMA:
+            super().setsockopt(level, option, value, value_bytes)
+            return
+        link = self._open_link()
+        link.set_udp_option(level, option, value)
+        if (level, option) == (system.SOL_SOCKET, system.SO_RCVBUF) and link.local is None:
+            slots = max(1, 2 * int(value) // SLOT_BYTES)
+            link.settings = DatagramSettings(receive_slots=slots)
+
+    def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
+        """Return an option: of ours at level SOL_RDMA, SO_ERROR, else of the UDP socket."""
+        is_ours = level == SOL_RDMA or (level, option) == (system.SOL_SOCKET, system.SO_ERROR)
+        if is_ours:
+            return super().getsockopt(level, option, buffer_bytes)
+        return self._open_link().get_udp_option(level, option, buffer_bytes)
+
+
+def _refuse_ancillary(ancillary_bytes_max: int) -> None:
+    if ancillary_bytes_max:
+        raise refusal(errno.ENOTSUP, f"room for {ancillary_bytes_max} octets of control messages")
