@@ -8,7 +8,8 @@ import pytest
 from tests.dat.fakes import FakeFeeder, fake_of, open_fake
 from urds import dat
 from urds.dat import EvdFlag, ProxyAgent
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import Role
 from urds.dat.ia import InterfaceAdapter
 from urds.dat.returns import Subtype
 

@@ -9,8 +9,8 @@ import pytest
 from tests.dat.fakes import FakeFeeder, fake_of, open_fake
 from urds import dat
 from urds.dat import CompletionFlag, EvdFlag, EvdState, EventNumber
-from urds.dat.evd import EventDispatcher, Role, is_signalled
-from urds.dat.evd_streams import MERGING
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import MERGING, Role, is_signalled
 from urds.dat.ia import InterfaceAdapter
 from urds.dat.returns import Subtype
 

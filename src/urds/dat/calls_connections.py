@@ -4,7 +4,8 @@ from urds.dat.addresses import IaAddress
 from urds.dat.calling import choice, demand_mask, no_output, octets_of, one_output, two_outputs
 from urds.dat.cr import ConnectionRequest
 from urds.dat.ep import Endpoint
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import Role
 from urds.dat.handles import live
 from urds.dat.ia import InterfaceAdapter
 from urds.dat.masks import CrField, PspField, RspField

@@ -115,7 +115,7 @@ class NotificationPoint(DatObject):
         """Forget a dispatcher that was freed; wake who waits if it was the last."""
         if self._triggered_by is user:
             self._triggered_by = None
-        if set(self._users) == {user}:
+        if self._users.keys() == {user}:
             self._desertions += 1
             self.ia.adapter.notify()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urds.dat.ep_attr import check_attr, high_watermark
 from urds.dat.ep_state import MODIFIABLE, wrong_state
 from urds.dat.errors import bad_argument
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import Role
 from urds.dat.handles import live
 from urds.dat.numbers import CompletionFlag, EpState
 from urds.dat.records import EpAttr

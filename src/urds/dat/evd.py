@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from urds.dat.cno import NotificationPoint
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.evd_streams import Role, Stream, Streams, demand_flags, is_signalled
+from urds.dat.evd_streams import Role, Streams, demand_flags
 from urds.dat.events import (
     AsyncErrorEvent,
     ConnectionEvent,
@@ -52,8 +52,6 @@ from urds.dat.numbers import (
 from urds.dat.records import EvdParam
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.timeouts import ns_of_s
-
-__all__ = ["EventDispatcher", "Role", "is_signalled"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,7 +248,7 @@ class EventDispatcher(DatObject):
         if role.flag not in self.evd_flags:
             detail = f"{self!r} has {self.evd_flags!r}, not {role.flag!r}"
             raise dat_error(ReturnType.INVALID_HANDLE, role.subtype, detail)
-        self._streams.add(Stream(role, owner, CompletionFlag(flags)))
+        self._streams.add(role, owner, CompletionFlag(flags))
         owner.hold(self)
 
     def detach(self, role: Role, owner: DatObject) -> None:

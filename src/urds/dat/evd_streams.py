@@ -5,7 +5,7 @@ Source: dat.md sections 4.1 (sharing rules), 5, 7.2 (field 15) and 10.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +37,8 @@ class Role(Enum):
         return self.value[1]
 
 
-DTO_ROLES: Final = (Role.RECV, Role.REQUEST)
+DTO_ROLES: Final = frozenset({Role.RECV, Role.REQUEST})
+_Kind = tuple[Role, CompletionFlag]
 
 # Order of the rows and columns of `MERGING`. Source: dat.md section 7.2, field 15.
 STREAM_ORDER: Final = (
@@ -69,68 +70,72 @@ def is_signalled(
     return CompletionFlag.UNSIGNALLED not in posted
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One stream that feeds a dispatcher."""
-
-    role: Role
-    owner: DatObject
-    flags: CompletionFlag  # of transfers: the endpoint's attribute for this direction
-
-
 class Streams:
-    """The streams of one dispatcher."""
+    """The streams of one dispatcher, each an owner's in one role.
+
+    Thousands of endpoints may share a dispatcher, so what is asked of all streams is counted by
+    kind, a role with the completion flags of its transfers.
+    """
 
     def __init__(self) -> None:
-        self._streams: list[Stream] = []
+        self._kind_of: dict[tuple[DatObject, Role], _Kind] = {}
+        self._counts: Counter[_Kind] = Counter()
 
-    def add(self, stream: Stream) -> None:
-        """Add a stream. Raises DatInvalidParameter: it cannot share the dispatcher."""
-        problem = self._problem_with(stream)
+    def add(self, role: Role, owner: DatObject, flags: CompletionFlag) -> None:
+        """Add a stream; `flags` is the endpoint's attribute for this direction, of transfers.
+
+        Raises DatInvalidParameter: it cannot share the dispatcher.
+        """
+        kind = (role, flags)
+        problem = _problem_of({*self._counts, kind})
         if problem:
             raise dat_error(ReturnType.INVALID_PARAMETER, detail=problem)
-        self._streams.append(stream)
+        assert (owner, role) not in self._kind_of, f"{owner!r} feeds it as {role.name} already"
+        self._kind_of[owner, role] = kind
+        self._counts[kind] += 1
 
     def remove(self, role: Role, owner: DatObject) -> None:
         """Take away one stream, which must be there."""
-        found = next(each for each in self._streams if each.role is role and each.owner is owner)
-        self._streams.remove(found)
+        kind = self._kind_of.pop((owner, role))
+        self._counts[kind] -= 1
+        if not self._counts[kind]:
+            del self._counts[kind]
 
     def forget(self, owner: DatObject) -> None:
         """Take away all streams of an owner."""
-        self._streams = [stream for stream in self._streams if stream.owner is not owner]
+        for role in Role:
+            if (owner, role) in self._kind_of:
+                self.remove(role, owner)
 
     @property
     def owners(self) -> list[DatObject]:
         """Return whoever feeds the dispatcher, each once."""
-        return list({stream.owner.handle: stream.owner for stream in self._streams}.values())
+        return list(dict.fromkeys(owner for owner, _ in self._kind_of))
 
     @property
     def notification(self) -> EvdState:
         """Return the band that the transfers set; without any a threshold is free to choose."""
-        flags = CompletionFlag.DEFAULT
-        for stream in self._streams:
-            if stream.role in DTO_ROLES:
-                flags |= stream.flags
+        # All transfers that share a dispatcher have the same flags.
+        shared = (flags for role, flags in self._counts if role in DTO_ROLES)
+        flags = next(shared, CompletionFlag.DEFAULT)
         if CompletionFlag.SOLICITED_WAIT in flags:
             return EvdState.CONFIG_SOLICITED
         if CompletionFlag.UNSIGNALLED in flags:
             return EvdState.CONFIG_NOTIFY
         return EvdState.CONFIG_THRESHOLD
 
-    def _problem_with(self, stream: Stream) -> str:
-        streams = [*self._streams, stream]
-        transfers = [each for each in streams if each.role in DTO_ROLES]
-        kinds = {each.flags for each in transfers}
-        if len(kinds) > 1:
-            return "its transfers have different completion flags"
-        if len(transfers) < len(streams) and kinds - {CompletionFlag.EVD_THRESHOLD}:
-            return "transfers beside other streams need EVD_THRESHOLD"
-        if CompletionFlag.SOLICITED_WAIT in kinds and any(
-            each.role is Role.REQUEST for each in transfers
-        ):
-            return "SOLICITED_WAIT is for receives alone"
-        return ""
+
+def _problem_of(kinds: set[_Kind]) -> str:
+    """Return why streams of these kinds cannot share a dispatcher; nothing if they can."""
+    roles = {role for role, _ in kinds}
+    flags = {flags for role, flags in kinds if role in DTO_ROLES}
+    if len(flags) > 1:
+        return "its transfers have different completion flags"
+    if flags - {CompletionFlag.EVD_THRESHOLD} and roles - DTO_ROLES:
+        return "transfers beside other streams need EVD_THRESHOLD"
+    if CompletionFlag.SOLICITED_WAIT in flags and Role.REQUEST in roles:
+        return "SOLICITED_WAIT is for receives alone"
+    return ""
 
 
 def demand_flags(flags: int) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from urds.dat.attributes import LIMIT_OF, ia_attributes, provider_attributes
 from urds.dat.cno import NotificationPoint
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import Role
 from urds.dat.events import async_number, async_reason
 from urds.dat.handles import DatObject, live
 from urds.dat.masks import IaField, ProviderField

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from urds.dat.addresses import port_of
 from urds.dat.errors import dat_error, from_os_error
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import Role
 from urds.dat.handles import DatObject, live
 from urds.dat.numbers import EpState, HandleType, PspFlag
 from urds.dat.records import PspParam

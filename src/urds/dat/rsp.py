@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from urds.dat.addresses import port_of
 from urds.dat.ep_state import Input
 from urds.dat.errors import from_os_error
-from urds.dat.evd import EventDispatcher, Role
+from urds.dat.evd import EventDispatcher
+from urds.dat.evd_streams import Role
 from urds.dat.handles import DatObject, live
 from urds.dat.numbers import EpState, HandleType
 from urds.dat.records import RspParam
