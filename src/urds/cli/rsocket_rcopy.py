@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import select
 import socket
 import time
 from collections.abc import Iterator
@@ -131,13 +130,11 @@ def _send(sock: AnySocket, file: IO[bytes], request: Request, progress: Progress
     """Send the content; return its digest. Raises OSError: what the server says meanwhile."""
     digest, sent_bytes = hashlib.sha256(), 0
     chunk = memoryview(bytearray(CHUNK_BYTES))
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
     while sent_bytes < request.size_bytes:
         count = file.readinto(chunk[: request.size_bytes - sent_bytes])  # type: ignore[attr-defined]
         if not count:
             raise OSError(f"the file became shorter: {sent_bytes} of {request.size_bytes} octets")
-        if poll.poll(0):  # a full disk, say: the server does not wait for the rest
+        if _has_word(sock):  # a full disk, say: the server does not wait for the rest
             _reply(sock, request)
         sock.sendall(chunk[:count])
         digest.update(chunk[:count])
@@ -146,6 +143,17 @@ def _send(sock: AnySocket, file: IO[bytes], request: Request, progress: Progress
             sent_bytes / request.size_bytes, f"{sent_bytes} of {request.size_bytes} octets"
         )
     return digest.digest()
+
+
+def _has_word(sock: AnySocket) -> bool:
+    sock.setblocking(False)  # Python waits on with MSG_DONTWAIT while there is a timeout
+    try:
+        sock.recv_into(bytearray(1), 1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    finally:
+        sock.settimeout(_STALLED_S)
+    return True
 
 
 def _reply(sock: AnySocket, request: Request) -> None:

@@ -39,8 +39,12 @@ class Stream:
             sock.settimeout(_STALLED_S)
         else:
             sock.setblocking(False)
+        # The descriptor of an rsocket costs something from the moment on that it is asked for.
+        self._fd = -1
         self._poll = select.poll()
-        self._poll.register(sock.fileno(), 0)
+        if manner is Manner.POLL:
+            self._fd = sock.fileno()
+            self._poll.register(self._fd, 0)
 
     def send(self, data: memoryview) -> None:
         """Send all of it. Raises OSError, TimeoutError where nothing moves."""
@@ -74,7 +78,7 @@ class Stream:
 
     def _wait(self, events: int, spins: int) -> None:
         if self._manner is Manner.POLL:
-            self._poll.modify(self.sock.fileno(), events)
+            self._poll.modify(self._fd, events)
             if not self._poll.poll(_STALLED_S * 1000):
                 raise TimeoutError(f"nothing moved for {_STALLED_S:g} s")
         elif spins % _SPINS_PER_LOOK == 0:

@@ -145,8 +145,6 @@ class _Datagrams:
         self.sock = sock
         self._blocks = not options.has("a") and not options.has("n")
         self._spins = options.has("n")
-        self._poll = select.poll()
-        self._poll.register(sock.fileno(), select.POLLIN)
         self._place = memoryview(bytearray(_SIZE_MAX))
         sock.setblocking(False)
         if options.buffer_bytes is not None:
@@ -160,9 +158,7 @@ class _Datagrams:
                 self.sock.sendto(data, address)
                 return
             except (BlockingIOError, TimeoutError):
-                self._poll.modify(self.sock.fileno(), select.POLLOUT)
-                self._poll.poll(1000)
-                self._poll.modify(self.sock.fileno(), select.POLLIN)
+                self._wait(select.POLLOUT, 1.0)
         raise TimeoutError(f"no room for a datagram in {_ROOM_WAITS_MAX} s")
 
     def receive(self, wait_s: float) -> tuple[memoryview, Any] | None:
@@ -181,9 +177,15 @@ class _Datagrams:
                 if now_s >= deadline_s:
                     return None
                 if not self._spins:
-                    self._poll.poll((deadline_s - now_s) * 1000)
+                    self._wait(select.POLLIN, deadline_s - now_s)
                 continue
             return self._place[:count], source
+
+    def _wait(self, events: int, wait_s: float) -> None:
+        # The descriptor of an rsocket costs something from the moment on that it is asked for.
+        poll = select.poll()
+        poll.register(self.sock.fileno(), events)
+        poll.poll(wait_s * 1000)
 
 
 # -- the client
