@@ -1,0 +1,306 @@
+"""An asyncio transport over a stream rsocket.
+
+Everything runs in the loop's own thread but `_note`, by which the socket tells of changes. The
+socket's own calls tell too, and may drive the device meanwhile: what comes during one of them is
+not scheduled, but looked at after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket as system
+import struct
+from collections import deque
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from urds.rsocket.aio_waiting import Door
+from urds.rsocket.watching import attended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from urds.rsocket.sockets import Socket
+
+READ_BYTES: Final = 1 << 18  # of one turn: then others have theirs
+WRITE_HIGH_BYTES: Final = 1 << 16  # as asyncio has it
+_LINGER_NONE: Final = struct.pack("ii", 1, 0)
+
+
+class StreamTransport(asyncio.Transport):
+    """A connected socket, its protocol and what waits to be sent."""
+
+    def __init__(
+        self,
+        socket: Socket,
+        protocol: asyncio.BaseProtocol,
+        door: Door,
+        *,
+        on_lost: Callable[[StreamTransport], None] | None = None,
+    ) -> None:
+        """Begin to serve `protocol`; `on_lost` is called when all is over."""
+        super().__init__({"socket": socket, "peername": _peer(socket)})
+        socket.setblocking(False)
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._door = door
+        self._on_lost = on_lost
+        self._pending: deque[memoryview] = deque()
+        self._pending_bytes = 0
+        self._is_reading = True
+        self._is_ended = False  # the peer sends no more
+        self._is_eof_wanted = False
+        self._is_closing = False
+        self._is_lost = False
+        self._is_scheduled = False
+        self._is_calling = False  # the socket
+        self._was_noted = False  # during that
+        self._is_paused = False  # the protocol writes no more
+        self._high_bytes, self._low_bytes = WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4
+        self._attending = ExitStack()
+        self.set_protocol(protocol)
+        protocol.connection_made(self)
+        socket.watchers.add(self._note)
+        self._attending.enter_context(attended(socket.openings))
+        self._schedule()
+
+    # -- what the socket tells
+
+    def _note(self) -> None:
+        if self._is_scheduled:
+            return
+        if self._is_calling and self._door.is_here:
+            self._was_noted = True
+        else:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._door.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_scheduled = False  # first: what comes from here on schedules again
+        if self._is_lost:
+            return
+        state = self._socket.readiness()
+        self._is_calling = True
+        try:
+            if self._pending and state.writable:
+                self._flush()
+            if state.readable and self._is_reading and not self._is_ended and not self._is_lost:
+                self._read()
+        finally:
+            self._is_calling = False
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Come back if the last call left something to do, or passed over a note."""
+        self._was_noted = False
+        if self._is_lost or self._is_scheduled:
+            return
+        state = self._socket.readiness()
+        can_read = state.readable and self._is_reading and not self._is_ended
+        if can_read or (self._pending and state.writable):
+            self._schedule()
+
+    # -- reading
+
+    def _read(self) -> None:
+        try:
+            if self._buffered is None:
+                octets = self._socket.recv(READ_BYTES)
+                count = len(octets)
+            else:
+                octets = b""
+                count = self._socket.recv_into(self._buffered.get_buffer(-1))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        if not count:
+            self._end_reading()
+        elif self._buffered is None:
+            self._protocol.data_received(octets)
+        else:
+            self._buffered.buffer_updated(count)
+
+    def _end_reading(self) -> None:
+        self._is_ended = True
+        if not self._protocol.eof_received():
+            self.close()
+
+    def is_reading(self) -> bool:
+        """Tell whether what comes is given to the protocol."""
+        return self._is_reading and not self._is_closing
+
+    def pause_reading(self) -> None:
+        """Leave what comes where it is, until `resume_reading`."""
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        """Give what comes to the protocol again."""
+        if not self._is_reading and not self._is_closing:
+            self._is_reading = True
+            self._schedule()
+
+    # -- writing
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send octets, or keep them until there is room. Never waits."""
+        if self._is_eof_wanted:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self._is_lost or not data:
+            return
+        view = memoryview(data).cast("B")
+        if not self._pending:
+            sent = self._send(view)
+            if sent < len(view):
+                self._keep(view[sent:])
+            if self._was_noted or self._pending:
+                self._look_again()
+        else:
+            self._keep(view)
+
+    def _keep(self, view: memoryview) -> None:
+        """Copy octets for which there is no room; pause the protocol if they are many."""
+        self._pending.append(memoryview(bytes(view)))
+        self._pending_bytes += len(view)
+        if self._pending_bytes > self._high_bytes and not self._is_paused:
+            self._is_paused = True
+            self._protocol.pause_writing()
+
+    def _send(self, view: memoryview) -> int:
+        """Return how many octets were taken: all, if the connection is lost by that."""
+        was_calling, self._is_calling = self._is_calling, True
+        try:
+            return self._socket.send(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._lose(error)
+            return len(view)
+        finally:
+            self._is_calling = was_calling
+
+    def _flush(self) -> None:
+        while self._pending:
+            view = self._pending[0]
+            sent = self._send(view)
+            if self._is_lost:
+                return
+            self._pending_bytes -= sent
+            if sent < len(view):
+                self._pending[0] = view[sent:]
+                break
+            self._pending.popleft()
+        if self._is_paused and self._pending_bytes <= self._low_bytes:
+            self._is_paused = False
+            self._protocol.resume_writing()
+        if not self._pending:
+            self._finish_writing()
+
+    def _finish_writing(self) -> None:
+        """Do what waited for the last octet."""
+        if self._is_closing:
+            self._lose(None)
+        elif self._is_eof_wanted:
+            try:
+                self._socket.shutdown(system.SHUT_WR)
+            except OSError as error:
+                self._lose(error)
+
+    def can_write_eof(self) -> bool:
+        """Return True: a stream ends in each direction by itself."""
+        return True
+
+    def write_eof(self) -> None:
+        """End our direction once everything was sent."""
+        if self._is_eof_wanted or self._is_closing:
+            return
+        self._is_eof_wanted = True
+        if not self._pending:
+            self._finish_writing()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many octets wait for room."""
+        return self._pending_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return where the protocol may go on writing, and where it is to pause."""
+        return self._low_bytes, self._high_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set from how many octets on the protocol is paused, and where it may go on.
+
+        Raises ValueError unless 0 <= low <= high.
+        """
+        if high is None:
+            high = WRITE_HIGH_BYTES if low is None else 4 * low
+        low = high // 4 if low is None else low
+        if not 0 <= low <= high:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._high_bytes, self._low_bytes = high, low
+
+    # -- protocol and end
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Serve another protocol from now on."""
+        # Which of its kinds it is, it says itself; both have the calls that are made of it.
+        self._protocol = cast(asyncio.Protocol, protocol)
+        is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self._buffered = cast(asyncio.BufferedProtocol, protocol) if is_buffered else None
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol that is served."""
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        """Tell whether the transport is closed or about to be."""
+        return self._is_closing
+
+    def close(self) -> None:
+        """Read no more, and close when what waits was sent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._is_reading = False
+        if not self._pending:
+            self._lose(None)
+
+    def abort(self) -> None:
+        """Close at once: what waits is lost, and the peer sees the connection break."""
+        if not self._is_lost:
+            self._socket.setsockopt(system.SOL_SOCKET, system.SO_LINGER, _LINGER_NONE)
+            self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        """Be over; the protocol hears of it in a turn of its own."""
+        if self._is_lost:
+            return
+        self._is_lost = self._is_closing = True
+        self._is_reading = False
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._socket.watchers.remove(self._note)
+        self._loop.call_soon(self._tell_lost, error)
+
+    def _tell_lost(self, error: Exception | None) -> None:
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            self._socket.close()
+            self._attending.close()
+            if self._on_lost is not None:
+                self._on_lost(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_lost else "closing" if self._is_closing else "open"
+        return f"<StreamTransport {state} {self._socket!r}>"
+
+
+def _peer(socket: Socket) -> Any:
+    try:
+        return socket.getpeername()
+    except OSError:
+        return None

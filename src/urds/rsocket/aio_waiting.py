@@ -1,0 +1,109 @@
+"""How an asyncio loop hears of rsockets: through its own door, without a descriptor per socket.
+
+Changes come on whichever thread drives the device. The first one to come while the loop sleeps
+wakes it; those that follow until it looks are noted beside it and cost no system call.
+
+In virtual time nobody drives a device: whoever waits lets it run, step by step, between the turns
+of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from urds.rsocket.watching import Pollable, attended
+
+if TYPE_CHECKING:
+    from urds.rsocket.opening import Opening
+
+Call = Callable[[], None]
+
+_IDLE_S: Final = 0.001
+
+
+class Door:
+    """The calls that other threads want a loop to make. One per loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: deque[Call] = deque()
+        self._is_told = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is the loop's own thread."""
+        return asyncio._get_running_loop() is self._loop
+
+    def call_soon(self, call: Call) -> None:
+        """Have the loop call; any thread. Nothing is called in a loop that is closed."""
+        self._due.append(call)
+        if self._is_told:
+            return
+        self._is_told = True
+        with suppress(RuntimeError):  # the loop is closed: nobody waits in it any more
+            if self.is_here:
+                self._loop.call_soon(self._call)
+            else:
+                self._loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        self._is_told = False  # first: what comes from here on tells again
+        for _ in range(len(self._due)):
+            self._due.popleft()()
+
+
+_doors: WeakKeyDictionary[asyncio.AbstractEventLoop, Door] = WeakKeyDictionary()
+
+
+def door() -> Door:
+    """Return the running loop's door."""
+    loop = asyncio.get_running_loop()
+    found = _doors.get(loop)
+    if found is None:
+        found = _doors[loop] = Door(loop)
+    return found
+
+
+async def until(socket: Pollable, is_ready: Callable[[], bool]) -> None:
+    """Wait for `is_ready`, asked again whenever the socket changes. Takes nothing by itself.
+
+    Raises what `is_ready` raises: EBADF of a socket that is closed meanwhile.
+    """
+    if is_ready():
+        return
+    loop, way_in = asyncio.get_running_loop(), door()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def note() -> None:
+        way_in.call_soon(wake)
+
+    openings = list(socket.openings)
+    socket.watchers.add(note)
+    try:
+        with attended(openings):
+            while not is_ready():
+                await _slept(woken, openings)
+                woken = loop.create_future()
+    finally:
+        socket.watchers.remove(note)
+
+
+async def _slept(woken: asyncio.Future[None], openings: Iterable[Opening]) -> None:
+    simulated = [opening.adapter for opening in openings if not opening.adapter.has_own_time]
+    if not simulated:
+        await woken
+    while not woken.done():
+        before_ns = simulated[0].now_ns()
+        for adapter in simulated:
+            adapter.progress()
+        # Where nothing can happen any more, only another task can make something happen.
+        await asyncio.sleep(0 if simulated[0].now_ns() != before_ns else _IDLE_S)

@@ -1,0 +1,360 @@
+"""Repoll: epoll for rsockets and ordinary descriptors. Each wait costs what is ready.
+
+Rsockets are in a `ReadyList`, kept as they change; the original asks all of them at each wait, by
+a thread per instance. Ordinary descriptors are in a set of the kernel. So is the bell, which is
+readable while somebody is on the list and a thread sleeps, or the instance's own descriptor is in
+use. Rsockets of one device alone need neither: who waits for them drives the device himself.
+
+Source: rsocket.md 13, and 18 rule 1; epoll(7) for the flags.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import select
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from urds.rsocket import devices
+from urds.rsocket.polling import File, find
+from urds.rsocket.ready_list import Event, Member, ReadyList
+from urds.rsocket.watching import Bell, attended
+
+if TYPE_CHECKING:
+    from urds.rsocket.opening import Opening
+
+EPOLL_CTL_ADD: Final = 1
+EPOLL_CTL_DEL: Final = 2
+EPOLL_CTL_MOD: Final = 3
+EVENTS_MAX: Final = 1023  # of one wait that names no limit, as in select.epoll
+_DEFAULT: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLPRI
+_MS: Final = 1000
+
+
+class Repoll:
+    """A set of rsockets and ordinary descriptors to wait for; used as `select.epoll` is.
+
+    Safe from any thread, also while others wait. It keeps the objects that it was given alive
+    until they are closed or unregistered.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._list = ReadyList(self._sync_bell, self._rouse_driver)
+        self._descriptors: dict[int, Any] = {}  # ordinary ones, with their data
+        self._kernel: select.epoll | None = None
+        self._bell: Bell | None = None
+        self._sleeper_count = 0
+        self._driven: Opening | None = None  # by threads that wait
+        self._driver_count = 0
+        self._turn_count = 0
+        self._attending = ExitStack()
+        self._attended: set[Opening] = set()
+
+    # -- members
+
+    def register(self, file: File, eventmask: int = _DEFAULT, data: Any = None) -> None:
+        """Watch an rsocket, its number, or an ordinary file for events (EPOLLIN and so on).
+
+        EPOLLERR and EPOLLHUP come unasked; EPOLLET and EPOLLONESHOT do what they do in epoll(7).
+        Reports name it by `data`, or by its number if that is None. Raises OSError: EEXIST, it
+        is here; EBADF; EPERM, a descriptor that cannot be polled; ValueError: closed.
+        """
+        self._demand_open()
+        found = find(file)
+        if isinstance(found, int):
+            self._open_kernel().register(found, eventmask)
+            self._descriptors[found] = data
+        else:
+            number = file if isinstance(file, int) else None
+            found.readiness()  # raises EBADF
+            self._list.add(Member(found, number, eventmask, data))
+        self._rouse()
+
+    def modify(self, file: File, eventmask: int, data: Any = None) -> None:
+        """Watch for other events, and name it otherwise. Arms it again after EPOLLONESHOT.
+
+        Raises OSError: ENOENT, it is not here; EBADF; ValueError: closed.
+        """
+        self._demand_open()
+        found = find(file)
+        if isinstance(found, int):
+            self._open_kernel().modify(found, eventmask)
+            self._descriptors[found] = data
+        else:
+            self._list.modify(self._list.find(found), eventmask, data)
+
+    def unregister(self, file: File) -> None:
+        """Watch it no more. Raises OSError: ENOENT, it is not here; EBADF; ValueError: closed."""
+        self._demand_open()
+        found = find(file)
+        if isinstance(found, int):
+            self._open_kernel().unregister(found)
+            self._descriptors.pop(found, None)
+        else:
+            self._list.remove(self._list.find(found))
+
+    # -- waiting
+
+    def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[Event]:
+        """Wait `timeout` seconds (`None` or negative: for ever) for events and return them.
+
+        At most `maxevents` (-1: EVENTS_MAX); the others come with the next call. An empty list:
+        the time is over. Raises ValueError: closed, also meanwhile; a bad `maxevents`.
+        """
+        if maxevents == 0 or maxevents < -1:
+            raise ValueError(f"maxevents must be greater than 0, got {maxevents}")
+        self._demand_open()
+        events_max = EVENTS_MAX if maxevents < 0 else maxevents
+        found = self._take(events_max)
+        if not found:
+            for opening in list(self._list.devices):
+                opening.adapter.progress()
+            found = self._take(events_max)
+        if found or timeout == 0:
+            return found
+        end_s = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while not found and (end_s is None or time.monotonic() < end_s):
+            found = self._drive(end_s, events_max) or self._sleep(end_s, events_max)
+            self._demand_open()
+        return found
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while something is ready, for select and epoll.
+
+        From the first call on, the devices of the members are driven by threads of their own.
+        """
+        number = self.show()
+        self._attend()
+        return number
+
+    def show(self) -> int:
+        """Return the descriptor of `fileno`, but do not have the devices driven for it.
+
+        Unless somebody waits, what a device has not taken in shows a little later then.
+        """
+        self._demand_open()
+        number = self._open_kernel().fileno()
+        if not self._list.is_exact:
+            self._list.is_exact = True
+            for member in self._list.members():
+                self._list.note(member)
+        return number
+
+    def close(self) -> None:
+        """Let go of everything; who waits gets a ValueError. Safe twice."""
+        with self._list.lock:
+            if self.closed:
+                return
+            self.closed = True
+            if not self._sleeper_count:
+                self._release()
+            elif self._bell is not None:
+                self._bell.ring()  # the last one to wake releases
+        for member in self._list.members():
+            self._list.remove(member)
+        self._rouse()
+        self._attending.close()
+
+    def __enter__(self) -> Repoll:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- taking
+
+    def _take(self, events_max: int) -> list[Event]:
+        """Ask those on the list, and the kernel; return at most so many events."""
+        if not self._descriptors:
+            return self._list.take(events_max)
+        self._turn_count += 1  # in turns: neither may starve the other
+        if self._turn_count % 2:
+            found = self._ask_kernel(0, events_max)
+            return found + self._list.take(events_max - len(found))
+        found = self._list.take(events_max)
+        if len(found) < events_max:
+            found += self._ask_kernel(0, events_max - len(found))
+        return found
+
+    def _ask_kernel(self, timeout_s: float, events_max: int) -> list[Event]:
+        kernel, bell = self._open_kernel(), self._bell
+        if timeout_s > 0:
+            timeout_s = math.ceil(timeout_s * _MS) / _MS  # never too short
+        found: list[Event] = []
+        for number, mask in kernel.poll(timeout_s, events_max):
+            if bell is None or number != bell.fileno():
+                data = self._descriptors.get(number)
+                found.append((number if data is None else data, mask))
+        return found
+
+    # -- sleeping
+
+    def _can_drive(self) -> bool:
+        members = self._list
+        return len(members.devices) == 1 and not members.idle_count and not self._descriptors
+
+    def _drive(self, end_s: float | None, events_max: int) -> list[Event]:
+        """Drive the one device of all members until somebody is on the list.
+
+        Returns at once if there is not one device alone, and early if that changes.
+        """
+        with self._list.lock:
+            if not self._can_drive():
+                return []
+            (self._driven,) = driven = tuple(self._list.devices)
+            self._driver_count += 1
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        try:
+            devices.wait(driven, self._is_to_return, left_s)
+        finally:
+            with self._list.lock:
+                self._driver_count -= 1
+        return self._list.take(events_max)
+
+    def _is_to_return(self) -> bool:
+        return bool(self._list) or self.closed or not self._can_drive()
+
+    def _rouse_driver(self, member: Member) -> None:
+        """Have threads that drive the member's device ask again, as a call without a packet."""
+        # Its lock may be held, and then that of no other device may be taken.
+        if self._driver_count and self._driven in (member.openings or ()):
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Have threads that drive a device ask again. No lock held."""
+        driven = self._driven
+        if driven is not None and self._driver_count:
+            with driven.adapter.lock:
+                driven.adapter.notify()
+
+    def _sleep(self, end_s: float | None, events_max: int) -> list[Event]:
+        """Sleep in the kernel's set until the bell or a descriptor is ready."""
+        with self._list.lock:
+            if self.closed or self._can_drive():
+                return []
+        self._open_kernel()
+        self._attend()
+        with self._list.lock:
+            self._sleeper_count += 1
+            self._sync_bell()
+        try:
+            left_s = -1.0 if end_s is None else max(0.0, end_s - time.monotonic())
+            found = self._ask_kernel(left_s, events_max)
+            return found + self._list.take(events_max - len(found))
+        finally:
+            with self._list.lock:
+                self._sleeper_count -= 1
+                if self.closed and not self._sleeper_count:
+                    self._release()
+                self._sync_bell()
+
+    def _attend(self) -> None:
+        """Have all devices of the members driven by their own threads, from now on."""
+        with self._list.lock:
+            new = [opening for opening in self._list.devices if opening not in self._attended]
+            self._attended.update(new)
+        if new:
+            self._attending.enter_context(attended(new))
+
+    # -- inside
+
+    def _demand_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on a closed Repoll")
+
+    def _open_kernel(self) -> select.epoll:
+        with self._list.lock:
+            self._demand_open()
+            if self._kernel is None:
+                self._bell = Bell()
+                self._kernel = select.epoll()
+                self._kernel.register(self._bell.fileno(), select.EPOLLIN)
+            return self._kernel
+
+    def _sync_bell(self) -> None:
+        """Ring or quiet. Lock held."""
+        if self._bell is not None and not self.closed:
+            if self._list and (self._list.is_exact or self._sleeper_count):
+                self._bell.ring()
+            else:
+                self._bell.quiet()
+
+    def _release(self) -> None:
+        """Close our descriptors; nobody sleeps on them. Lock held."""
+        kernel, bell, self._kernel, self._bell = self._kernel, self._bell, None, None
+        if kernel is not None and bell is not None:
+            kernel.close()
+            bell.close()
+
+
+# -- the calls over numbers
+
+_instances: dict[int, Repoll] = {}  # by the number that `repoll_create` gave
+
+
+def repoll_create(flags: int = 0) -> int:
+    """Make an instance and return its number, readable while something is ready.
+
+    `flags`: 0 or EPOLL_CLOEXEC, which is always on. Raises OSError: EINVAL, EMFILE.
+    """
+    if flags & ~select.EPOLL_CLOEXEC:
+        raise OSError(errno.EINVAL, f"flags {flags:#x}, known is EPOLL_CLOEXEC")
+    instance = Repoll()
+    number = instance.show()
+    _instances[number] = instance
+    return number
+
+
+def repoll_ctl(number: int, operation: int, file: File, event: int | Event = 0) -> None:
+    """Add (EPOLL_CTL_ADD), change (EPOLL_CTL_MOD) or remove (EPOLL_CTL_DEL) a member.
+
+    `event`: events, or the pair (data, events) of which `repoll_wait` returns the first.
+    Raises OSError: EEXIST, ENOENT, EBADF, EPERM; EINVAL for the instance itself, or no operation.
+    """
+    instance = _instance(number)
+    if isinstance(file, int) and file < 0:
+        raise OSError(errno.EBADF, f"no descriptor: {file}")
+    if file == number:
+        raise OSError(errno.EINVAL, f"{number} cannot watch itself")
+    data, events = (None, event) if isinstance(event, int) else event
+    if operation == EPOLL_CTL_ADD:
+        instance.register(file, events, data)
+    elif operation == EPOLL_CTL_MOD:
+        instance.modify(file, events, data)
+    elif operation == EPOLL_CTL_DEL:
+        instance.unregister(file)
+    else:
+        raise OSError(errno.EINVAL, f"operation {operation}, known are 1, 2 and 3")
+
+
+def repoll_wait(number: int, maxevents: int, timeout_ms: float = -1) -> list[Event]:
+    """Wait for events and return at most `maxevents` pairs (data or number, events).
+
+    `timeout_ms` 0 does not wait, a negative one waits for ever. Raises OSError: EBADF, also when
+    it is closed meanwhile; EINVAL for a `maxevents` below 1.
+    """
+    instance = _instance(number)
+    if maxevents < 1:
+        raise OSError(errno.EINVAL, f"maxevents {maxevents}, at least 1")
+    try:
+        return instance.poll(None if timeout_ms < 0 else timeout_ms / _MS, maxevents)
+    except ValueError as error:
+        raise OSError(errno.EBADF, f"{number} was closed meanwhile") from error
+
+
+def close_instance(number: int) -> bool:
+    """Close what `repoll_create` made; false: this number is none. For `rclose`."""
+    instance = _instances.pop(number, None)
+    if instance is not None:
+        instance.close()
+    return instance is not None
+
+
+def _instance(number: int) -> Repoll:
+    instance = _instances.get(number)
+    if instance is None:
+        raise OSError(errno.EBADF, f"{number} is no Repoll")
+    return instance

@@ -1,0 +1,355 @@
+"""rpoll, rselect and Repoll over sockets and devices that the test holds in its hand."""
+
+import errno
+import os
+import select
+
+import pytest
+
+from tests.unit.rsocket_fakes import (
+    BOTH,
+    FAILED,
+    HUNG_UP,
+    NOTHING,
+    READABLE,
+    WRITABLE,
+    FakeOpening,
+    FakeSocket,
+)
+from urds.rsocket import polling
+from urds.rsocket.polling import rpoll, rselect
+from urds.rsocket.repoll import (
+    EPOLL_CTL_ADD,
+    EPOLL_CTL_DEL,
+    EPOLL_CTL_MOD,
+    Repoll,
+    close_instance,
+    repoll_create,
+    repoll_ctl,
+    repoll_wait,
+)
+
+IN, OUT, HUP, ERR, NVAL = (
+    *(select.POLLIN, select.POLLOUT, select.POLLHUP, select.POLLERR, select.POLLNVAL),
+)
+
+
+@pytest.fixture
+def opening() -> FakeOpening:
+    return FakeOpening()
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        os.close(end)
+
+
+class TestRpoll:
+    def test_the_ready_ones_come_in_their_order(self, opening) -> None:
+        sockets = [FakeSocket(opening) for _ in range(4)]
+        sockets[3].become(READABLE)
+        sockets[1].become(WRITABLE)
+        asked = [(socket, IN | OUT) for socket in sockets]
+        assert rpoll(asked, 0) == [(sockets[1], OUT), (sockets[3], IN)]
+
+    def test_one_socket_may_be_asked_for_twice(self, opening) -> None:
+        socket = FakeSocket(opening)
+        socket.become(BOTH)
+        assert rpoll([(socket, IN), (socket, OUT)], 0) == [(socket, IN), (socket, OUT)]
+
+    def test_without_time_the_device_is_looked_at_once(self, opening) -> None:
+        socket = FakeSocket(opening)
+        assert rpoll([(socket, IN)], 0) == []
+        assert opening.adapter.progress_count == 1
+        assert not socket.watchers
+
+    def test_what_the_device_brings_in_is_seen_at_once(self, opening) -> None:
+        socket = FakeSocket(opening)
+        opening.adapter.progress = lambda: socket.become(READABLE)
+        assert rpoll([(socket, IN)], 0) == [(socket, IN)]
+
+    def test_a_wait_ends_with_the_change(self, opening) -> None:
+        socket = FakeSocket(opening)
+        opening.adapter.happenings.append(lambda: socket.become(WRITABLE))  # not asked for
+        opening.adapter.happenings.append(lambda: socket.become(BOTH))
+        assert rpoll([(socket, IN)]) == [(socket, IN)]
+        assert not socket.watchers
+        assert not opening.adapter.happenings
+
+    def test_a_change_between_look_and_sleep_is_not_lost(self, opening) -> None:
+        """The third look is the one after the watch: what comes during it must be noticed."""
+        socket = FakeSocket(opening)
+
+        def third_look() -> None:
+            if socket.asked_count == 3:
+                socket.become(READABLE)
+
+        socket.while_asked = third_look
+        assert rpoll([(socket, IN)]) == [(socket, IN)]
+
+    def test_a_wake_up_costs_what_has_changed(self, opening) -> None:
+        sockets = [FakeSocket(opening) for _ in range(1000)]
+        before = []
+
+        def happen() -> None:
+            before.append(sum(socket.asked_count for socket in sockets))
+            sockets[700].become(READABLE)
+
+        opening.adapter.happenings.append(happen)
+        assert rpoll([(socket, IN) for socket in sockets]) == [(sockets[700], IN)]
+        assert sum(socket.asked_count for socket in sockets) == before[0] + 1
+
+    def test_time_runs_out(self, opening) -> None:
+        socket = FakeSocket(opening)
+        assert rpoll([(socket, IN)], 1) == []
+        assert not socket.watchers
+
+    def test_a_closed_socket_is_told_at_once(self, opening) -> None:
+        socket = FakeSocket(opening)
+        opening.adapter.happenings.append(socket.close)
+        assert rpoll([(socket, IN)]) == [(socket, NVAL)]
+        assert rpoll([(socket, 0)], 0) == [(socket, NVAL)]
+
+    def test_who_changes_something_himself_wakes_the_driver(self, opening) -> None:
+        socket = FakeSocket(opening)
+        opening.adapter.happenings.append(lambda: socket.become(READABLE))
+        rpoll([(socket, IN)])
+        assert opening.adapter.notify_count == 1
+
+    def test_ordinary_descriptors_beside(self, opening, pipe) -> None:
+        reader, writer = pipe
+        socket = FakeSocket(opening)
+        assert rpoll([(reader, IN), (socket, IN), (writer, OUT)], 0) == [(writer, OUT)]
+        os.write(writer, b"x")
+        socket.become(READABLE)
+        asked = [(reader, IN), (socket, IN), (reader, OUT)]
+        assert rpoll(asked) == [(reader, IN), (socket, IN)]
+
+    def test_while_somebody_sleeps_outside_the_devices_are_attended(
+        self, opening, pipe, monkeypatch
+    ) -> None:
+        socket, counts = FakeSocket(opening), []
+        ask = polling._Watch._ask_kernel
+
+        def watched(self, timeout_ms):
+            counts.append(opening.adapter.attending_count)
+            if len(counts) == 4:  # after three looks
+                socket.become(READABLE)
+            return ask(self, timeout_ms)
+
+        monkeypatch.setattr(polling._Watch, "_ask_kernel", watched)
+        assert rpoll([(pipe[0], IN), (socket, IN)], 1000) == [(socket, IN)]
+        assert counts[-1] == 1
+        assert opening.adapter.attending_count == 0
+
+    def test_no_such_descriptor(self, opening, pipe) -> None:
+        number = os.dup(pipe[0])
+        os.close(number)
+        socket = FakeSocket(opening)
+        assert rpoll([(socket, IN), (number, IN)]) == [(number, NVAL)]
+
+    def test_a_negative_number_is_passed_over(self, pipe) -> None:
+        assert rpoll([(-1, IN), (pipe[1], OUT)]) == [(pipe[1], OUT)]
+
+    def test_nothing_at_all(self) -> None:
+        assert rpoll([], 0) == []
+
+    def test_a_number_of_ours_is_its_socket(self, opening, monkeypatch) -> None:
+        socket = FakeSocket(opening, 77)
+        monkeypatch.setattr(polling.calls, "socket_of", {77: socket}.get)
+        socket.become(READABLE)
+        assert rpoll([(77, IN)], 0) == [(77, IN)]
+
+
+class TestRselect:
+    def test_three_answers(self, opening, pipe) -> None:
+        reader, writer = pipe
+        quiet, ready, broken = (FakeSocket(opening) for _ in range(3))
+        ready.become(BOTH)
+        broken.become(FAILED)
+        asked = [quiet, ready, broken, reader]
+        answer = rselect(asked, [*asked, writer], asked, 0)
+        assert answer == ([ready, broken], [ready, broken, writer], [broken])
+
+    def test_a_hang_up_is_to_be_read(self, opening) -> None:
+        socket = FakeSocket(opening)
+        socket.become(NOTHING._replace(hung_up=True))
+        assert rselect([socket], [socket], [socket], 0) == ([socket], [], [socket])
+
+    def test_descriptor_zero(self, pipe) -> None:
+        """The original can never select it."""
+        os.write(pipe[1], b"x")
+        saved = None
+        try:
+            saved = os.dup(0)
+        except OSError:
+            pass
+        try:
+            os.dup2(pipe[0], 0)
+            assert rselect([0], [], [], 0) == ([0], [], [])
+        finally:
+            if saved is None:
+                os.close(0)
+            else:
+                os.dup2(saved, 0)
+                os.close(saved)
+
+    @pytest.mark.parametrize("number", [-1, 999_999])
+    def test_no_such_descriptor(self, number) -> None:
+        with pytest.raises(OSError) as raised:
+            rselect([number], [], [], 0)
+        assert raised.value.errno == errno.EBADF
+
+    def test_no_negative_time(self) -> None:
+        with pytest.raises(ValueError):
+            rselect([], [], [], -1)
+
+
+class TestRepoll:
+    def test_a_wait_ends_with_the_change(self, opening) -> None:
+        socket = FakeSocket(opening)
+        with Repoll() as poll:
+            poll.register(socket, IN, "mine")
+            assert poll.poll(0) == []
+            opening.adapter.happenings.append(lambda: socket.become(READABLE))
+            assert poll.poll() == [("mine", IN)]
+            assert poll.poll(0) == [("mine", IN)]
+
+    def test_its_own_descriptor_shows_what_is_ready(self, opening, pipe) -> None:
+        socket = FakeSocket(opening)
+        with Repoll() as poll:
+            poll.register(socket, IN)
+            poll.register(pipe[0], IN)
+            number = poll.fileno()
+            assert opening.adapter.attending_count == 1
+            for make, take in (
+                (lambda: socket.become(READABLE), lambda: socket.become(NOTHING)),
+                (lambda: os.write(pipe[1], b"x"), lambda: os.read(pipe[0], 1)),
+            ):
+                assert not select.select([number], [], [], 0)[0]
+                make()
+                assert select.select([number], [], [], 0)[0]
+                assert len(poll.poll(0)) == 1
+                assert select.select([number], [], [], 0)[0]
+                take()
+            assert not select.select([number], [], [], 0)[0]
+        assert opening.adapter.attending_count == 0
+        assert not socket.watchers
+
+    def test_ordinary_descriptors_beside(self, opening, pipe) -> None:
+        reader, writer = pipe
+        socket = FakeSocket(opening)
+        with Repoll() as poll:
+            poll.register(socket, OUT, "socket")
+            poll.register(reader, IN, "pipe")
+            poll.register(writer, OUT)
+            assert poll.poll(0) == [(writer, OUT)]
+            os.write(writer, b"x")
+            socket.become(WRITABLE)
+            assert sorted(poll.poll(), key=str) == sorted(
+                [("socket", OUT), ("pipe", IN), (writer, OUT)], key=str
+            )
+            poll.unregister(reader)
+            poll.modify(writer, 0)
+            assert poll.poll() == [("socket", OUT)]
+
+    def test_neither_kind_starves_the_other(self, opening, pipe) -> None:
+        socket = FakeSocket(opening)
+        socket.become(READABLE)
+        with Repoll() as poll:
+            poll.register(socket, IN, "socket")
+            poll.register(pipe[1], OUT, "pipe")
+            assert {poll.poll(maxevents=1)[0][0] for _ in range(4)} == {"socket", "pipe"}
+
+    def test_an_idle_socket_that_connects(self, opening) -> None:
+        """Nobody drives for it before it has a device: a sleeper waits for the bell."""
+        socket = FakeSocket()
+        with Repoll() as poll:
+            poll.register(socket, OUT, "socket")
+            assert poll.poll(0.001) == []
+            socket.openings = (opening,)
+            socket.become(WRITABLE)
+            assert poll.poll() == [("socket", OUT)]
+
+    def test_refusals(self, opening, pipe) -> None:
+        socket = FakeSocket(opening)
+        poll = Repoll()
+        for file in (socket, pipe[0]):
+            for call in (
+                lambda file=file: poll.modify(file, IN),
+                lambda f=file: poll.unregister(f),
+            ):
+                with pytest.raises(FileNotFoundError):
+                    call()
+            poll.register(file, IN)
+            with pytest.raises(FileExistsError):
+                poll.register(file, IN)
+        for count in (0, -2):
+            with pytest.raises(ValueError, match="maxevents"):
+                poll.poll(0, count)
+        closed = FakeSocket(opening)
+        closed.close()
+        with pytest.raises(OSError) as raised:
+            poll.register(closed, IN)
+        assert raised.value.errno == errno.EBADF
+        with pytest.raises(OSError) as raised:
+            poll.register(poll, IN)
+        assert raised.value.errno == errno.EINVAL
+        poll.close()
+        poll.close()
+        for call in (poll.poll, poll.fileno, lambda: poll.register(socket)):
+            with pytest.raises(ValueError, match="closed"):
+                call()
+
+    def test_a_close_ends_the_wait(self, opening) -> None:
+        poll = Repoll()
+        poll.register(FakeSocket(opening), IN)
+        opening.adapter.happenings.append(poll.close)
+        with pytest.raises(ValueError, match="closed"):
+            poll.poll()
+
+
+class TestNumbers:
+    @pytest.fixture
+    def instance(self):
+        number = repoll_create()
+        yield number
+        close_instance(number)
+
+    def test_the_calls(self, instance, opening, pipe) -> None:
+        socket = FakeSocket(opening, 77)
+        socket.become(BOTH)
+        repoll_ctl(instance, EPOLL_CTL_ADD, socket, IN)
+        repoll_ctl(instance, EPOLL_CTL_ADD, pipe[1], ("pipe", OUT))
+        assert sorted(repoll_wait(instance, 8, 0), key=str) == sorted(
+            [(77, IN), ("pipe", OUT)], key=str
+        )
+        repoll_ctl(instance, EPOLL_CTL_MOD, socket, OUT)
+        repoll_ctl(instance, EPOLL_CTL_DEL, pipe[1])
+        assert repoll_wait(instance, 1) == [(77, OUT)]
+        assert select.select([instance], [], [], 0)[0]
+
+    def test_refusals(self, instance, opening, pipe) -> None:
+        def refused(call, *arguments) -> int:
+            with pytest.raises(OSError) as raised:
+                call(*arguments)
+            return raised.value.errno
+
+        socket = FakeSocket(opening)
+        repoll_ctl(instance, EPOLL_CTL_ADD, socket, IN)
+        assert refused(repoll_ctl, instance, EPOLL_CTL_ADD, socket, IN) == errno.EEXIST
+        assert refused(repoll_ctl, instance, EPOLL_CTL_MOD, pipe[0], IN) == errno.ENOENT
+        assert refused(repoll_ctl, instance, EPOLL_CTL_DEL, FakeSocket(), IN) == errno.ENOENT
+        assert refused(repoll_ctl, instance, EPOLL_CTL_ADD, -1, IN) == errno.EBADF
+        assert refused(repoll_ctl, instance, EPOLL_CTL_ADD, 999_999, IN) == errno.EBADF
+        assert refused(repoll_ctl, instance, EPOLL_CTL_ADD, instance, IN) == errno.EINVAL
+        assert refused(repoll_ctl, instance, 4, pipe[0], IN) == errno.EINVAL
+        assert refused(repoll_ctl, 999_999, EPOLL_CTL_ADD, socket, IN) == errno.EBADF
+        assert refused(repoll_wait, instance, 0) == errno.EINVAL
+        assert refused(repoll_create, 1) == errno.EINVAL
+        assert close_instance(instance)
+        assert not close_instance(instance)
+        assert refused(repoll_wait, instance, 1) == errno.EBADF
