@@ -23,7 +23,7 @@ from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 
 HERE: Address = ("127.0.0.1", 5000)
 THERE: Address = ("127.0.0.2", 6000)
-OPENING, OTHER_OPENING = b"opening1", b"opening2"
+OPENING = b"opening1"
 PEER_OPENING = b"peer-one"
 S = 1_000_000_000
 QKEY = 0x01234567
@@ -39,14 +39,12 @@ def datagrams(
     return Datagrams(settings or DatagramSettings(), local=HERE, devices=devices, opening=OPENING)
 
 
-def send(core: Datagrams, payload: bytes, target: Address = THERE, now_ns: int = 10 * S) -> object:
-    """Send and return the one thing that goes out."""
+def send(
+    core: Datagrams, payload: bytes, target: Address = THERE, now_ns: int = 10 * S
+) -> ByUdp | ByQueuePair:
     if not core.knows(target):
         core.add_destination(target, HERE[0])
-    core.send(payload, target, now_ns)
-    sent = core.poll_transmit()
-    assert core.poll_transmit() is None
-    return sent
+    return core.send(payload, target, now_ns)
 
 
 def control(
@@ -73,8 +71,7 @@ def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
     asked = core.poll_event()
     assert isinstance(asked, LookUp)
     way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
-    opening = DatagramWays.parse(octets[16:]).opening if octets[16:] else b""
-    core.handle_found(asked.token, way, opening, now_ns)
+    core.handle_found(asked.token, way, now_ns)
     return way
 
 
@@ -88,10 +85,12 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
 
     core.receive_udp(control(), THERE, 10 * S)
     asked = core.poll_event()
-    assert asked == LookUp(1, 0, (THERE[0], 9000)), "the port that the peer named, at its host"
+    assert asked == LookUp(1, 0, (THERE[0], 9000), PEER_OPENING), (
+        "the port that the peer named, at its host"
+    )
     assert isinstance(send(core, b"two"), ByUdp), "until somebody is found"
     way = QueuePairWay(0, "vector", 0x99, QKEY)
-    core.handle_found(1, way, PEER_OPENING, 10 * S)
+    core.handle_found(1, way, 10 * S)
 
     third = send(core, b"three")
     assert isinstance(third, ByQueuePair)
@@ -104,9 +103,8 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
 
 def test_a_datagram_by_udp_is_delivered_and_answered() -> None:
     core = datagrams("shm", "tcp")
-    core.receive_udp(data(b"hello"), THERE, 0)
+    answer = core.receive_udp(data(b"hello"), THERE, 0)
     assert core.receive() == (b"hello", THERE)
-    answer = core.poll_transmit()
     assert isinstance(answer, ByUdp)
     header, rest = UdpHeader.parse(answer.octets)
     assert (answer.target, header.op, header.qpn) == (THERE, DatagramOp.CONTROL, 0x100)
@@ -118,8 +116,7 @@ def test_a_datagram_by_udp_is_delivered_and_answered() -> None:
 
 def test_the_answer_leaves_from_where_the_question_went() -> None:
     core = datagrams()
-    core.receive_udp(data(b""), THERE, 0, local_host="127.0.0.9")
-    answer = core.poll_transmit()
+    answer = core.receive_udp(data(b""), THERE, 0, local_host="127.0.0.9")
     assert isinstance(answer, ByUdp)
     assert answer.local_host == "127.0.0.9"
 
@@ -162,7 +159,6 @@ def test_what_the_slot_or_the_path_does_not_take_is_refused(mtu_bytes: int, limi
     with pytest.raises(OSError, match=f"datagram of {limit + 1} octets, limit {limit}") as caught:
         core.send(bytes(limit + 1), THERE, 0)
     assert caught.value.errno == errno.EMSGSIZE
-    assert core.poll_transmit() is None
 
 
 def test_the_limit_of_ipv6_is_that_of_its_header() -> None:
@@ -214,9 +210,9 @@ MALFORMED_UDP = [
 def test_malformed_octets_by_udp_are_dropped_and_counted(octets: bytes) -> None:
     core = datagrams()
     send(core, b"x")
-    core.receive_udp(octets, THERE, 0)
+    assert core.receive_udp(octets, THERE, 0) is None
     assert core.stats.dropped_malformed == 1
-    assert (core.receive(), core.poll_transmit(), core.poll_event()) == (None, None, None)
+    assert (core.receive(), core.poll_event()) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -238,20 +234,18 @@ def test_malformed_octets_by_queue_pair_are_dropped_and_counted(octets: bytes) -
 
 def test_a_control_message_of_who_was_not_sent_to_starts_nothing() -> None:
     core = datagrams()
-    core.receive_udp(control(), THERE, 0)
+    assert core.receive_udp(control(), THERE, 0) is None
     assert core.stats.controls_stray == 1
-    assert (core.poll_event(), core.poll_transmit()) == (None, None)
+    assert core.poll_event() is None
 
 
-def test_an_original_is_looked_up_at_its_own_port_on_every_device() -> None:
+def test_an_original_stays_with_udp() -> None:
     core = datagrams("shm", "tcp")
     send(core, b"x")
     core.receive_udp(control(opening=None), THERE, 10 * S)
-    assert core.poll_event() == LookUp(1, 0, THERE)
-    core.handle_not_found(1, 10 * S)
-    assert core.poll_event() == LookUp(2, 1, THERE)
-    core.handle_found(2, QueuePairWay(1, "v", 0x55, QKEY), b"", 10 * S)
-    assert core.state_of(THERE) is DestinationState.BY_QUEUE_PAIR
+    assert core.stats.controls_received == 1
+    assert core.poll_event() is None
+    assert isinstance(send(core, b"y"), ByUdp)
 
 
 def test_only_devices_of_both_are_asked_in_our_order() -> None:
@@ -259,9 +253,9 @@ def test_only_devices_of_both_are_asked_in_our_order() -> None:
     send(core, b"x")
     ways = (DatagramWay("udp", 1), DatagramWay("roce", 2), DatagramWay("shm", 3))
     core.receive_udp(control(ways=ways), THERE, 10 * S)
-    assert core.poll_event() == LookUp(1, 0, (THERE[0], 3))
+    assert core.poll_event() == LookUp(1, 0, (THERE[0], 3), PEER_OPENING)
     core.handle_not_found(1, 10 * S)
-    assert core.poll_event() == LookUp(2, 2, (THERE[0], 1))
+    assert core.poll_event() == LookUp(2, 2, (THERE[0], 1), PEER_OPENING)
     core.handle_not_found(2, 10 * S)
     assert core.poll_event() is None
     assert core.stats.look_ups_in_vain == 1
@@ -302,15 +296,6 @@ def test_without_a_device_all_goes_by_udp() -> None:
     assert core.poll_event() is None
 
 
-def test_somebody_else_at_the_port_is_not_the_peer() -> None:
-    core = datagrams()
-    send(core, b"x")
-    core.receive_udp(control(), THERE, 10 * S)
-    core.handle_found(1, QueuePairWay(0, "v", 0x99, QKEY), OTHER_OPENING, 10 * S)
-    assert core.state_of(THERE) is DestinationState.BY_UDP
-    assert core.stats.look_ups_in_vain == 1
-
-
 # -- the peer was started anew
 
 
@@ -320,24 +305,30 @@ def test_another_queue_pair_in_data_of_the_peer_costs_the_way() -> None:
     learn(core, control())
     assert isinstance(send(core, b"y"), ByQueuePair)
     core.receive_udp(data(b"I am new", qpn=0x56), THERE, 10 * S)
-    core.poll_transmit()
     assert core.stats.ways_lost == 1
     assert isinstance(send(core, b"z"), ByUdp)
     learn(core, control(0x56, opening=b"peer-two"))
     assert isinstance(send(core, b"z"), ByQueuePair)
 
 
-@pytest.mark.parametrize(
-    "changed", [control(0x56), control(opening=b"peer-two"), control(opening=None)]
-)
+@pytest.mark.parametrize("changed", [control(0x56), control(opening=b"peer-two")])
 def test_another_queue_pair_or_opening_in_a_control_message_looks_up_anew(changed: bytes) -> None:
     core = datagrams()
     send(core, b"x")
     learn(core, control())
     core.receive_udp(changed, THERE, 10 * S)
     assert core.stats.ways_lost == 1
-    assert core.state_of(THERE) is DestinationState.LOOKING_UP
-    assert isinstance(core.poll_event(), LookUp)
+    asked = core.poll_event()
+    assert isinstance(asked, LookUp)
+    assert asked.opening == DatagramWays.parse(changed[16:]).opening
+
+
+def test_an_original_in_the_place_of_our_own_costs_the_way() -> None:
+    core = datagrams()
+    send(core, b"x")
+    learn(core, control())
+    core.receive_udp(control(opening=None), THERE, 10 * S)
+    assert core.state_of(THERE) is DestinationState.BY_UDP
 
 
 def test_the_same_words_again_change_nothing() -> None:
@@ -346,7 +337,6 @@ def test_the_same_words_again_change_nothing() -> None:
     learn(core, control())
     core.receive_udp(control(), THERE, 10 * S)
     core.receive_udp(data(b""), THERE, 10 * S)
-    core.poll_transmit()
     assert core.poll_event() is None
     assert isinstance(send(core, b"y"), ByQueuePair)
 
@@ -358,9 +348,11 @@ def test_a_change_ends_the_look_up_of_what_was_before() -> None:
     core.receive_udp(control(0x56, opening=b"peer-two"), THERE, 10 * S)
     events = [core.poll_event(), core.poll_event(), core.poll_event()]
     assert events == [
-        LookUp(1, 0, (THERE[0], 9000)), GiveUp(1), LookUp(2, 0, (THERE[0], 9000)),
-    ]  # fmt: skip
-    core.handle_found(1, QueuePairWay(0, "old", 1, QKEY), PEER_OPENING, 10 * S)
+        LookUp(1, 0, (THERE[0], 9000), PEER_OPENING),
+        GiveUp(1),
+        LookUp(2, 0, (THERE[0], 9000), b"peer-two"),
+    ]
+    core.handle_found(1, QueuePairWay(0, "old", 1, QKEY), 10 * S)
     assert core.state_of(THERE) is DestinationState.LOOKING_UP, "nobody wants that answer"
 
 
@@ -383,7 +375,6 @@ def test_the_least_recently_used_destination_goes() -> None:
     send(core, b"", second)
     send(core, b"", first)
     core.receive_udp(data(b""), second, 10 * S)  # what arrives does not count as use
-    core.poll_transmit()
     send(core, b"", third)
     assert [core.knows(each) for each in (first, second, third)] == [True, False, True]
     assert core.stats.destinations_evicted == 1
@@ -396,7 +387,7 @@ def test_the_look_up_of_an_evicted_destination_is_given_up() -> None:
     assert isinstance(core.poll_event(), LookUp)
     send(core, b"x", ("127.0.0.2", 1))
     assert core.poll_event() == GiveUp(1)
-    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY), PEER_OPENING, 10 * S)
+    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY), 10 * S)
     assert not core.knows(THERE)
 
 
@@ -412,17 +403,6 @@ def test_only_so_many_look_ups_at_once() -> None:
     assert core.state_of(targets[2]) is DestinationState.LOOKING_UP
 
 
-def test_what_nobody_polls_is_lost() -> None:
-    core = datagrams(settings=DatagramSettings(transmits_max=2))
-    core.add_destination(THERE, HERE[0])
-    for number in range(3):
-        core.send(bytes([number]), THERE, 0)
-    assert core.stats.dropped_unsent == 1
-    first = core.poll_transmit()
-    assert isinstance(first, ByUdp)
-    assert first.octets[-1:] == b"\1"
-
-
 # -- devices, misuse
 
 
@@ -433,7 +413,20 @@ def test_a_lost_device_leaves_its_peers_to_udp() -> None:
     core.handle_device_lost(0)
     assert isinstance(send(core, b"y"), ByUdp)
     core.receive_udp(control(ways=(DatagramWay("shm", 1), DatagramWay("tcp", 2))), THERE, 10 * S)
-    assert core.poll_event() == LookUp(2, 1, (THERE[0], 2)), "over what is left"
+    assert core.poll_event() == LookUp(2, 1, (THERE[0], 2), PEER_OPENING), "over what is left"
+
+
+def test_what_a_lost_device_did_not_take_goes_by_udp() -> None:
+    core = datagrams()
+    send(core, b"x")
+    learn(core, control())
+    refused = send(core, b"refused")
+    assert isinstance(refused, ByQueuePair)
+    core.handle_device_lost(0)
+    instead = core.send_instead(refused, 10 * S)
+    assert isinstance(instead, ByUdp)
+    assert instead.octets.endswith(b"refused")
+    assert (core.stats.sent_by_udp, core.stats.sent_by_queue_pair) == (2, 0)
 
 
 def test_a_device_lost_during_a_look_up_is_not_waited_for() -> None:
@@ -441,7 +434,10 @@ def test_a_device_lost_during_a_look_up_is_not_waited_for() -> None:
     send(core, b"x")
     core.receive_udp(control(), THERE, 10 * S)
     core.handle_device_lost(0)
-    assert [core.poll_event(), core.poll_event()] == [LookUp(1, 0, (THERE[0], 9000)), GiveUp(1)]
+    assert [core.poll_event(), core.poll_event()] == [
+        LookUp(1, 0, (THERE[0], 9000), PEER_OPENING),
+        GiveUp(1),
+    ]
     assert core.state_of(THERE) is DestinationState.BY_UDP
 
 
@@ -456,7 +452,8 @@ def test_a_peer_with_a_scope_stays_with_udp() -> None:
     core.add_destination(target, "fe80::2%lo")
     core.send(b"x", target, 0)
     answer = UdpHeader(DatagramOp.CONTROL, 5, ip_address("fe80::1")).emit()
-    core.receive_udp(answer, target, 0)
+    core.receive_udp(answer + control()[16:], target, 0)
+    assert core.stats.controls_received == 1
     assert core.poll_event() is None
 
 

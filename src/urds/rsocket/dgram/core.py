@@ -13,11 +13,11 @@ so whatever fails on the way to one costs no datagram that UDP would have carrie
 another opening. Whichever message over UDP says so, we forget the way and look it up again. The
 original learns of it only when the peer sends; here each destination gets a datagram over UDP now
 and then although a queue pair is known, and the answer to it tells. There is no timer: what is due
-is done by the next datagram.
+is done by the next datagram. Each call makes at most one thing to send, and returns it.
 
 **Who may say what.** A control message counts only from where we sent to, and a look-up goes only
-to the host it came from; the number it names is compared, never used. So a forged one costs a
-look-up and, while that lasts, the detour over UDP.
+to the host it came from and asks for the opening it named; the queue pair number is compared,
+never used. So a forged one costs a look-up and, while that lasts, the detour over UDP.
 
 Source: rdma-core 691953d8 librdmacm/rsocket.c (rsocket.md section 10).
 """
@@ -84,7 +84,6 @@ class Datagrams:
         self.payload_bytes_max = min(SLOT_BYTES, path_mtu_bytes) - self._qp_header_bytes
         self._destinations = Destinations(settings.destinations_max)
         self._received: deque[tuple[bytes, Address]] = deque()
-        self._transmits: deque[ByUdp | ByQueuePair] = deque()
         self._events: deque[LookUp | GiveUp] = deque()
         self._sources: dict[bytes, Address] = {}
 
@@ -119,10 +118,10 @@ class Datagrams:
                 f"datagram of {payload_bytes} octets, limit {self.payload_bytes_max}",
             )
 
-    def send(self, payload: Octets, target: Address, now_ns: int) -> None:
-        """Send a copy of `payload` to a known destination, by the way that is known now.
+    def send(self, payload: Octets, target: Address, now_ns: int) -> ByUdp | ByQueuePair:
+        """Return a copy of `payload` with its header and the way to a known destination.
 
-        Raises OSError (EMSGSIZE); then nothing is sent.
+        Raises OSError (EMSGSIZE).
         """
         self.check_size(len(payload))
         destination = self._destinations.use(target)
@@ -131,13 +130,19 @@ class Datagrams:
         way = destination.way
         is_due = now_ns - destination.udp_sent_ns >= self.settings.udp_again_ns
         if way is not None and not is_due:
-            self._transmit(ByQueuePair(destination.qp_header + payload, target, way))
             self.stats.sent_by_queue_pair += 1
-            return
+            return ByQueuePair(destination.qp_header + payload, target, way)
         destination.udp_sent_ns = now_ns
-        self._transmit(ByUdp(destination.udp_header + payload, target))
         self.stats.sent_by_udp += 1
         self.stats.sent_by_udp_again += way is not None
+        return ByUdp(destination.udp_header + payload, target)
+
+    def send_instead(self, what: ByQueuePair, now_ns: int) -> ByUdp | ByQueuePair | None:
+        """Return the way that is known now for what a queue pair did not take; None: for nobody."""
+        self.stats.sent_by_queue_pair -= 1
+        if not self.knows(what.target):
+            return None
+        return self.send(what.octets[self._qp_header_bytes :], what.target, now_ns)
 
     def receive(self) -> tuple[bytes, Address] | None:
         """Take the oldest datagram and its sender, None if there is none."""
@@ -161,10 +166,11 @@ class Datagrams:
 
     def receive_udp(
         self, octets: Octets, source: Address, now_ns: int, *, local_host: str = ""
-    ) -> None:
-        """Take what the UDP socket received; `local_host` is where it went to, if that is known.
+    ) -> ByUdp | None:
+        """Take what the UDP socket received and return the answer, if there is one.
 
-        What is no message of a socket like ours is dropped and counted.
+        `local_host` is our address that it went to, if that is known. What is no message of a
+        socket like ours is dropped and counted.
         """
         try:
             header, rest = UdpHeader.parse(octets)
@@ -172,16 +178,16 @@ class Datagrams:
                 raise WireError(f"IPv{header.address.version} header between IPv{self._version}")
             if header.op is DatagramOp.CONTROL:
                 self._receive_control(header, rest, source, now_ns)
-                return
+                return None
         except WireError:
             self.stats.dropped_malformed += 1
-            return
+            return None
         self.stats.received_by_udp += 1
         destination = self._destinations.find(source)
         if destination is not None and self._note_qpn(destination, header.qpn):
             self._lose_way(destination)
-        self._answer(destination, source, local_host, now_ns)
         self._deliver(rest, source)
+        return self._answer(destination, source, local_host, now_ns)
 
     def receive_queue_pair(self, octets: Octets) -> None:
         """Take what a queue pair received, without its GRH; malformed octets are dropped."""
@@ -199,14 +205,12 @@ class Datagrams:
         self.stats.received_by_queue_pair += 1
         self._deliver(memoryview(octets)[self._qp_header_bytes :], source)
 
-    def handle_found(self, token: int, way: QueuePairWay, opening: bytes, now_ns: int) -> None:
-        """Use what a look-up found; `opening` is what the device there says of itself."""
+    def handle_found(self, token: int, way: QueuePairWay, now_ns: int) -> None:
+        """Use what a look-up found."""
         destination = self._destinations.end_look_up(token)
         if destination is None:
             return
-        # A port may have gone to another socket since the peer named it.
-        expected = destination.peer_opening
-        if (expected is not None and opening != expected) or self._devices[way.device] is None:
+        if self._devices[way.device] is None:
             self._look_up_next(destination, now_ns)
             return
         destination.state, destination.way = DestinationState.BY_QUEUE_PAIR, way
@@ -228,15 +232,12 @@ class Datagrams:
             if is_asking or (destination.way is not None and destination.way.device == index):
                 self._lose_way(destination)
 
-    def handle_unsent(self) -> None:
-        """Count a datagram that found no room."""
-        self.stats.dropped_unsent += 1
+    # -- what the devices are to do
 
-    # -- what goes out
-
-    def poll_transmit(self) -> ByUdp | ByQueuePair | None:
-        """Return what is to be sent next."""
-        return self._transmits.popleft() if self._transmits else None
+    @property
+    def has_events(self) -> bool:
+        """Return whether `poll_event` has something."""
+        return bool(self._events)
 
     def poll_event(self) -> LookUp | GiveUp | None:
         """Return the next wish to the devices."""
@@ -260,7 +261,8 @@ class Datagrams:
         destination.peer_opening = opening
         if has_changed:
             self._lose_way(destination)
-        if destination.state is DestinationState.BY_UDP and header.qpn:
+        # An original says nothing more than its number, and is on none of our devices.
+        if destination.state is DestinationState.BY_UDP and ways is not None:
             self._begin_look_up(destination, ways, now_ns)
 
     def _note_qpn(self, destination: Destination, qpn: int) -> bool:
@@ -271,7 +273,7 @@ class Datagrams:
 
     def _answer(
         self, destination: Destination | None, source: Address, local_host: str, now_ns: int
-    ) -> None:
+    ) -> ByUdp | None:
         """Tell a sender our number and ways.
 
         One we know is not told twice in a row: until its look-up is over it may send many.
@@ -279,26 +281,24 @@ class Datagrams:
         if destination is not None:
             last_ns = destination.answered_ns
             if last_ns is not None and now_ns - last_ns < self.settings.answer_pause_ns:
-                return
+                return None
             destination.answered_ns = now_ns
         host = ip_address((local_host or self.local[0]).partition("%")[0])
         header = UdpHeader(DatagramOp.CONTROL, self._qpn, host).emit()
-        self._transmit(ByUdp(header + self._ways, source, local_host, is_data=False))
         self.stats.controls_sent += 1
+        return ByUdp(header + self._ways, source, local_host, is_data=False)
 
     # -- look-ups
 
-    def _begin_look_up(
-        self, destination: Destination, ways: DatagramWays | None, now_ns: int
-    ) -> None:
-        """Ask the devices that both have, ours in their order; of an original all of them."""
+    def _begin_look_up(self, destination: Destination, ways: DatagramWays, now_ns: int) -> None:
+        """Ask over the devices that both have, in our order."""
         if not destination.may_look_up or now_ns < destination.look_up_not_before_ns:
             return
-        ports = None if ways is None else {way.provider: way.port for way in ways.ways}
+        ports = {way.provider: way.port for way in ways.ways}
         destination.candidates = [
-            (index, destination.target[1] if ports is None else ports[device.provider])
+            (index, ports[device.provider])
             for index, device in enumerate(self._devices)
-            if device is not None and (ports is None or device.provider in ports)
+            if device is not None and device.provider in ports
         ]
         if destination.candidates:
             self._look_up_next(destination, now_ns)
@@ -311,7 +311,8 @@ class Datagrams:
             device, port = destination.candidates.pop(0)
             destination.state = DestinationState.LOOKING_UP
             token = self._destinations.begin_look_up(destination)
-            self._events.append(LookUp(token, device, (destination.target[0], port)))
+            peer = (destination.target[0], port)
+            self._events.append(LookUp(token, device, peer, destination.peer_opening or b""))
             self.stats.look_ups += 1
             return
         pause_ns = self.settings.look_up_pause_ns << min(destination.look_ups_in_vain, 16)
@@ -351,9 +352,3 @@ class Datagrams:
         if header.address.version != self._version or not header.port:
             raise WireError(f"sender {header.address} port {header.port} of IPv{self._version}")
         return str(header.address), header.port
-
-    def _transmit(self, what: ByUdp | ByQueuePair) -> None:
-        if len(self._transmits) >= self.settings.transmits_max:
-            self._transmits.popleft()
-            self.stats.dropped_unsent += 1
-        self._transmits.append(what)

@@ -22,7 +22,6 @@ class DatagramSettings:
     send_slots: int = 64  # of each queue pair
     destinations_max: int = 1024  # the least recently used goes
     look_ups_max: int = 64  # under way at one time
-    transmits_max: int = 1024  # that nobody has polled
     udp_again_ns: int = _S  # so often a datagram goes over UDP though a queue pair is known
     answer_pause_ns: int = _S // 20  # between two answers that say the same to a known peer
     look_up_ns: int = 2 * _S  # one look-up; the original's limit
@@ -71,11 +70,15 @@ class ByQueuePair:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Ask a device who serves a port at the peer; answer with `handle_found` or `_not_found`."""
+    """Ask over a device, at the peer's port for look-ups, which queue pair an opening has there.
+
+    Answer with `handle_found` or `handle_not_found`, and the token.
+    """
 
     token: int
     device: int
     peer: Address
+    opening: bytes
 
 
 @dataclass(frozen=True, slots=True)

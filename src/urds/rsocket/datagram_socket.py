@@ -1,0 +1,435 @@
+"""One datagram rsocket: a real UDP socket, a queue pair on each device, and the core between them.
+
+**Locks.** `_life` for bind, connect and close; then a device's lock; then `_lock`, which guards the
+core and is held for its calls alone. The locks of two devices are never held together.
+
+**Threads.** Whoever sends carries away what the core says, by UDP or by queue pair. What a device
+brings comes in the thread that drives it, with its lock held; what the core then wants of another
+device is left to the service's thread, which also reads the UDP socket. All of them tell who
+waits, in whichever way something came.
+
+Loss is normal: nothing here waits for room, nothing is sent twice.
+"""
+
+import errno
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Final
+
+from urds.rsocket import devices
+from urds.rsocket.datagram_device import DatagramDevice
+from urds.rsocket.datagram_service import service
+from urds.rsocket.datagram_udp import UdpSocket
+from urds.rsocket.dgram import (
+    Address,
+    ByQueuePair,
+    ByUdp,
+    Datagrams,
+    DatagramSettings,
+    DatagramStats,
+    LookUp,
+    QueuePairWay,
+)
+from urds.rsocket.link import Readiness
+from urds.rsocket.opening import Opening
+from urds.rsocket.wire.datagram_ways import OPENING_BYTES
+
+BATCH_MAX: Final = 64  # datagrams of one reading: other sockets come after
+_VIRTUAL_NS: Final = 1_000_000_000  # that a simulated device runs ahead of the real UDP socket
+_PAUSE_S: Final = 0.002  # between two looks at a simulated device
+_PORT_MAX: Final = 0xFFFF
+_UNSPECIFIED: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+Octets = bytes | bytearray | memoryview
+
+
+class DatagramLink:
+    """A datagram socket without a blocking call but `wait`. Safe from any thread."""
+
+    def __init__(
+        self,
+        openings: Sequence[Opening],
+        settings: DatagramSettings | None = None,
+        family: int = socket.AF_INET,
+    ) -> None:
+        """Make an unbound socket over these devices; without one everything goes by UDP.
+
+        Raises OSError: EAFNOSUPPORT, EMFILE.
+        """
+        self.openings = list(openings)
+        self.settings = settings or DatagramSettings()
+        self.on_change: Callable[[], None] | None = None
+        self.local: Address | None = None
+        self.peer: Address | None = None
+        self.is_closed = False
+        self._udp = UdpSocket(family)
+        self._life = threading.RLock()
+        self._lock = threading.Lock()
+        self._core: Datagrams | None = None
+        self._devices: list[DatagramDevice] = []
+        self._error = 0
+        self._waiting: set[Callable[[], None]] = set()
+        _alive.add(self)
+
+    # -- addresses
+
+    def bind(self, address: Address) -> None:
+        """Take an address; port 0 takes a free one.
+
+        Raises OSError: EINVAL (bound already), EADDRINUSE, EADDRNOTAVAIL, EBADF.
+        """
+        with self._life:
+            self._demand_open()
+            if self._core is not None:
+                raise OSError(errno.EINVAL, f"bound to {self.local} already")
+            self._udp.bind(address)
+            self._begin()
+
+    def connect(self, address: Address) -> None:
+        """Send to `address` by default, and hear it alone from now on. Again: another one.
+
+        Raises OSError: ENETUNREACH and others of UDP, EBADF.
+        """
+        with self._life:
+            self._demand_open()
+            self._udp.connect(address)
+            if self._core is None:
+                self._begin()
+            assert self._core is not None
+            self.local, self.peer = self._udp.local, self._udp.peer
+            with self._lock:
+                self._core.peer = self.peer
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """Return how many octets a datagram may have; binds the socket if it is not."""
+        return self._bound().payload_bytes_max
+
+    # -- datagrams
+
+    def send(self, data: Octets, address: Address | None = None) -> int:
+        """Send a copy of `data`, without waiting, and return its length; binds if need be.
+
+        By which way is the core's matter. A datagram for which there is no room is lost and
+        counted. Raises OSError: EDESTADDRREQ, EMSGSIZE with value and limit, EINVAL for no numeric
+        address, EBADF, what sendto says of the target, and what became of an earlier datagram.
+        """
+        target = address if address is not None else self.peer
+        if target is None:
+            raise OSError(errno.EDESTADDRREQ, "no address given, and the socket is not connected")
+        core = self._bound()
+        self._raise_error()
+        # The clock is read for each datagram: whether one has to go over UDP again depends on it.
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            what = core.send(data, target, now_ns) if core.knows(target) else None
+        if what is None:
+            what = self._send_first(core, data, target, now_ns)
+        self._carry(core, what)
+        if core.has_events:
+            self._serve(core)
+        return len(data)
+
+    def receive(self) -> tuple[bytes, Address] | None:
+        """Take a datagram and its sender, None if there is none.
+
+        Raises OSError: EBADF, and what became of an earlier datagram of ours.
+        """
+        self._demand_open()
+        self._raise_error()
+        with self._lock:
+            return None if self._core is None else self._core.receive()
+
+    def peek(self) -> tuple[bytes, Address] | None:
+        """Return what `receive` would, and leave it."""
+        self._demand_open()
+        self._raise_error()
+        with self._lock:
+            return None if self._core is None else self._core.peek()
+
+    def readiness(self) -> Readiness:
+        """Return what poll would say. A datagram socket can always send."""
+        with self._lock:
+            is_readable = self._core is not None and self._core.is_readable
+        is_failed = self._error != 0
+        return Readiness(is_readable or is_failed or self.is_closed, True, False, is_failed)
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until `is_ready()`, the close or the end of time; return whether it was no timeout.
+
+        Call it without locks; `is_ready` may be called with a device's lock held.
+        """
+
+        def is_over() -> bool:
+            return self.is_closed or is_ready()
+
+        if self.openings and all(each.adapter.has_own_time for each in self.openings):
+            return devices.wait(self.openings, is_over, timeout_s)
+        return self._wait_here(is_over, timeout_s)
+
+    # -- options, state, end
+
+    def take_error(self) -> int:
+        """Return the errno of an earlier datagram's fate, 0 if there is none, and forget it."""
+        error, self._error = self._error, 0
+        return error
+
+    def set_udp_option(self, level: int, option: int, value: int | bytes) -> None:
+        """Set an option of the UDP socket. Raises OSError."""
+        self._udp.set_option(level, option, value)
+
+    def get_udp_option(self, level: int, option: int, buffer_bytes: int = 0) -> int | bytes:
+        """Return an option of the UDP socket; octets if their count is given. Raises OSError."""
+        return self._udp.get_option(level, option, buffer_bytes)
+
+    @property
+    def stats(self) -> DatagramStats:
+        """Return the counters; they begin when the socket is bound."""
+        return DatagramStats() if self._core is None else self._core.stats
+
+    def close(self) -> None:
+        """Give port and queue pairs back; who waits returns. Safe twice."""
+        with self._life:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            if self._core is not None:
+                service().unwatch(self._udp.fileno())
+            self._udp.close()
+            for device in self._devices:
+                device.close()
+        self._tell_devices()
+        self.settle()
+
+    # -- as the receiver of devices: the lock of one of them is held
+
+    def handle_datagram(self, octets: memoryview) -> None:
+        """Take a datagram from a queue pair."""
+        with self._lock:
+            if self._core is not None:
+                self._core.receive_queue_pair(octets)
+
+    def handle_failed_receive(self) -> None:
+        """Count a datagram that did not fit into its slot."""
+        if self._core is not None:
+            self._core.stats.dropped_failed += 1
+
+    def handle_found(self, token: int, way: QueuePairWay) -> None:
+        """Use what a look-up found."""
+        core = self._core
+        assert core is not None, "who looks up is bound"
+        with self._lock:
+            core.handle_found(token, way, time.monotonic_ns())
+        if core.has_events:
+            service().call_soon(lambda: self._serve(core))
+
+    def handle_not_found(self, token: int) -> None:
+        """Ask the next device, though not from here."""
+        core = self._core
+        assert core is not None, "who looks up is bound"
+        with self._lock:
+            core.handle_not_found(token, time.monotonic_ns())
+        if core.has_events:
+            service().call_soon(lambda: self._serve(core))
+
+    def settle(self) -> None:
+        """Tell who shows or waits for readiness."""
+        for wake in list(self._waiting):
+            wake()
+        if self.on_change is not None:
+            self.on_change()
+
+    # -- beginning
+
+    def _bound(self) -> Datagrams:
+        """Return the core; an unbound socket is bound to any port first."""
+        if self.is_closed or self._core is None:
+            with self._life:
+                self._demand_open()
+                if self._core is None:
+                    self.bind((_UNSPECIFIED[socket.AddressFamily(self._udp.family)], 0))
+        assert self._core is not None, "bound above"
+        return self._core
+
+    def _begin(self) -> None:
+        """Make the queue pairs of a bound socket, then its core, and have it read."""
+        local = self._udp.local
+        name = secrets.token_bytes(OPENING_BYTES)
+        for opening in self.openings:
+            # A device that does not serve this address leaves it to the others and to UDP.
+            with suppress(OSError):
+                device = DatagramDevice(
+                    opening,
+                    len(self._devices),
+                    self,
+                    host=local[0],
+                    name=name,
+                    settings=self.settings,
+                )
+                self._devices.append(device)
+        self._core = Datagrams(
+            self.settings,
+            local=local,
+            devices=[device.record for device in self._devices],
+            opening=name,
+        )
+        self.local = local
+        service().watch(self._udp.fileno(), self._handle_udp)
+
+    def _send_first(
+        self, core: Datagrams, data: Octets, target: Address, now_ns: int
+    ) -> ByUdp | ByQueuePair:
+        """Send to an address that is not known, or not spelled like this. Raises OSError."""
+        core.check_size(len(data))
+        target = self._numeric(target)
+        local_host = self._udp.host_towards(target)
+        with self._lock:
+            if not core.knows(target):
+                core.add_destination(target, local_host)
+            return core.send(data, target, now_ns)
+
+    def _numeric(self, target: Address) -> Address:
+        """Return an address as the kernel writes it. Raises OSError: EINVAL, EAFNOSUPPORT."""
+        host, port = target
+        try:
+            address = ip_address(host)
+            if not 0 < port <= _PORT_MAX:
+                raise ValueError(f"port {port}, not 1 to {_PORT_MAX}")
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error)) from None
+        if (address.version == 6) != (self._udp.family == socket.AF_INET6):
+            raise OSError(errno.EAFNOSUPPORT, f"{host} for a socket of the other family")
+        return str(address), port
+
+    # -- what goes out
+
+    def _carry(self, core: Datagrams, what: ByUdp | ByQueuePair) -> None:
+        """Send by the way that the core chose. Raises OSError for data that UDP refuses."""
+        if isinstance(what, ByQueuePair):
+            if not self._devices[what.way.device].send(what):
+                self._leave_device(core, what)
+            return
+        try:
+            self._udp.send(what)
+        except OSError as error:
+            if what.is_data and not isinstance(error, BlockingIOError):
+                raise
+            core.stats.dropped_unsent += 1
+            if error.errno == errno.ECONNREFUSED:
+                self._error = error.errno  # of an earlier datagram: its sender shall hear of it
+
+    def _leave_device(self, core: Datagrams, what: ByQueuePair) -> None:
+        """Do without a device that failed; the datagram at hand goes by UDP."""
+        with self._lock:
+            core.handle_device_lost(what.way.device)
+            instead = core.send_instead(what, time.monotonic_ns())
+        if instead is not None:
+            self._carry(core, instead)
+
+    def _serve(self, core: Datagrams) -> None:
+        """Do what the core wants of its devices. No lock is held."""
+        while True:
+            with self._lock:
+                event = core.poll_event()
+            if event is None or self.is_closed:
+                return
+            if isinstance(event, LookUp):
+                self._devices[event.device].look_up(event)
+            else:
+                for device in self._devices:
+                    device.give_up(event.token)
+
+    # -- what comes by UDP: the service's thread
+
+    def _handle_udp(self) -> None:
+        core = self._core
+        assert core is not None, "watched after the core was made"
+        is_new = False
+        for _ in range(BATCH_MAX):
+            try:
+                octets, source, local_host = self._udp.receive()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if self.is_closed:
+                    return
+                self._error, is_new = error.errno or errno.EIO, True
+                continue
+            with self._lock:
+                had = core.is_readable
+                answer = core.receive_udp(
+                    octets, source, time.monotonic_ns(), local_host=local_host
+                )
+                is_new |= core.is_readable and not had
+            if answer is not None:
+                self._carry(core, answer)
+        self._serve(core)
+        if is_new:
+            self._tell_devices()
+            self.settle()
+
+    def _tell_devices(self) -> None:
+        """Have those ask again who wait at a device of ours, or for one of several."""
+        for opening in self.openings:
+            with opening.adapter.lock:
+                for watcher in list(opening.watchers):
+                    watcher()
+                opening.adapter.notify()
+
+    # -- leaves
+
+    def _wait_here(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait with simulated devices, whose time runs in whoever waits, or with none."""
+        changed = threading.Event()
+        simulated = [each.adapter for each in self.openings if not each.adapter.has_own_time]
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._waiting.add(changed.set)
+        try:
+            while True:
+                for adapter in simulated:
+                    adapter.wait(is_over, _VIRTUAL_NS)
+                if is_over():
+                    return True
+                left_s = None if end_s is None else end_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                if simulated:
+                    left_s = _PAUSE_S if left_s is None else min(left_s, _PAUSE_S)
+                changed.wait(left_s)
+                changed.clear()
+        finally:
+            self._waiting.discard(changed.set)
+
+    def _raise_error(self) -> None:
+        if self._error:
+            error = self.take_error()
+            raise OSError(error, f"of an earlier datagram: {os.strerror(error)}")
+
+    def _demand_open(self) -> None:
+        if self.is_closed:
+            raise OSError(errno.EBADF, "the socket is closed")
+
+    def abandon_in_child(self) -> None:
+        """Let go of the port in the child of a fork; the queue pairs are the parent's."""
+        self.is_closed = True
+        self._udp.abandon_in_child()
+
+
+_alive: weakref.WeakSet[DatagramLink] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for link in list(_alive):
+        if not link.is_closed:
+            link.abandon_in_child()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
