@@ -9,7 +9,6 @@ import pytest
 from tests.unit.rsocket_fakes import (
     BOTH,
     FAILED,
-    HUNG_UP,
     NOTHING,
     READABLE,
     WRITABLE,
