@@ -1,0 +1,144 @@
+"""Buffers mapped for direct writes: ours in the peer's table, the peer's in ours.
+
+The owner of a buffer writes an entry into a slot of the other side's table, with a word that names
+the slot; the other side may then write to the buffer by its offset, without a word or a credit.
+A mapping that ends is told between own peers, by an entry without octets; an original is not told,
+and a write to its stale entry breaks the connection. The words are ordered before data sent later,
+so a peer that received such data knows the mapping. Source: rsocket.md 7.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from urds.errors import RemoteProtocolError
+from urds.rsocket.stream.records import Memory, Post, PostKind
+from urds.rsocket.stream.target import check_range
+from urds.rsocket.wire.connect_data import ByteOrder
+from urds.rsocket.wire.messages import IOMAP_ENTRY_BYTES, IomapEntry, Op, emit_word
+
+OFFSET_MAX: Final = (1 << 64) - 1
+MAPPED_BYTES_MAX: Final = (1 << 32) - 1
+
+
+class Iomap:
+    """The mappings of one stream, in both directions."""
+
+    __slots__ = (
+        "_byte_order",
+        "_is_told",
+        "_local",
+        "_peer_order",
+        "_peer_rkey",
+        "_peer_slots",
+        "_peer_table",
+        "_remote",
+        "_table",
+        "_updates",
+    )
+
+    def __init__(self, table: memoryview, byte_order: ByteOrder, updates: deque[Post]) -> None:
+        """Let the peer map buffers into `table`, which lies in our memory.
+
+        `updates` takes what is to be written into the peer's: one for a slot at most.
+        """
+        self._table = table
+        self._updates = updates
+        self._byte_order: ByteOrder = byte_order
+        self._remote: dict[int, IomapEntry] = {}  # by slot of our table
+        self._local: dict[int, Memory] = {}  # by slot of the peer's table
+        self._peer_table = self._peer_rkey = self._peer_slots = 0
+        self._peer_order: ByteOrder = "little"
+        self._is_told = False
+
+    def adopt(
+        self, *, address: int, rkey: int, slots: int, byte_order: ByteOrder, is_own: bool
+    ) -> None:
+        """Take where the peer's table is; a peer of ours is told of the end of a mapping."""
+        self._peer_table, self._peer_rkey, self._peer_slots = address, rkey, slots
+        self._peer_order, self._is_told = byte_order, is_own
+
+    # -- ours, for the peer to write
+
+    def map_buffer(self, memory: Memory, offset: int) -> None:
+        """Take a slot of the peer's table and queue the update that fills it.
+
+        Raises OSError: ENOMEM if no slot is free, EINVAL for an offset or length out of range.
+        """
+        byte_count = memory.view.nbytes
+        if not 0 <= offset <= OFFSET_MAX + 1 - byte_count or not 0 < byte_count <= MAPPED_BYTES_MAX:
+            raise OSError(errno.EINVAL, f"{byte_count} octets at offset {offset}")
+        slot = next((n for n in range(self._peer_slots) if n not in self._local), None)
+        if slot is None:
+            raise OSError(errno.ENOMEM, f"no slot is free, the peer offers {self._peer_slots}")
+        self._local[slot] = memory
+        self._queue(slot, IomapEntry(offset, memory.address, memory.rkey, byte_count))
+
+    def unmap(self, memory: Memory, *, is_told: bool) -> None:
+        """Free the slot of a buffer, and with `is_told` tell a peer of ours.
+
+        Raises OSError EINVAL for a buffer that is not mapped.
+        """
+        for slot, mapped in self._local.items():
+            if mapped is memory:
+                del self._local[slot]
+                is_told = is_told and self._is_told
+                self._queue(slot, IomapEntry(0, 0, 0, 0) if is_told else None)
+                return
+        raise OSError(errno.EINVAL, f"memory at {memory.address:#x} is not mapped")
+
+    def _queue(self, slot: int, entry: IomapEntry | None) -> None:
+        """Queue an update in place of one for the same slot that has not left."""
+        word = emit_word(Op.IOMAP, slot)
+        for post in self._updates:
+            if post.word == word:
+                self._updates.remove(post)
+                break
+        if entry is not None:
+            address = self._peer_table + slot * IOMAP_ENTRY_BYTES
+            octets = entry.emit(self._peer_order)
+            self._updates.append(Post(PostKind.IOMAP, octets, address, self._peer_rkey, word))
+
+    # -- the peer's, for us to write
+
+    def take_update(self, slot: int) -> None:
+        """Take the entry that the peer has written. Raises RemoteProtocolError."""
+        start = slot * IOMAP_ENTRY_BYTES
+        octets = self._table[start : start + IOMAP_ENTRY_BYTES]
+        if len(octets) < IOMAP_ENTRY_BYTES:
+            slots = len(self._table) // IOMAP_ENTRY_BYTES
+            raise RemoteProtocolError(f"update of iomap slot {slot} of {slots}")
+        entry = IomapEntry.parse(octets, self._byte_order)
+        self._remote.pop(slot, None)
+        if entry.length:
+            check_range(entry.address, entry.length, f"buffer of iomap slot {slot}")
+            check_range(entry.offset, entry.length, f"offset of iomap slot {slot}")
+            self._remote[slot] = entry
+
+    def is_mapped(self, offset: int) -> bool:
+        """Return whether the peer has a buffer at this offset."""
+        return self._find(offset) is not None
+
+    def places(self, offset: int, byte_count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield address, key and length of the memory from an offset on, mapping by mapping.
+
+        Ends at the first octet that is not mapped.
+        """
+        while byte_count and (entry := self._find(offset)) is not None:
+            skipped = offset - entry.offset
+            here = min(byte_count, entry.length - skipped)
+            yield entry.address + skipped, entry.key, here
+            offset += here
+            byte_count -= here
+
+    def _find(self, offset: int) -> IomapEntry | None:
+        for entry in self._remote.values():
+            if entry.offset <= offset < entry.offset + entry.length:
+                return entry
+        return None
+
+    def close(self) -> None:
+        """Let go of our memory."""
+        self._remote.clear()
+        self._table.release()

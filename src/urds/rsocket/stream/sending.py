@@ -1,0 +1,354 @@
+"""The sending half: octets that wait, posts that go, slots and credits that come back.
+
+    send --+-- room at the peer, nothing before it ----------------> ready --+
+           +-- pending: gathered, or one block of its own --+               | next_post
+                                                            +--------------+--> in flight
+                                                                                | handle_sent
+A data message costs a credit, a slot of the send queue and space at the peer; what lacks one of
+them waits in pending. Small octets gather there while a write is under way, so that a stream of
+them costs one write for each round trip, as Nagle's rule does for TCP; more than
+COALESCE_BYTES_MAX never waits for that reason.
+
+Octets are copied once: into the block that is posted, or not at all when they are lent. A lent
+post refers to the caller's memory, and is made only if nothing waits before it.
+
+Rules: `ready` and `in_flight` hold no more than the send queue, pending and copied octets under
+way no more than `send_bytes`. Source: rsocket.md 4 and 6.
+"""
+
+from collections import deque
+from typing import Final
+
+from urds.rsocket.stream.records import (
+    BORROW_BYTES_MIN,
+    CONTROL_SLOTS,
+    WRITABLE_BYTES_MIN,
+    Post,
+    PostKind,
+    StreamSettings,
+    StreamStats,
+)
+from urds.rsocket.stream.target import Space
+from urds.rsocket.wire.messages import ARGUMENT_MAX, Op, emit_word
+
+COALESCE_BYTES_MAX: Final = 1 << 14
+UNFINISHED_MAX: Final = 1  # data writes under way beside which a small send is still posted
+UNFINISHED_NO_DELAY_MAX: Final = 8
+BLOCK_BYTES_MIN: Final = 1 << 12  # of a gathering block; each that fills doubles the next
+BLOCK_BYTES_MAX: Final = 1 << 16
+_DATA_WORD: Final = emit_word(Op.DATA, 0)
+_SEQUENCE_MASK: Final = 0xFFFF
+_IN_DATA_SLOTS: Final = (PostKind.DATA, PostKind.DIRECT, PostKind.IOMAP)
+_DATA: Final = PostKind.DATA
+
+
+class Sending:
+    """What one stream has to send, without its control messages."""
+
+    __slots__ = (
+        "_block",
+        "_block_bytes",
+        "_block_used",
+        "_chunk_max",
+        "_is_blocked",
+        "_is_update_paid",
+        "_limit",
+        "_pending",
+        "_send_bytes",
+        "_sequence",
+        "_spaces",
+        "_stats",
+        "_unfinished",
+        "_unfinished_max",
+        "borrowed_octets",
+        "buffered_octets",
+        "control_slots",
+        "credits",
+        "data_slots",
+        "in_flight",
+        "is_lending_refused",
+        "pending_octets",
+        "ready",
+        "updates",
+    )
+
+    def __init__(self, settings: StreamSettings, spaces: list[Space], stats: StreamStats) -> None:
+        self.in_flight: deque[Post] = deque()  # in the order of their completions
+        self.ready: deque[Post] = deque()  # slots, credits and space are theirs already
+        self.updates: deque[Post] = deque()  # of the iomap: before all data that is not ready
+        self.pending_octets = 0  # accepted and not in a post yet
+        self.buffered_octets = 0  # copied and not completed
+        self.borrowed_octets = 0  # of the caller and not completed
+        self.is_lending_refused = False  # the last send was large and found no space
+        self.credits = 0
+        self.data_slots = settings.send_queue - CONTROL_SLOTS
+        self.control_slots = CONTROL_SLOTS
+        self._limit = 0  # credits that the peer may ever have outstanding
+        self._sequence = 0  # of the next message that costs a credit
+        self._spaces = spaces
+        self._stats = stats
+        self._send_bytes = settings.send_bytes
+        self._chunk_max = min(settings.chunk_max_bytes, ARGUMENT_MAX)
+        self._pending: deque[memoryview] = deque()
+        self._block: bytearray | None = None  # gathers, behind all of `_pending`
+        self._block_used = 0
+        self._block_bytes = BLOCK_BYTES_MIN
+        self._unfinished = 0  # data posts that are ready or in flight
+        self._unfinished_max = UNFINISHED_MAX
+        self._is_blocked = False
+        self._is_update_paid = True
+        self.set_no_delay(settings.no_delay)
+
+    def set_no_delay(self, no_delay: bool) -> None:
+        """Choose how many small writes may be under way before more of them gather."""
+        self._unfinished_max = UNFINISHED_NO_DELAY_MAX if no_delay else UNFINISHED_MAX
+
+    # -- what the peer allows
+
+    def adopt(self, credit_count: int, *, is_update_returned: bool) -> None:
+        """Take the credits of the connect data, and whether the peer gives those of updates back.
+
+        To a peer that does not, updates go without a credit, but only while there is one: then a
+        receive is there for them as well.
+        """
+        self._limit = self.credits = credit_count
+        self._is_update_paid = is_update_returned
+
+    def judge_limit(self, limit: int) -> str | None:
+        """Take the absolute limit of a credit update, 16 bits; return what is wrong with it.
+
+        A limit never takes credits back, and never gives more than the peer has receives.
+        """
+        available = (limit - self._sequence) & _SEQUENCE_MASK
+        if not self.credits <= available <= self._limit:
+            return (
+                f"limit {limit} at message {self._sequence & _SEQUENCE_MASK} leaves {available} "
+                f"credits: not from {self.credits} to {self._limit}"
+            )
+        self.credits = available
+        return None
+
+    @property
+    def can_post(self) -> bool:
+        """Return whether a data message could be made now."""
+        return self.credits > 0 and self.data_slots > 0 and bool(self._spaces)
+
+    @property
+    def can_lend(self) -> bool:
+        """Return whether a large borrowed send would be taken, at least in part."""
+        return self.can_post and not self.pending_octets and not self.updates
+
+    @property
+    def room(self) -> int:
+        """Return how many octets may be copied in."""
+        return self._send_bytes - self.buffered_octets
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether a send like the last one would be taken, at least in part."""
+        if self.is_lending_refused:
+            return self.can_lend
+        return self._send_bytes - self.buffered_octets >= WRITABLE_BYTES_MIN
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether there is nothing left to hand out."""
+        return not (self.ready or self.pending_octets or self.updates)
+
+    # -- what the application gives
+
+    def send(self, data: memoryview, *, may_borrow: bool) -> int:
+        """Take octets and return how many; copies those that are not lent."""
+        byte_count = len(data)
+        if may_borrow and byte_count >= BORROW_BYTES_MIN:
+            return self._lend(data)
+        self.is_lending_refused = False
+        room = self._send_bytes - self.buffered_octets
+        if byte_count > room:
+            byte_count = room
+            if room <= 0:
+                return 0
+            data = data[:room]
+        self.buffered_octets += byte_count
+        self._stats.octets_copied_in += byte_count
+        if (
+            self._unfinished < self._unfinished_max
+            and not self.pending_octets
+            and self.credits
+            and self.data_slots
+            and self._spaces
+            and byte_count <= self._spaces[0].byte_count
+            and byte_count <= self._chunk_max
+            and not self.updates
+        ):
+            if byte_count:
+                self._post(bytes(data), byte_count, False)
+            return byte_count
+        self._gather(data, byte_count)
+        return byte_count
+
+    def _lend(self, data: memoryview) -> int:
+        """Post straight from the caller's memory as far as can be posted at once."""
+        while self.pending_octets and self.can_post and not self.updates:
+            self._post_pending()
+        taken, byte_count = 0, len(data)
+        if self.can_lend:
+            while taken < byte_count and self.can_post:
+                chunk = min(byte_count - taken, self._spaces[0].byte_count, self._chunk_max)
+                self._post(data[taken : taken + chunk], chunk, True)
+                taken += chunk
+            self.borrowed_octets += taken
+            self._stats.octets_borrowed += taken
+        self.is_lending_refused = not taken
+        if not taken:
+            self._note_blocked()
+        return taken
+
+    def _gather(self, data: memoryview, byte_count: int) -> None:
+        """Copy octets to the end of what is pending."""
+        self.pending_octets += byte_count
+        if byte_count >= BLOCK_BYTES_MAX // 2:
+            self._seal()
+            self._pending.append(memoryview(bytes(data)))
+            return
+        while byte_count:
+            if self._block is None:
+                self._block_bytes = max(self._block_bytes, min(byte_count * 2, BLOCK_BYTES_MAX))
+                self._block = bytearray(self._block_bytes)
+            start = self._block_used
+            taken = min(byte_count, self._block_bytes - start)
+            self._block[start : start + taken] = data[:taken]
+            self._block_used += taken
+            if self._block_used == self._block_bytes:
+                self._seal()
+                self._block_bytes = min(self._block_bytes * 2, BLOCK_BYTES_MAX)
+            data, byte_count = data[taken:], byte_count - taken
+
+    def _seal(self) -> None:
+        """End the block that gathers: from here on it is only read."""
+        if self._block is not None:
+            self._pending.append(memoryview(self._block)[: self._block_used])
+            self._block, self._block_used = None, 0
+
+    # -- what goes to the queue pair
+
+    def next_post(self) -> Post | None:
+        """Return the next post that needs no control slot; the caller puts it in flight."""
+        if self.updates:
+            return self._next_update()
+        if self.ready:
+            return self.ready.popleft()
+        if not self.pending_octets:
+            return None
+        if not self.can_post:
+            self._note_blocked()
+            return None
+        if self._unfinished >= self._unfinished_max and self.pending_octets < COALESCE_BYTES_MAX:
+            return None
+        self._post_pending()
+        return self.ready.popleft()
+
+    def _next_update(self) -> Post | None:
+        """Return an update of the iomap. Without a slot what is ready may go before it."""
+        if self.credits and self.data_slots:
+            self.data_slots -= 1
+            self._stats.iomap_sent += 1
+            if self._is_update_paid:
+                self.credits -= 1
+                self._sequence += 1
+            return self.updates.popleft()
+        return self.ready.popleft() if self.ready else None
+
+    def _post_pending(self) -> None:
+        """Make one write of the front of what is pending."""
+        if not self._pending:
+            self._seal()
+        front = self._pending[0]
+        chunk = min(len(front), self._spaces[0].byte_count, self._chunk_max)
+        if chunk == len(front):
+            self._pending.popleft()
+        else:
+            self._pending[0], front = front[chunk:], front[:chunk]
+        self.pending_octets -= chunk
+        if not self.pending_octets:
+            self._block_bytes = BLOCK_BYTES_MIN
+        self._post(front, chunk, False)
+
+    def _post(self, octets: bytes | memoryview, byte_count: int, is_borrowed: bool) -> None:
+        """Make a data message; its credit, slot and space are known to be there."""
+        space = self._spaces[0]
+        post = Post(_DATA, octets, space.address, space.rkey, _DATA_WORD | byte_count, is_borrowed)
+        if byte_count == space.byte_count:
+            del self._spaces[0]
+        else:
+            space.address += byte_count
+            space.byte_count -= byte_count
+        self.credits -= 1
+        self._sequence += 1
+        self.data_slots -= 1
+        self._unfinished += 1
+        self._is_blocked = False
+        stats = self._stats
+        stats.messages_sent += 1
+        stats.octets_sent += byte_count
+        self.ready.append(post)
+
+    def post_direct(self, octets: bytes | memoryview, address: int, rkey: int) -> None:
+        """Make a write into a mapped buffer; its slot is known to be there.
+
+        A memoryview is the caller's memory, lent; bytes are counted as copied.
+        """
+        is_borrowed = isinstance(octets, memoryview)
+        self.data_slots -= 1
+        if is_borrowed:
+            self.borrowed_octets += len(octets)
+            self._stats.octets_borrowed += len(octets)
+        else:
+            self.buffered_octets += len(octets)
+            self._stats.octets_copied_in += len(octets)
+        self.ready.append(Post(PostKind.DIRECT, octets, address, rkey, None, is_borrowed))
+
+    def _note_blocked(self) -> None:
+        """Count what pending octets wait for, once until they move."""
+        if self._is_blocked:
+            return
+        self._is_blocked = True
+        stats = self._stats
+        if not self.credits:
+            stats.blocked_on_credit += 1
+        elif not self._spaces:
+            stats.blocked_on_space += 1
+        else:
+            stats.blocked_on_slots += 1
+
+    # -- what comes back
+
+    def handle_sent(self) -> Post:
+        """Take the completion of the oldest post in flight and return it."""
+        post = self.in_flight.popleft()
+        if post.kind is _DATA:
+            self._unfinished -= 1
+        elif post.kind not in _IN_DATA_SLOTS:
+            self.control_slots += 1
+            return post
+        self.data_slots += 1
+        if post.is_borrowed:
+            self.borrowed_octets -= len(post.octets)
+        elif post.kind is not PostKind.IOMAP:
+            self.buffered_octets -= len(post.octets)
+        return post
+
+    def drop_waiting(self) -> None:
+        """Forget what is not in flight: the peer takes no more words."""
+        self.ready.clear()
+        self.updates.clear()
+        self._pending.clear()
+        self._block, self._block_used, self.pending_octets = None, 0, 0
+        kept = [post for post in self.in_flight if post.kind in (PostKind.DATA, PostKind.DIRECT)]
+        self.borrowed_octets = sum(len(post.octets) for post in kept if post.is_borrowed)
+        self.buffered_octets = sum(len(post.octets) for post in kept if not post.is_borrowed)
+
+    def drop_all(self) -> None:
+        """Forget everything: no completion will come that matters."""
+        self.in_flight.clear()
+        self.drop_waiting()
