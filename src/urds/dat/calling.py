@@ -7,12 +7,14 @@ order of the C call, each `None` when `ret` is not SUCCESS. Source: dat.md secti
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from urds.dat.errors import DatError, bad_argument, dat_error, from_os_error
+from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error
+from urds.dat.handles import DatObject, live
 from urds.dat.returns import DatReturn, ReturnType, Subtype
 
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+ObjectT = TypeVar("ObjectT", bound=DatObject)
 
 SUCCESS: Final = DatReturn(ReturnType.SUCCESS)
 
@@ -53,10 +55,20 @@ def three_outputs(
     return (ret, None, None, None) if outputs is None else (ret, *outputs)
 
 
-def demand_mask(mask: int, known: int, *, argument: int = 2) -> None:
-    """Raise DatInvalidParameter for a mask with an unknown bit."""
-    if mask & ~int(known):  # a flag's own inverse has known bits only
-        raise bad_argument(argument, f"mask {mask:#x}, known are {int(known):#x}")
+def queried(
+    handle: object, kind: type[ObjectT], query: Callable[[ObjectT], A], mask: int, known: int
+) -> tuple[DatReturn, A | None]:
+    """Return how the query of a handle went, and its record; an unknown bit of `mask` is refused.
+
+    A query fills all fields whatever the mask says.
+    """
+
+    def call() -> A:
+        found = live(handle, kind)
+        demand_bits("mask", mask, known, argument=2)
+        return query(found)
+
+    return one_output(call)
 
 
 def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:

@@ -1,7 +1,7 @@
 """Calls that make and end connections. Source: dat.md sections 8, 9 and 20.1."""
 
 from urds.dat.addresses import IaAddress
-from urds.dat.calling import choice, demand_mask, no_output, octets_of, one_output, two_outputs
+from urds.dat.calling import choice, no_output, octets_of, one_output, queried, two_outputs
 from urds.dat.cr import ConnectionRequest
 from urds.dat.ep import Endpoint
 from urds.dat.evd import EventDispatcher
@@ -50,13 +50,7 @@ def dat_psp_create_any(
 
 def dat_psp_query(psp: object, mask: int) -> tuple[DatReturn, PspParam | None]:
     """Ask what a public service point is; `ret, param`."""
-
-    def call() -> PspParam:
-        found = live(psp, PublicServicePoint)
-        demand_mask(mask, PspField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(psp, PublicServicePoint, PublicServicePoint.query, mask, PspField.ALL)
 
 
 def dat_psp_free(psp: object) -> DatReturn:
@@ -79,13 +73,7 @@ def dat_rsp_create(
 
 def dat_rsp_query(rsp: object, mask: int) -> tuple[DatReturn, RspParam | None]:
     """Ask what a reserved service point is; `ret, param`."""
-
-    def call() -> RspParam:
-        found = live(rsp, ReservedServicePoint)
-        demand_mask(mask, RspField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(rsp, ReservedServicePoint, ReservedServicePoint.query, mask, RspField.ALL)
 
 
 def dat_rsp_free(rsp: object) -> DatReturn:
@@ -95,13 +83,7 @@ def dat_rsp_free(rsp: object) -> DatReturn:
 
 def dat_cr_query(cr: object, mask: int) -> tuple[DatReturn, CrParam | None]:
     """Ask what a connection request says; `ret, param`."""
-
-    def call() -> CrParam:
-        found = live(cr, ConnectionRequest)
-        demand_mask(mask, CrField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(cr, ConnectionRequest, ConnectionRequest.query, mask, CrField.ALL)
 
 
 def dat_cr_accept(

@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from urds.dat.calling import (
-    demand_mask,
     no_output,
     one_output,
+    queried,
     segments_of,
     three_outputs,
     two_outputs,
 )
 from urds.dat.ep import Endpoint
-from urds.dat.errors import bad_argument
+from urds.dat.errors import bad_argument, demand_bits
 from urds.dat.evd import EventDispatcher
 from urds.dat.handles import live
 from urds.dat.ia import InterfaceAdapter
@@ -84,13 +84,7 @@ def dat_ep_create_with_srq(
 
 def dat_ep_query(ep: object, mask: int) -> tuple[DatReturn, EpParam | None]:
     """Ask what an endpoint is; `ret, param`."""
-
-    def call() -> EpParam:
-        found = live(ep, Endpoint)
-        demand_mask(mask, EpField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(ep, Endpoint, Endpoint.query, mask, EpField.ALL)
 
 
 def dat_ep_modify(ep: object, mask: int, param: EpParam) -> DatReturn:
@@ -98,7 +92,7 @@ def dat_ep_modify(ep: object, mask: int, param: EpParam) -> DatReturn:
 
     def call() -> None:
         found = live(ep, Endpoint)
-        demand_mask(mask, EpField.ALL)
+        demand_bits("mask", mask, EpField.ALL, argument=2)
         if not isinstance(param, EpParam):
             raise bad_argument(3, f"{param!r} is no EpParam")
         found.modify(**dict(_field(param, bit) for bit in EpField(mask)))
@@ -156,12 +150,11 @@ def dat_ep_set_watermark(
     ep: object, soft_high_watermark: int, hard_high_watermark: int
 ) -> DatReturn:
     """Set both high watermarks and arm them; DAT_WATERMARK_INFINITE is none."""
-
-    def call() -> None:
-        found = live(ep, Endpoint)
-        found.set_watermark(_mark(soft_high_watermark), _mark(hard_high_watermark))
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ep, Endpoint).set_watermark(
+            _mark(soft_high_watermark), _mark(hard_high_watermark)
+        )
+    )
 
 
 # -- transfers
@@ -171,24 +164,22 @@ def dat_ep_post_recv(
     ep: object, num_segments: int, local_iov: Iov, user_cookie: Any, completion_flags: int
 ) -> DatReturn:
     """Post a receive; refused on an endpoint with a shared receive queue."""
-
-    def call() -> None:
-        found = live(ep, Endpoint)
-        found.post_recv(segments_of(num_segments, local_iov), user_cookie, completion_flags)
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ep, Endpoint).post_recv(
+            segments_of(num_segments, local_iov), user_cookie, completion_flags
+        )
+    )
 
 
 def dat_ep_post_send(
     ep: object, num_segments: int, local_iov: Iov, user_cookie: Any, completion_flags: int
 ) -> DatReturn:
     """Send a message; no segments are an empty one."""
-
-    def call() -> None:
-        found = live(ep, Endpoint)
-        found.post_send(segments_of(num_segments, local_iov), user_cookie, completion_flags)
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ep, Endpoint).post_send(
+            segments_of(num_segments, local_iov), user_cookie, completion_flags
+        )
+    )
 
 
 def dat_ep_post_rdma_write(
@@ -200,12 +191,11 @@ def dat_ep_post_rdma_write(
     completion_flags: int,
 ) -> DatReturn:
     """Write local segments to a peer's memory."""
-
-    def call() -> None:
-        found, segments = live(ep, Endpoint), segments_of(num_segments, local_iov)
-        found.post_rdma_write(segments, remote_iov, user_cookie, completion_flags)
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ep, Endpoint).post_rdma_write(
+            segments_of(num_segments, local_iov), remote_iov, user_cookie, completion_flags
+        )
+    )
 
 
 def dat_ep_post_rdma_read(
@@ -217,12 +207,11 @@ def dat_ep_post_rdma_read(
     completion_flags: int,
 ) -> DatReturn:
     """Read a peer's memory into local segments."""
-
-    def call() -> None:
-        found, segments = live(ep, Endpoint), segments_of(num_segments, local_iov)
-        found.post_rdma_read(segments, remote_iov, user_cookie, completion_flags)
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ep, Endpoint).post_rdma_read(
+            segments_of(num_segments, local_iov), remote_iov, user_cookie, completion_flags
+        )
+    )
 
 
 # -- shared receive queues
@@ -247,28 +236,16 @@ def dat_srq_post_recv(
     srq: object, num_segments: int, local_iov: Iov, user_cookie: Any
 ) -> DatReturn:
     """Give a buffer to a shared receive queue."""
-
-    def call() -> None:
-        found = live(srq, SharedReceiveQueue)
-        found.post_recv(segments_of(num_segments, local_iov), user_cookie)
-
-    return no_output(call)
+    return no_output(
+        lambda: live(srq, SharedReceiveQueue).post_recv(
+            segments_of(num_segments, local_iov), user_cookie
+        )
+    )
 
 
 def dat_srq_query(srq: object, mask: int) -> tuple[DatReturn, SrqParam | None]:
     """Ask what a shared receive queue is; `ret, param`."""
-
-    def call() -> SrqParam:
-        found = live(srq, SharedReceiveQueue)
-        demand_mask(mask, SrqField.ALL)
-        param = found.query()
-        return replace(
-            param,
-            available_dto_count=_or_unknown(param.available_dto_count),
-            outstanding_dto_count=_or_unknown(param.outstanding_dto_count),
-        )
-
-    return one_output(call)
+    return queried(srq, SharedReceiveQueue, _srq_param, mask, SrqField.ALL)
 
 
 def dat_srq_resize(srq: object, max_recv_dto: int) -> DatReturn:
@@ -284,6 +261,15 @@ def dat_srq_set_lw(srq: object, low_watermark: int) -> DatReturn:
 def dat_srq_free(srq: object) -> DatReturn:
     """Free a shared receive queue that no endpoint uses; buffers on it are dropped."""
     return no_output(lambda: live(srq, SharedReceiveQueue).free())
+
+
+def _srq_param(srq: SharedReceiveQueue) -> SrqParam:
+    param = srq.query()
+    return replace(
+        param,
+        available_dto_count=_or_unknown(param.available_dto_count),
+        outstanding_dto_count=_or_unknown(param.outstanding_dto_count),
+    )
 
 
 def _or_unknown(count: int | None) -> int:

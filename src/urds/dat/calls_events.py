@@ -1,6 +1,6 @@
 """Calls for notification points and event dispatchers. Source: dat.md sections 5, 8 and 20.1."""
 
-from urds.dat.calling import demand_mask, no_output, one_output, queue_is_empty
+from urds.dat.calling import no_output, one_output, queried, queue_is_empty
 from urds.dat.cno import NotificationPoint
 from urds.dat.errors import bad_argument
 from urds.dat.evd import EventDispatcher
@@ -8,7 +8,6 @@ from urds.dat.events import Event, SoftwareEvent
 from urds.dat.handles import live
 from urds.dat.ia import InterfaceAdapter
 from urds.dat.masks import CnoField, EvdField
-from urds.dat.numbers import EvdFlag
 from urds.dat.records import CnoParam, EvdParam, ProxyAgent
 from urds.dat.returns import DatReturn, ReturnType
 from urds.dat.timeouts import ns_of_us
@@ -40,23 +39,14 @@ def dat_cno_modify_agent(cno: object, agent: ProxyAgent | None) -> DatReturn:
 
 def dat_cno_query(cno: object, mask: int) -> tuple[DatReturn, CnoParam | None]:
     """Ask what a notification point is; `ret, param`."""
-
-    def call() -> CnoParam:
-        found = live(cno, NotificationPoint)
-        demand_mask(mask, CnoField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(cno, NotificationPoint, NotificationPoint.query, mask, CnoField.ALL)
 
 
 def dat_cno_wait(cno: object, timeout_us: int) -> tuple[DatReturn, EventDispatcher | None]:
     """Wait for a trigger; `ret, evd`. Nothing in time is QUEUE_EMPTY, not TIMEOUT_EXPIRED."""
-
-    def call() -> EventDispatcher | None:
-        found = live(cno, NotificationPoint)
-        return found.wait_ns(ns_of_us(timeout_us, argument=2))
-
-    return one_output(call)
+    return one_output(
+        lambda: live(cno, NotificationPoint).wait_ns(ns_of_us(timeout_us, argument=2))
+    )
 
 
 def dat_cno_free(cno: object) -> DatReturn:
@@ -68,23 +58,12 @@ def dat_evd_create(
     ia: object, evd_min_qlen: int, cno: NotificationPoint | None, evd_flags: int
 ) -> tuple[DatReturn, EventDispatcher | None]:
     """Make an event dispatcher; `ret, evd`."""
-
-    def call() -> EventDispatcher:
-        found = live(ia, InterfaceAdapter)
-        return found.create_evd(evd_min_qlen, EvdFlag(evd_flags), cno)
-
-    return one_output(call)
+    return one_output(lambda: live(ia, InterfaceAdapter).create_evd(evd_min_qlen, evd_flags, cno))
 
 
 def dat_evd_query(evd: object, mask: int) -> tuple[DatReturn, EvdParam | None]:
     """Ask what a dispatcher is; `ret, param`."""
-
-    def call() -> EvdParam:
-        found = live(evd, EventDispatcher)
-        demand_mask(mask, EvdField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(evd, EventDispatcher, EventDispatcher.query, mask, EvdField.ALL)
 
 
 def dat_evd_modify_cno(evd: object, cno: NotificationPoint | None) -> DatReturn:
@@ -128,12 +107,9 @@ def dat_evd_wait(
     evd: object, timeout_us: int, threshold: int
 ) -> tuple[DatReturn, Event | None, int | None]:
     """Wait for `threshold` events; `ret, event, nmore`. The last is true on TIMEOUT_EXPIRED too."""
-
-    def call() -> Event:
-        found = live(evd, EventDispatcher)
-        return found.wait_ns(ns_of_us(timeout_us, argument=2), threshold)
-
-    ret, event = one_output(call)
+    ret, event = one_output(
+        lambda: live(evd, EventDispatcher).wait_ns(ns_of_us(timeout_us, argument=2), threshold)
+    )
     is_counted = ret.is_success or ret.type == ReturnType.TIMEOUT_EXPIRED
     nmore = evd.nmore if is_counted and isinstance(evd, EventDispatcher) else None
     return ret, event, nmore

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from urds.dat.calling import demand_mask, no_output, one_output, segments_of
+from urds.dat.calling import no_output, one_output, queried, segments_of
 from urds.dat.ep import Endpoint
 from urds.dat.handles import live
 from urds.dat.ia import InterfaceAdapter
@@ -31,13 +31,7 @@ def dat_pz_create(ia: object) -> tuple[DatReturn, ProtectionZone | None]:
 
 def dat_pz_query(pz: object, mask: int) -> tuple[DatReturn, PzParam | None]:
     """Ask what a zone is; `ret, param`."""
-
-    def call() -> PzParam:
-        found = live(pz, ProtectionZone)
-        demand_mask(mask, PzField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(pz, ProtectionZone, ProtectionZone.query, mask, PzField.ALL)
 
 
 def dat_pz_free(pz: object) -> DatReturn:
@@ -72,13 +66,7 @@ def dat_lmr_create(
 
 def dat_lmr_query(lmr: object, mask: int) -> tuple[DatReturn, LmrParam | None]:
     """Ask what a region is; `ret, param`."""
-
-    def call() -> LmrParam:
-        found = live(lmr, LocalMemory)
-        demand_mask(mask, LmrField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(lmr, LocalMemory, LocalMemory.query, mask, LmrField.ALL)
 
 
 def dat_lmr_free(lmr: object) -> DatReturn:
@@ -90,24 +78,20 @@ def dat_lmr_sync_rdma_read(
     ia: object, local_segments: Sequence[LmrTriplet] | None, num_segments: int
 ) -> DatReturn:
     """Make local memory ready for reads of peers; here it always is."""
-
-    def call() -> None:
-        found = live(ia, InterfaceAdapter)
-        found.sync_rdma_read(segments_of(num_segments, local_segments))
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ia, InterfaceAdapter).sync_rdma_read(segments_of(num_segments, local_segments))
+    )
 
 
 def dat_lmr_sync_rdma_write(
     ia: object, local_segments: Sequence[LmrTriplet] | None, num_segments: int
 ) -> DatReturn:
     """Make writes of peers visible in local memory; here they always are."""
-
-    def call() -> None:
-        found = live(ia, InterfaceAdapter)
-        found.sync_rdma_write(segments_of(num_segments, local_segments))
-
-    return no_output(call)
+    return no_output(
+        lambda: live(ia, InterfaceAdapter).sync_rdma_write(
+            segments_of(num_segments, local_segments)
+        )
+    )
 
 
 def dat_rmr_create(pz: object) -> tuple[DatReturn, RemoteMemory | None]:
@@ -134,13 +118,7 @@ def dat_rmr_bind(
 
 def dat_rmr_query(rmr: object, mask: int) -> tuple[DatReturn, RmrParam | None]:
     """Ask what a window is bound to; `ret, param`."""
-
-    def call() -> RmrParam:
-        found = live(rmr, RemoteMemory)
-        demand_mask(mask, RmrField.ALL)
-        return found.query()
-
-    return one_output(call)
+    return queried(rmr, RemoteMemory, RemoteMemory.query, mask, RmrField.ALL)
 
 
 def dat_rmr_free(rmr: object) -> DatReturn:

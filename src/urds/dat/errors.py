@@ -13,15 +13,14 @@ from urds.dat.returns import DatReturn, ReturnType, Subtype
 class DatError(Exception):
     """A DAT call that failed: `ret` is what the C call would have returned."""
 
-    def __init__(self, ret: int, call: str = "", detail: str = "") -> None:
+    def __init__(self, ret: int, detail: str = "") -> None:
         self.ret = DatReturn(ret)
-        self.call = call
         self.detail = detail
-        super().__init__(ret, call, detail)
+        super().__init__(ret, detail)
         _set_errno(self, self.ret, detail)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (int(self.ret), self.call, self.detail)
+        return type(self), (int(self.ret), self.detail)
 
     @property
     def type(self) -> int:
@@ -34,7 +33,7 @@ class DatError(Exception):
         return self.ret.subtype
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.call, self.ret.name, self.detail) if part)
+        return f"{self.ret.name}: {self.detail}" if self.detail else self.ret.name
 
 
 def _set_errno(error: BaseException, ret: DatReturn, detail: str) -> None:
@@ -195,13 +194,19 @@ def dat_error(
     kind: ReturnType, subtype: Subtype = Subtype.NO_SUBTYPE, detail: str = ""
 ) -> DatError:
     """Return the exception of this type; `detail` tells a person the values and limits."""
-    return EXCEPTION_OF[kind](DatReturn.error(kind, subtype), "", detail)
+    return EXCEPTION_OF[kind](DatReturn.error(kind, subtype), detail)
 
 
 def bad_argument(number: int, detail: str) -> DatError:
     """Return the error of the `number`-th argument, 1 to 10."""
     subtype = Subtype(Subtype.INVALID_ARG1 + number - 1)
     return dat_error(ReturnType.INVALID_PARAMETER, subtype, detail)
+
+
+def demand_bits(name: str, bits: int, known: int, *, argument: int) -> None:
+    """Raise DatInvalidParameter for a mask or flags with an unknown bit."""
+    if bits & ~int(known):  # a flag's own inverse has known bits only
+        raise bad_argument(argument, f"{name} {bits:#x}, known are {int(known):#x}")
 
 
 def from_os_error(error: OSError) -> DatError:

@@ -31,7 +31,6 @@ from urds.dat.returns import ReturnType, Subtype
 
 if TYPE_CHECKING:
     import threading
-    from types import TracebackType
 
     from urds.dat.evd import EventDispatcher
     from urds.dat.ia import InterfaceAdapter
@@ -67,12 +66,7 @@ class DatObject:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self.lock:
             if self.live:
                 self.free()
@@ -149,17 +143,14 @@ class DatObject:
 ObjectT = TypeVar("ObjectT", bound=DatObject)
 
 
-def live(
-    candidate: object, kind: type[ObjectT], subtype: Subtype | None = None, *, what: str = ""
-) -> ObjectT:
+def live(candidate: object, kind: type[ObjectT], subtype: Subtype | None = None) -> ObjectT:
     """Return `candidate` if it is a live object of this kind.
 
     Raises DatInvalidHandle with the subtype of the kind, or the one that its role has.
     """
     if not isinstance(candidate, kind) or not candidate.live:
-        detail = f"{what or kind.__name__} is {candidate!r}"
         role = kind.invalid_subtype if subtype is None else subtype
-        raise dat_error(ReturnType.INVALID_HANDLE, role, detail)
+        raise dat_error(ReturnType.INVALID_HANDLE, role, f"{kind.__name__} is {candidate!r}")
     return candidate
 
 

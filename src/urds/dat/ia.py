@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from urds.dat.attributes import LIMIT_OF, ia_attributes, provider_attributes
 from urds.dat.cno import NotificationPoint
-from urds.dat.errors import bad_argument, dat_error
+from urds.dat.errors import dat_error, demand_bits
 from urds.dat.evd import EventDispatcher
 from urds.dat.evd_streams import Role
 from urds.dat.events import async_number, async_reason
@@ -24,7 +24,6 @@ from urds.dat.returns import ReturnType, Subtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from urds.dat.ep import Endpoint
     from urds.dat.memory import LocalMemory
@@ -140,11 +139,8 @@ class InterfaceAdapter(DatObject):
         self, ia_mask: int = IaField.ALL, provider_mask: int = ProviderField.ALL
     ) -> tuple[IaAttr, ProviderAttr]:
         """Return all attributes. Raises DatInvalidParameter: a mask with an unknown bit."""
-        if ia_mask & ~int(IaField.ALL):
-            raise bad_argument(3, f"mask {ia_mask:#x}, known are {int(IaField.ALL):#x}")
-        if provider_mask & ~int(ProviderField.ALL):
-            known = int(ProviderField.ALL)
-            raise bad_argument(5, f"mask {provider_mask:#x}, known are {known:#x}")
+        demand_bits("mask", ia_mask, IaField.ALL, argument=3)
+        demand_bits("mask", provider_mask, ProviderField.ALL, argument=5)
         with self.lock:
             self.demand_live()
             return self.attr, self.provider_attr
@@ -190,12 +186,7 @@ class InterfaceAdapter(DatObject):
         """Close gracefully."""
         self.close(graceful=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live:
             self.close()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from urds.dat.errors import DatError, bad_argument, dat_error, from_os_error
+from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error
 from urds.dat.handles import DatObject, live
 from urds.dat.numbers import CompletionFlag, HandleType, MemPriv, MemType
 from urds.dat.records import LmrParam, LmrTriplet, RmrParam, RmrTriplet
@@ -58,10 +58,7 @@ class LocalMemory(DatObject):
         with ia.lock:
             pz.demand_live()
             super().__init__(ia)
-            if privileges & ~int(MemPriv.ALL):
-                raise bad_argument(
-                    6, f"privileges {privileges:#x}, known are {int(MemPriv.ALL):#x}"
-                )
+            demand_bits("privileges", privileges, MemPriv.ALL, argument=6)
             self.privileges = MemPriv(privileges)
             view, address = self._memory_of(source, mem_type, length_bytes)
             try:
@@ -295,15 +292,14 @@ class RemoteMemory(DatObject):
     def _checked_binding(self, ep: Endpoint, triplet: LmrTriplet, privileges: int) -> _Binding:
         if not isinstance(triplet, LmrTriplet):
             raise bad_argument(2, f"{triplet!r} is no piece of local memory")
-        if privileges & ~int(MemPriv.ALL):
-            raise bad_argument(3, f"privileges {privileges:#x}, known are {int(MemPriv.ALL):#x}")
+        demand_bits("privileges", privileges, MemPriv.ALL, argument=3)
         if ep.pz is not self.pz:
-            raise _foreign(Subtype.NO_SUBTYPE, f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}")
+            raise _foreign(f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}")
         if triplet.segment_length == 0:
             return _Binding()
         lmr = find_piece(self.ia, triplet, argument=2)
         if lmr.pz is not self.pz:
-            raise _foreign(Subtype.NO_SUBTYPE, f"{lmr!r} is of zone {lmr.pz!r}, not {self.pz!r}")
+            raise _foreign(f"{lmr!r} is of zone {lmr.pz!r}, not {self.pz!r}")
         if privileges & MemPriv.REMOTE_WRITE and not lmr.privileges & MemPriv.LOCAL_WRITE:
             detail = f"REMOTE_WRITE, but {lmr!r} has {lmr.privileges!r}"
             subtype = Subtype.PRIVILEGES_RDMA_WRITE
@@ -361,5 +357,5 @@ def _octets(source: object) -> memoryview:
         return memoryview((ctypes.c_char * view.nbytes).from_buffer(view)).cast("B")
 
 
-def _foreign(subtype: Subtype, detail: str) -> Exception:
-    return dat_error(ReturnType.PROTECTION_VIOLATION, subtype, detail)
+def _foreign(detail: str) -> Exception:
+    return dat_error(ReturnType.PROTECTION_VIOLATION, detail=detail)
