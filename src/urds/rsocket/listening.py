@@ -72,7 +72,7 @@ class Listening:
         self._listeners: list[Listener] = []
         self.local = address
         reservation = None
-        if address[1] == 0:
+        if address[1] == 0 and len(self.openings) > 1:
             reservation = Reservation(address)
             self.local = reservation.address
         try:
@@ -94,6 +94,7 @@ class Listening:
                 on_event=lambda event: self._handle_event(opening, event),
             )
             self._listeners.append(listener)
+            self.local = listener.local
 
     def accept(self) -> Link | None:
         """Take the next connected link, `None` if there is none. Never waits."""
