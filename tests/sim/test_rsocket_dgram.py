@@ -66,7 +66,9 @@ BROKEN: dict[str, Patch] = {
     "ask over UDP again": instead(Datagrams, "__init__", without_asking_again),
     "name ourselves": instead(Datagrams, "add_destination", naming_the_peer),
     "forget the way to a peer that changed": instead(Datagrams, "_lose_way", forgetting_nothing),
-    "believe the newest opening": instead(Datagrams, "_receive_control", keeping_the_first_opening),
+    "compare openings, not numbers alone": instead(
+        Datagrams, "_receive_control", comparing_numbers_only
+    ),
     "try again after a look-up in vain": instead(
         Datagrams, "_look_up_next", always_looking_up_later
     ),

@@ -1,9 +1,10 @@
 """What our own sockets say behind the header of a control message: where they can be looked up.
 
 The original finds the way to a queue pair by the peer's IP address alone. Our devices share one
-address, and the port of a datagram socket is the kernel's already, so a peer says at which port of
-each of its devices it answers a look-up, and which opening of the socket it is: a number drawn
-anew with each, for queue pair numbers may repeat. An original reads the header and nothing else.
+address, and the port of a datagram socket is the kernel's already. So a peer says at which port of
+each of its devices look-ups are answered, and under which name: the opening, octets that are drawn
+anew whenever a socket is bound, for queue pair numbers may repeat. An original reads the header
+and nothing else.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _WAY: Final = Layout("way", ">8sH2x", octets=12)
 
 @dataclass(frozen=True, slots=True)
 class DatagramWay:
-    """One device of a socket: its kind, and the port at which look-ups are answered."""
+    """One device of a socket: its kind, and the port there at which look-ups are answered."""
 
     provider: str
     port: int
