@@ -40,6 +40,8 @@ class Reservation:
             if reuse:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
+            # The device that will listen here shares the port; without `reuse` others cannot.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
             self._socket.close()
             raise
