@@ -1,8 +1,11 @@
 """The numbers of uDAPL 1.2, against the tables of the reference. Source: dat.md sections 1, 6."""
 
+from enum import Enum
+
 import pytest
 
 from urds import dat
+from urds.dat import masks, numbers
 
 VALUES = {
     "DAT_TIMEOUT_INFINITE": 0xFFFFFFFF,
@@ -76,6 +79,23 @@ VALUES = {
 def test_a_constant_has_the_number_of_the_specification(name: str, value: int) -> None:
     assert getattr(dat, name) == value
     assert name in dat.__all__
+
+
+# Hexadecimal digits of provider attributes: the header gives them no names.
+NAMELESS = {dat.SrqWatermarks, dat.SrqInfo, dat.EpRecvInfo}
+ENUMS = [
+    each
+    for module in (numbers, masks)
+    for each in vars(module).values()
+    if isinstance(each, type) and each.__module__ == module.__name__ and each not in NAMELESS
+]
+
+
+@pytest.mark.parametrize("enum", [*ENUMS, dat.Subtype], ids=lambda enum: enum.__name__)
+def test_each_member_has_a_flat_name(enum: type[Enum]) -> None:
+    flat = [getattr(dat, name) for name in dat.__all__ if name.startswith("DAT_")]
+    named = {each.name for each in flat if type(each) is enum}
+    assert named == {member.name for member in enum.__members__.values()}
 
 
 @pytest.mark.parametrize(

@@ -6,93 +6,11 @@ The calls return DAT return values and raise nothing; the methods of the objects
 and its kinds. Both work on the same objects, so a program may mix them. docs/dat.md tells more.
 """
 
-# ruff: noqa: F403 - the flat names are several hundred, each defined once in its module
-from urds.dat import mask_names, names, return_names
-from urds.dat.calls_adapters import (
-    dat_get_consumer_context,
-    dat_get_handle_type,
-    dat_ia_close,
-    dat_ia_open,
-    dat_ia_openv,
-    dat_ia_query,
-    dat_provider_fini,
-    dat_provider_init,
-    dat_registry_add_provider,
-    dat_registry_list_providers,
-    dat_registry_remove_provider,
-    dat_set_consumer_context,
-    dat_strerror,
-)
-from urds.dat.calls_connections import (
-    dat_cr_accept,
-    dat_cr_handoff,
-    dat_cr_query,
-    dat_cr_reject,
-    dat_ep_connect,
-    dat_ep_disconnect,
-    dat_ep_dup_connect,
-    dat_psp_create,
-    dat_psp_create_any,
-    dat_psp_free,
-    dat_psp_query,
-    dat_rsp_create,
-    dat_rsp_free,
-    dat_rsp_query,
-)
-from urds.dat.calls_endpoints import (
-    dat_ep_create,
-    dat_ep_create_with_srq,
-    dat_ep_free,
-    dat_ep_get_status,
-    dat_ep_modify,
-    dat_ep_post_rdma_read,
-    dat_ep_post_rdma_write,
-    dat_ep_post_recv,
-    dat_ep_post_send,
-    dat_ep_query,
-    dat_ep_recv_query,
-    dat_ep_reset,
-    dat_ep_set_watermark,
-    dat_srq_create,
-    dat_srq_free,
-    dat_srq_post_recv,
-    dat_srq_query,
-    dat_srq_resize,
-    dat_srq_set_lw,
-)
-from urds.dat.calls_events import (
-    dat_cno_create,
-    dat_cno_free,
-    dat_cno_modify_agent,
-    dat_cno_query,
-    dat_cno_wait,
-    dat_evd_clear_unwaitable,
-    dat_evd_create,
-    dat_evd_dequeue,
-    dat_evd_disable,
-    dat_evd_enable,
-    dat_evd_free,
-    dat_evd_modify_cno,
-    dat_evd_post_se,
-    dat_evd_query,
-    dat_evd_resize,
-    dat_evd_set_unwaitable,
-    dat_evd_wait,
-)
-from urds.dat.calls_memory import (
-    dat_lmr_create,
-    dat_lmr_free,
-    dat_lmr_query,
-    dat_lmr_sync_rdma_read,
-    dat_lmr_sync_rdma_write,
-    dat_pz_create,
-    dat_pz_free,
-    dat_pz_query,
-    dat_rmr_bind,
-    dat_rmr_create,
-    dat_rmr_free,
-    dat_rmr_query,
-)
+from urds.dat.calls_adapters import *  # noqa: F403 - each call is listed once, there
+from urds.dat.calls_connections import *  # noqa: F403 - each call is listed once, there
+from urds.dat.calls_endpoints import *  # noqa: F403 - each call is listed once, there
+from urds.dat.calls_events import *  # noqa: F403 - each call is listed once, there
+from urds.dat.calls_memory import *  # noqa: F403 - each call is listed once, there
 from urds.dat.cno import (
     NotificationPoint,
 )
@@ -142,7 +60,7 @@ from urds.dat.events import (
 from urds.dat.ia import (
     InterfaceAdapter,
 )
-from urds.dat.mask_names import *
+from urds.dat.mask_names import *  # noqa: F403 - each name is defined once, there
 from urds.dat.masks import (
     CnoField,
     CrField,
@@ -161,7 +79,7 @@ from urds.dat.memory import (
     LocalMemory,
     RemoteMemory,
 )
-from urds.dat.names import *
+from urds.dat.names import *  # noqa: F403 - each name is defined once, there
 from urds.dat.numbers import (
     DAT_FALSE,
     DAT_HANDLE_NULL,
@@ -238,7 +156,7 @@ from urds.dat.registry import (
     Provider,
     Support,
 )
-from urds.dat.return_names import *
+from urds.dat.return_names import *  # noqa: F403 - each name is defined once, there
 from urds.dat.returns import (
     DatReturn,
     ReturnType,
@@ -374,86 +292,10 @@ __all__ = [
     "SrqWatermarks",
     "Subtype",
     "Support",
-    "dat_cno_create",
-    "dat_cno_free",
-    "dat_cno_modify_agent",
-    "dat_cno_query",
-    "dat_cno_wait",
-    "dat_cr_accept",
-    "dat_cr_handoff",
-    "dat_cr_query",
-    "dat_cr_reject",
-    "dat_ep_connect",
-    "dat_ep_create",
-    "dat_ep_create_with_srq",
-    "dat_ep_disconnect",
-    "dat_ep_dup_connect",
-    "dat_ep_free",
-    "dat_ep_get_status",
-    "dat_ep_modify",
-    "dat_ep_post_rdma_read",
-    "dat_ep_post_rdma_write",
-    "dat_ep_post_recv",
-    "dat_ep_post_send",
-    "dat_ep_query",
-    "dat_ep_recv_query",
-    "dat_ep_reset",
-    "dat_ep_set_watermark",
-    "dat_evd_clear_unwaitable",
-    "dat_evd_create",
-    "dat_evd_dequeue",
-    "dat_evd_disable",
-    "dat_evd_enable",
-    "dat_evd_free",
-    "dat_evd_modify_cno",
-    "dat_evd_post_se",
-    "dat_evd_query",
-    "dat_evd_resize",
-    "dat_evd_set_unwaitable",
-    "dat_evd_wait",
-    "dat_get_consumer_context",
-    "dat_get_handle_type",
-    "dat_ia_close",
-    "dat_ia_open",
-    "dat_ia_openv",
-    "dat_ia_query",
-    "dat_lmr_create",
-    "dat_lmr_free",
-    "dat_lmr_query",
-    "dat_lmr_sync_rdma_read",
-    "dat_lmr_sync_rdma_write",
-    "dat_provider_fini",
-    "dat_provider_init",
-    "dat_psp_create",
-    "dat_psp_create_any",
-    "dat_psp_free",
-    "dat_psp_query",
-    "dat_pz_create",
-    "dat_pz_free",
-    "dat_pz_query",
-    "dat_registry_add_provider",
-    "dat_registry_list_providers",
-    "dat_registry_remove_provider",
-    "dat_rmr_bind",
-    "dat_rmr_create",
-    "dat_rmr_free",
-    "dat_rmr_query",
-    "dat_rsp_create",
-    "dat_rsp_free",
-    "dat_rsp_query",
-    "dat_set_consumer_context",
-    "dat_srq_create",
-    "dat_srq_free",
-    "dat_srq_post_recv",
-    "dat_srq_query",
-    "dat_srq_resize",
-    "dat_srq_set_lw",
-    "dat_strerror",
     "open_ia",
     "providers",
     "register",
     "unregister",
-]  # fmt: skip
-__all__ += mask_names.__all__
-__all__ += names.__all__
-__all__ += return_names.__all__
+]
+# The flat names, each written once, in its own module.
+__all__ += [name for name in globals() if name.startswith(("dat_", "DAT_")) and name not in __all__]

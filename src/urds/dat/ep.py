@@ -27,6 +27,7 @@ from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd import EventDispatcher
 from urds.dat.handles import DatObject, live
 from urds.dat.numbers import (
+    DAT_HW_DEFAULT,
     CompletionFlag,
     ConnectFlag,
     DtoStatus,
@@ -202,7 +203,7 @@ class Endpoint(DatObject):
                     raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=f"{bit.name} watermark")
             self.attr = replace(
                 self.attr,
-                srq_soft_hw=-1 if soft is None else soft,
+                srq_soft_hw=_mark(soft),
                 max_recv_dtos=self.attr.max_recv_dtos if self.srq is None else _mark(hard),
             )
             self.engine.set_recv_watermarks(soft, hard)
@@ -248,9 +249,7 @@ class Endpoint(DatObject):
     ) -> None:
         """Write local segments to a peer's memory. Raises as `post_send`, and DatLengthError."""
         with self.lock:
-            wanted = self.transfers.demand_request(flags, RDMA_FLAGS, argument=6)
-            sg = self.transfers.pieces(iov, self.attr.max_rdma_write_iov, write=False)
-            self.transfers.post_rdma(WROpcode.RDMA_WRITE, iov, sg, remote, cookie, wanted)
+            self.transfers.post_rdma(WROpcode.RDMA_WRITE, iov, remote, cookie, flags)
 
     def post_rdma_read(
         self,
@@ -261,9 +260,7 @@ class Endpoint(DatObject):
     ) -> None:
         """Read a peer's memory into local segments. Raises as `post_send`, and DatLengthError."""
         with self.lock:
-            wanted = self.transfers.demand_request(flags, RDMA_FLAGS, argument=6)
-            sg = self.transfers.pieces(iov, self.attr.max_rdma_read_iov, write=True)
-            self.transfers.post_rdma(WROpcode.RDMA_READ, iov, sg, remote, cookie, wanted)
+            self.transfers.post_rdma(WROpcode.RDMA_READ, iov, remote, cookie, flags)
 
     def post_bind(
         self, rmr: RemoteMemory, request: SendWR, cookie: Any, flags: int = CompletionFlag.DEFAULT
@@ -494,4 +491,4 @@ def _timeout_ns(timeout_s: float | None, *, argument: int) -> int | None:
 
 
 def _mark(value: int | None) -> int:
-    return -1 if value is None else value
+    return DAT_HW_DEFAULT if value is None else value

@@ -104,21 +104,23 @@ class Transfers:
         self,
         opcode: WROpcode,
         iov: Sequence[LmrTriplet],
-        sg: list[SGE],
         remote: RmrTriplet,
         cookie: Any,
-        flags: CompletionFlag,
+        flags: int,
     ) -> None:
-        """Post a read or write. Raises DatLengthError: the peer's segment is too short."""
+        """Post a read or write. Raises DatLengthError: too long for the peer or the limit."""
+        wanted = self.demand_request(flags, RDMA_FLAGS, argument=6)
+        attr, is_read = self._ep.attr, opcode is WROpcode.RDMA_READ
+        segments_max = attr.max_rdma_read_iov if is_read else attr.max_rdma_write_iov
+        sg = self.pieces(iov, segments_max, write=is_read)
         octets = sum(segment.segment_length for segment in iov)
-        limit = min(remote.segment_length, self._ep.attr.max_rdma_size)
-        if octets > limit:
-            raise dat_error(
-                ReturnType.LENGTH_ERROR, detail=f"{octets} octets, the peer's segment has {limit}"
-            )
+        if octets > min(remote.segment_length, attr.max_rdma_size):
+            room = f"the peer's segment has {remote.segment_length}"
+            detail = f"{octets} octets, {room}, max_rdma_size is {attr.max_rdma_size}"
+            raise dat_error(ReturnType.LENGTH_ERROR, detail=detail)
         request = SendWR(opcode=opcode, sg=sg)
         request.set_wr_rdma(remote.rmr_context, remote.target_address)
-        self.post_request(request, cookie, flags)
+        self.post_request(request, cookie, wanted)
 
     def post_request(
         self,
