@@ -1,0 +1,411 @@
+"""Random applications on both ends of a stream, and what must hold whatever they do.
+
+Each side sends, receives, peeks, waits for whole buffers, maps buffers and writes into the peer's;
+writes, words and completions are late by chance. A side may shut down or leave, and one run in four
+is cut at some moment. What is checked, beside what `rsocket_pair` checks of every write:
+
+- what arrives is a prefix of what was accepted from the sender, at each moment;
+- a stream that ends in order, or runs on, brings all of it, as soon as the readers read;
+- lent octets are the caller's again when the call and its posts are over;
+- direct writes land in their order;
+- at the end all memory is given back.
+"""
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.sim.rsocket_pair import Pair, Side
+from urds.rsocket.stream import (
+    BORROW_BYTES_MIN,
+    DIRECT_BYTES_MIN,
+    Memory,
+    Shut,
+    StreamSettings,
+    StreamState,
+)
+from urds.rsocket.wire.connect_data import ByteOrder
+
+SOURCE = random.Random(0).randbytes(1 << 21)  # what is sent, from a place that the seed chooses
+STEPS = 800  # at random, before everybody does all there is to do
+SWEEPS_MAX = 20_000  # of everybody; a stream needs as many only if it stands still
+MAPPED_BYTES = 600
+MAPS_MAX = 6  # of one side in one run
+TOTALS = (0, 1, 100, 3_000, 20_000, 60_000, 250_000)
+SENDS = (  # sizes, and how much an application with such sizes sends at most
+    ((1, 2, 63), 3_000),
+    ((64, 65, 1000, 2048), 60_000),
+    ((1, 700, 5000, 16_383, 16_384, 40_000, 100_000), 250_000),
+)
+READS = ((1, 10, 64), (1000, 4096, 8192), (10, 1000, 20_000, 100_000))
+
+
+def settings_of(chance: random.Random, *, is_own: bool) -> StreamSettings:
+    """Choose small queues and windows, so that every limit is met."""
+    byte_order: ByteOrder = chance.choice(["little", "big"])
+    return StreamSettings(
+        send_queue=chance.choice([16, 17, 40]),
+        receive_queue=chance.choice([16, 21, 64]),
+        receive_bytes=chance.choice([512, 1024, 4096, 7 * 512, 1 << 16]),
+        is_receive_fixed=chance.random() < 0.3,
+        window_first_bytes=chance.choice([512, 2048, 8192]),
+        window_max_bytes=chance.choice([2048, 8192, 1 << 16]),
+        send_bytes=chance.choice([2048, 4096, 1 << 16]),
+        chunk_max_bytes=chance.choice([700, 4096, 1 << 18]),
+        iomap_slots=chance.choice([0, 1, 3]),
+        table_entries=chance.choice([2, 3, 8, 16]) if is_own else 2,
+        byte_order=byte_order,
+        is_own=is_own,
+        no_delay=chance.random() < 0.5,
+        keepalive_ns=chance.choice([None, 50]),
+    )
+
+
+@dataclass
+class Mapping:
+    """A buffer of one side, and what it should hold once all that was written has landed."""
+
+    memory: Memory
+    offset: int
+    shadow: bytearray
+    is_mapped: bool = True
+
+
+@dataclass
+class Wait:
+    """A wait for a whole buffer."""
+
+    memory: Memory
+    byte_count: int
+    direct_from: int
+    copied: int = 0
+
+
+@dataclass
+class Actor:
+    """The application of one side, and what it has seen."""
+
+    side: Side
+    source: memoryview
+    total: int
+    send_sizes: tuple[int, ...]
+    read_sizes: tuple[int, ...]
+    read_chance: float
+    accepted: int = 0
+    got: int = 0
+    wait: Wait | None = None
+    mappings: list[Mapping] = field(default_factory=list)
+    left: list[Memory] = field(default_factory=list)  # buffers that the peer may still fill
+    last_call: Shut | None = None  # what it will do when all is sent, or at `leaves_at`
+    leaves_at: int = 1 << 62  # accepted octets after which it leaves, whatever is under way
+    was_refused: bool = False  # a large lent send, which is_writable then speaks of
+
+    @property
+    def read_bytes(self) -> int:
+        """Return how many octets are read: those too that arrived in place, in their turn."""
+        wait = self.wait
+        if wait is None or wait.copied < wait.direct_from:
+            return self.got
+        return self.got + wait.byte_count - wait.direct_from - self.side.core.expected_left
+
+
+class World:
+    """Two actors and their pair."""
+
+    def __init__(self, seed: int, *, are_own: tuple[bool, bool] = (True, True)) -> None:
+        self.chance = chance = random.Random(f"{seed}{are_own}")
+        settings = [settings_of(chance, is_own=is_own) for is_own in are_own]
+        self.pair = Pair(f"seed {seed}", (settings[0], settings[1]))
+        self.cut_at = chance.randrange(2 * STEPS) if chance.random() < 0.25 else -1
+        self.actors = [self._actor(side) for side in self.pair.sides]
+        # Who starves: of each kind of step, how often it is taken.
+        self.weights = [chance.choice([1, 1, 4, 0.1]) for _ in self._steps()]
+
+    def _actor(self, side: Side) -> Actor:
+        chance = self.chance
+        send_sizes, total_max = chance.choice([*SENDS, SENDS[-1]])
+        actor = Actor(
+            side,
+            memoryview(SOURCE)[chance.randrange(1 << 20) :],
+            min(chance.choice(TOTALS), total_max),
+            send_sizes,
+            chance.choice(READS),
+            chance.choice([0, 0.1, 1]),
+        )
+        if chance.random() < 0.2:
+            side.arena.close()
+        actor.last_call = chance.choice([None, Shut.WR, Shut.WR, Shut.RDWR])
+        if actor.last_call is Shut.RDWR and chance.random() < 0.5:
+            actor.leaves_at = chance.randrange(actor.total + 1)
+        return actor
+
+    def _steps(self) -> list[Callable[[], object]]:
+        return [
+            partial(step, actor)
+            for actor in self.actors
+            for step in (
+                lambda actor: self.pair.deliver(actor.side),
+                lambda actor: self.pair.land(actor.side, self.chance.choice([1, 16, 700])),
+                lambda actor: self.pair.complete(actor.side),
+                self.take_word,
+                self.send,
+                self.receive,
+                self.use_iomap,
+                self.pass_time,
+                self.leave,
+            )
+        ]
+
+    def fail(self, what: str) -> AssertionError:
+        return self.pair.fail(what)
+
+    def peer(self, actor: Actor) -> Actor:
+        return self.actors[actor is self.actors[0]]
+
+    # -- the run
+
+    def run(self) -> None:
+        """Do things at random, then everything that there is to do, and look at what is left."""
+        steps = self._steps()
+        for number, step in enumerate(self.chance.choices(steps, self.weights, k=STEPS)):
+            if number == self.cut_at:
+                self.pair.cut(self.chance.choice([errno.ECONNRESET, errno.EIO]))
+            step()
+            self._hang_up()
+        for _ in range(SWEEPS_MAX):
+            if all(self._is_through(actor) for actor in self.actors):
+                break
+            self._sweep()
+        else:
+            raise self.fail(f"stands still: {self._describe()}")
+        if self.cut_at >= 0 and not self.pair.is_cut:
+            self.pair.cut(errno.ECONNRESET)
+        self._check_end()
+        for actor in self.actors:
+            self._close(actor)
+
+    def _sweep(self) -> None:
+        """Let everybody do what poll says is to be done."""
+        for actor in self.actors:
+            actor.read_chance = 1
+            if actor.side.core.is_writable:
+                self.send(actor)
+            self.leave(actor)
+            while self.pair.deliver(actor.side):
+                pass
+            while self.pair.complete(actor.side):
+                pass
+        for actor in self.actors:
+            while self.take_word(actor):
+                pass
+            if actor.side.core.is_readable or actor.wait is not None:
+                self.receive(actor)
+        self._hang_up()
+
+    def _is_through(self, actor: Actor) -> bool:
+        """Return whether there is nothing left to do for an actor."""
+        side = actor.side
+        if side.words or actor.wait is not None or actor.got < side.taken_bytes:
+            return False
+        if self.pair.is_cut:
+            return side.is_over
+        is_sent = actor.accepted == actor.total or not side.core.can_write
+        has_called = actor.last_call is None or not (side.core.can_write and side.core.can_read)
+        return is_sent and has_called and not side.kinds and not side.core.wants_disconnect
+
+    def _hang_up(self) -> None:
+        """End the connection for a side that asks for it; tell of its end, some time later."""
+        if self.chance.random() < 0.7:
+            return
+        if self.pair.is_cut:
+            self.pair.end(self.chance.choice(self.actors).side)
+        elif any(actor.side.core.wants_disconnect for actor in self.actors):
+            self.pair.cut(0)
+
+    def _check_end(self) -> None:
+        for actor in self.actors:
+            peer = self.peer(actor)
+            is_lost = self.pair.error or peer.last_call is Shut.RDWR
+            if actor.accepted != peer.got and not is_lost:
+                raise self.fail(
+                    f"{actor.side.name} had {actor.accepted} octets accepted, "
+                    f"{peer.side.name} got {peer.got}"
+                )
+            if self.pair.is_cut and not actor.side.core.is_ended and self.pair.error == 0:
+                raise self.fail(f"{actor.side.name} has no end: {actor.side.core.state.name}")
+            for mapping in actor.mappings:
+                if not self.pair.is_cut and mapping.memory.view != mapping.shadow:
+                    raise self.fail(f"direct writes to {actor.side.name} are not what was written")
+
+    def _close(self, actor: Actor) -> None:
+        side = actor.side
+        side.core.close()
+        for memory in [*actor.left, *(mapping.memory for mapping in actor.mappings)]:
+            side.arena.release(memory)
+        if side.arena.live:
+            raise self.fail(f"{side.name} keeps {len(side.arena.live)} regions")
+        if side.core.poll_transmit() is not None:
+            raise self.fail(f"{side.name} has something to say after its close")
+
+    def _describe(self) -> str:
+        return "; ".join(
+            f"{actor.side.name} sent {actor.accepted} of {actor.total}, read {actor.got}, "
+            f"{len(actor.side.kinds)} requests, {len(actor.side.words)} words, "
+            f"{actor.side.core.state.name}"
+            for actor in self.actors
+        )
+
+    # -- what applications do
+
+    def send(self, actor: Actor) -> None:
+        core = actor.side.core
+        left = actor.total - actor.accepted
+        if not left or not core.can_write:
+            return
+        octet_count = min(left, self.chance.choice(actor.send_sizes))
+        may_borrow = self.chance.random() < 0.7
+        buffer = bytearray(actor.source[actor.accepted : actor.accepted + octet_count])
+        is_lent = may_borrow and octet_count >= BORROW_BYTES_MIN
+        is_promised = core.is_writable and is_lent == actor.was_refused
+        taken = core.send(memoryview(buffer), may_borrow=may_borrow)
+        if not is_promised <= taken <= octet_count:
+            raise self.fail(f"{actor.side.name} took {taken} of {octet_count} octets")
+        actor.was_refused = is_lent and not taken
+        actor.accepted += taken
+        self.pair.carry(actor.side)
+        buffer[:] = b"\xee" * octet_count  # it is ours again
+
+    def leave(self, actor: Actor) -> None:
+        """Shut down once all is sent, or in the middle."""
+        if actor.last_call is None or actor.accepted < min(actor.total, actor.leaves_at):
+            return
+        if actor.side.core.state is StreamState.OPEN and actor.side.core.can_write:
+            actor.side.core.shut_down(actor.last_call)
+            self.pair.carry(actor.side)
+
+    def receive(self, actor: Actor) -> None:
+        if self.chance.random() >= actor.read_chance:
+            return
+        if actor.wait is not None:
+            self._go_on_waiting(actor)
+            return
+        wanted, choice = self.chance.choice(actor.read_sizes), self.chance.random()
+        if choice < 0.2 and wanted >= DIRECT_BYTES_MIN and actor.side.core.can_read:
+            self._begin_to_wait(actor, wanted)
+            return
+        buffer = bytearray(wanted)
+        taken = actor.side.core.receive_into(memoryview(buffer), peek=choice > 0.8)
+        self._check_octets(actor, buffer[:taken])
+        if choice <= 0.8:
+            self._note_read(actor, taken)
+
+    def _begin_to_wait(self, actor: Actor, byte_count: int) -> None:
+        memory = actor.side.arena.register(byte_count)
+        direct_from = actor.side.core.expect(memory, byte_count)
+        if direct_from >= byte_count:
+            actor.side.arena.release(memory)
+            return
+        actor.wait = Wait(memory, byte_count, direct_from)
+        self.pair.carry(actor.side)
+
+    def _go_on_waiting(self, actor: Actor) -> None:
+        """Copy what comes before the direct part; end when all is there, or in the middle."""
+        wait, core = actor.wait, actor.side.core
+        assert wait is not None
+        ahead = wait.memory.view[wait.copied : wait.direct_from]
+        taken = core.receive_into(ahead)
+        self._check_octets(actor, ahead[:taken])
+        wait.copied += taken
+        self._note_read(actor, taken)
+        is_ahead_read = wait.copied == wait.direct_from
+        is_full = is_ahead_read and not core.expected_left
+        if is_full or self._is_hopeless(actor) or self.chance.random() < 0.02:
+            in_place = core.end_expect()
+            if in_place and not is_ahead_read:
+                raise self.fail(f"{actor.side.name} has octets in place before others are read")
+            actor.wait = None
+            self._check_octets(
+                actor, wait.memory.view[wait.direct_from : wait.direct_from + in_place]
+            )
+            self._note_read(actor, in_place)
+            actor.left.append(wait.memory)
+        self._release_left(actor)
+
+    def _is_hopeless(self, actor: Actor) -> bool:
+        """Return whether what an actor waits for will never be sent."""
+        wait = actor.wait
+        assert wait is not None
+        is_enough = actor.got - wait.copied + wait.byte_count <= self.peer(actor).total
+        return actor.side.is_over or not actor.side.core.can_read or not is_enough
+
+    def _release_left(self, actor: Actor) -> None:
+        for memory in [each for each in actor.left if not actor.side.core.holds(each)]:
+            actor.side.arena.release(memory)
+            actor.left.remove(memory)
+
+    def _check_octets(self, actor: Actor, octets: bytes | memoryview) -> None:
+        peer = self.peer(actor)
+        end = actor.got + len(octets)
+        if end > peer.accepted or octets != peer.source[actor.got : end]:
+            raise self.fail(f"{actor.side.name} reads what was not sent, at {actor.got} to {end}")
+
+    def _note_read(self, actor: Actor, octet_count: int) -> None:
+        actor.got += octet_count
+        self.pair.note_read(actor.side, actor.read_bytes)
+        self.pair.carry(actor.side)
+
+    def take_word(self, actor: Actor) -> bool:
+        if not self.pair.take_word(actor.side):
+            return False
+        self._note_read(actor, 0)
+        return True
+
+    def pass_time(self, actor: Actor) -> None:
+        self.pair.now_ns += self.chance.randrange(100)
+        if actor.side.core.poll_timeout() is not None:
+            actor.side.core.handle_timeout(self.pair.now_ns)
+            self.pair.carry(actor.side)
+
+    # -- buffers mapped for the peer
+
+    def use_iomap(self, actor: Actor) -> None:
+        """Map a buffer of this side, or end that, or write into one of the peer's."""
+        if actor.side.core.state is not StreamState.OPEN:
+            return
+        choice = self.chance.random()
+        if choice < 0.3 and len(actor.mappings) < MAPS_MAX:
+            self._map(actor)
+        elif choice < 0.4:
+            for mapping in [each for each in actor.mappings if each.is_mapped][:1]:
+                actor.side.core.unmap(mapping.memory)
+                mapping.is_mapped = False
+                self.pair.carry(actor.side)
+        elif self.peer(actor).mappings and actor.side.core.can_write:
+            self._write_mapped(actor)
+
+    def _map(self, actor: Actor) -> None:
+        memory = actor.side.arena.register(MAPPED_BYTES)
+        offset = self.chance.choice([None, MAPPED_BYTES * len(actor.mappings)])
+        try:
+            named = actor.side.core.map_buffer(memory, offset)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            actor.side.arena.release(memory)
+            return
+        actor.mappings.append(Mapping(memory, named, bytearray(MAPPED_BYTES)))
+        self.pair.carry(actor.side)
+
+    def _write_mapped(self, actor: Actor) -> None:
+        mapping = self.chance.choice(self.peer(actor).mappings)
+        start = self.chance.randrange(MAPPED_BYTES)
+        octets = self.chance.randbytes(self.chance.randrange(1, MAPPED_BYTES + 1 - start))
+        buffer = bytearray(octets)
+        taken = actor.side.core.write_mapped(
+            memoryview(buffer), mapping.offset + start, may_borrow=self.chance.random() < 0.5
+        )
+        mapping.shadow[start : start + taken] = octets[:taken]
+        self.pair.carry(actor.side)
+        buffer[:] = b"\xee" * len(buffer)
