@@ -77,9 +77,9 @@ class SocketBase(system.socket):
 
     def readiness(self) -> Readiness:
         """Return what can be done now without waiting. Raises OSError: EBADF."""
+        self._check_open()
         behind = self._behind()
         if behind is None:
-            self._check_open()
             return _IDLE
         now = behind.readiness()
         return Readiness(now.readable, now.writable, now.hung_up, now.failed)

@@ -44,6 +44,7 @@ _RECEIVE_FLAGS: Final = _DONTWAIT | _PEEK | _WAITALL | _IDLE_FLAGS | int(MSG_CMS
 _CONNECTING: Final = LinkState.CONNECTING
 _OVER: Final = LinkState.OVER
 _NEVER: Final = 0.0
+LEND_WAIT_S: Final = 0.005  # some wake-ups of a peer that does read
 
 
 class TransferSocket(Socket):
@@ -128,17 +129,27 @@ class TransferSocket(Socket):
         return sent
 
     def _send_rest(self, link: Link, view: memoryview, sent: int, patience: Patience) -> int:
-        """Go on when there is room; return how many octets were taken in all."""
+        """Go on when there is room; return how many octets were taken in all.
+
+        Large octets wait for room at the peer, where they go without a copy. A peer that gives
+        none for LEND_WAIT_S reads nothing now: then they are copied, as long as SO_SNDBUF has
+        room, for a sender of less than that must not depend on the peer's reading.
+        """
         if sent and not patience.is_endless:
             return sent
-        stream = link.stream
+        stream, wait = link.stream, _wait_on(link)
 
         def has_room() -> bool:
             return stream is None or stream.is_writable or link.state is _OVER or self._is_over
 
         while sent < len(view):
-            patience.until(_wait_on(link), has_room)
-            taken = link.send(view[sent:])
+            if patience.is_none or wait(has_room, patience.shorter(LEND_WAIT_S)):
+                patience.until(wait, has_room)
+                taken = link.send(view[sent:])
+            else:
+                taken = link.send(view[sent:], may_borrow=False)
+                if not taken:
+                    patience.until(wait, has_room)
             sent += taken
             if taken and not patience.is_endless:
                 break
@@ -154,6 +165,7 @@ class TransferSocket(Socket):
         """
         if bytes_max < 0:
             raise ValueError("negative buffersize in recv")
+        _check_receive_flags(flags)
         wanted, patience = bytes_max, self._patience(flags)
         if wanted and not flags & _WAITALL:
             wanted = min(wanted, max(1, self._wait_readable(patience)))
@@ -229,8 +241,7 @@ class TransferSocket(Socket):
         return stream.readable_bytes
 
     def _receive(self, view: memoryview, flags: int, patience: Patience | None = None) -> int:
-        if flags & ~_RECEIVE_FLAGS:
-            raise refusal(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
+        _check_receive_flags(flags)
         link = self._link
         if link is None or link.state is _CONNECTING:
             link = self._link_for_data(patience or self._patience(flags))
@@ -308,6 +319,11 @@ class TransferSocket(Socket):
 
 def _wait_on(link: Link) -> Callable[[Callable[[], bool], float | None], bool]:
     return partial(devices.wait, (link.opening,))
+
+
+def _check_receive_flags(flags: int) -> None:
+    if flags & ~_RECEIVE_FLAGS:
+        raise refusal(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
 
 
 def _later(flags: int) -> int:

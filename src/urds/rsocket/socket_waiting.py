@@ -28,6 +28,15 @@ class Patience:
         """Return whether a wait ends only when there is what it waits for."""
         return self._wait_s is None
 
+    @property
+    def is_none(self) -> bool:
+        """Return whether a call may not wait at all."""
+        return self._wait_s == 0
+
+    def shorter(self, wait_s: float) -> float:
+        """Return `wait_s`, or the whole patience if that is less."""
+        return wait_s if self._wait_s is None else min(self._wait_s, wait_s)
+
     def until(self, wait: Wait, is_ready: Callable[[], bool]) -> None:
         """Wait for `is_ready`, looking at least once. Call it without locks.
 
@@ -40,4 +49,4 @@ class Patience:
                 self._end_s = now_s + wait_s
             wait_s = max(0.0, self._end_s - now_s)
         if not wait(is_ready, wait_s):
-            raise refusal(errno.EAGAIN) if self._wait_s == 0 else TimeoutError("timed out")
+            raise refusal(errno.EAGAIN) if self.is_none else TimeoutError("timed out")

@@ -1,0 +1,283 @@
+"""Octets through sockets: sizes, flags, several buffers, ends."""
+
+import errno
+import io
+import random
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rsocket.socket_pairs import DEVICES, WAIT_S, Pair, Task, pair_over, receive_exactly
+from urds.rsocket.sockets import Socket
+
+
+@pytest.fixture(params=DEVICES)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with pair_over(request.param) as made:
+        yield made
+
+
+def error_of(call, *arguments) -> int:
+    with pytest.raises(OSError) as caught:
+        call(*arguments)
+    assert caught.value.errno is not None
+    return caught.value.errno
+
+
+def fill(source: Socket, chunk: bytes) -> int:
+    """Send until there is no room; return how many octets were taken."""
+    sent = 0
+    for _ in range(10_000):
+        try:
+            sent += source.send(chunk, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return sent
+    raise AssertionError(f"{sent} octets and still room")
+
+
+@pytest.mark.parametrize("byte_count", [1, 64, 65, 4096, 65_536, 65_537, 1_000_003])
+def test_sendall_and_waitall(pair: Pair, byte_count: int) -> None:
+    data = random.Random(byte_count).randbytes(byte_count)
+    for source, sink in (pair.both, pair.both[::-1]):
+        task = Task(lambda source=source: source.sendall(data))
+        assert sink.recv(byte_count, socket.MSG_WAITALL) == data
+        task.result()
+
+
+def test_a_send_that_may_wait_for_ever_takes_everything(pair: Pair) -> None:
+    data = bytes(8 << 20)
+    pair.client.settimeout(None)
+    task = Task(lambda: pair.client.send(data))
+    assert receive_exactly(pair.server, len(data)) == data
+    assert task.result() == len(data)
+
+
+def test_a_send_without_room_and_patience(pair: Pair) -> None:
+    chunk = bytes(1 << 20)
+    sent = fill(pair.client, chunk) + fill(pair.client, bytes(1000))
+    pair.client.settimeout(0.01)
+    with pytest.raises(TimeoutError):
+        pair.client.send(chunk)
+    assert len(receive_exactly(pair.server, sent)) == sent
+    pair.client.settimeout(WAIT_S)
+    assert pair.client.send(b"x") == 1
+
+
+def test_receiving_without_octets(pair: Pair) -> None:
+    assert error_of(pair.client.recv, 1, socket.MSG_DONTWAIT) == errno.EAGAIN
+    pair.client.setblocking(False)
+    assert error_of(pair.client.recv_into, bytearray(1)) == errno.EAGAIN
+    pair.client.settimeout(0.01)
+    with pytest.raises(TimeoutError, match="timed out"):
+        pair.client.recv(1)
+    assert pair.client.recv(0) == b""
+
+
+def test_peek_leaves_octets_there(pair: Pair) -> None:
+    pair.client.sendall(b"abc")
+    assert pair.server.recv(2, socket.MSG_PEEK) == b"ab"
+    assert pair.server.recv(10, socket.MSG_PEEK) == b"abc"
+    assert pair.server.recv(10) == b"abc"
+
+
+def test_waitall_takes_less_at_the_end_and_at_the_timeout(pair: Pair) -> None:
+    pair.client.sendall(b"abc")
+    pair.server.settimeout(0.05)
+    assert pair.server.recv(10, socket.MSG_WAITALL) == b"abc"
+    pair.server.settimeout(WAIT_S)
+    pair.client.sendall(b"de")
+    pair.client.shutdown(socket.SHUT_WR)
+    assert pair.server.recv(10, socket.MSG_WAITALL) == b"de"
+    assert pair.server.recv(10, socket.MSG_WAITALL) == b""
+
+
+def test_recv_into_counts_and_limits(pair: Pair) -> None:
+    pair.client.sendall(b"abcdef")
+    buffer = bytearray(b"......")
+    assert pair.server.recv_into(buffer, 2) == 2
+    assert buffer == b"ab...."
+    assert pair.server.recv_into(memoryview(buffer)[2:]) == 4
+    assert buffer == b"abcdef"
+    with pytest.raises(ValueError):
+        pair.server.recv_into(buffer, 7)
+    with pytest.raises(ValueError):
+        pair.server.recv(-1)
+    with pytest.raises(TypeError):
+        pair.server.recv_into(b"readonly")
+
+
+def test_recvfrom_names_the_peer(pair: Pair) -> None:
+    """As the original does; a kernel's stream says None."""
+    pair.client.sendall(b"ab")
+    name = pair.client.getsockname()
+    assert pair.server.recvfrom(1) == (b"a", name)
+    assert pair.server.recvfrom_into(bytearray(1)) == (1, name)
+
+
+def test_all_buffers_are_sent_and_filled(pair: Pair) -> None:
+    """rsocket.md 19, point 14: the original fills the first only."""
+    assert pair.client.sendmsg([b"ab", b"", bytearray(b"cde"), memoryview(b"f")]) == 6
+    views = [bytearray(1), bytearray(0), bytearray(2), bytearray(3)]
+    taken, ancillary, flags, address = pair.server.recvmsg_into(views, 0, socket.MSG_WAITALL)
+    assert (taken, ancillary, flags, address) == (6, [], 0, pair.client.getsockname())
+    assert views == [b"a", b"", b"bc", b"def"]
+
+
+def test_several_buffers_wait_for_the_first_octets_only(pair: Pair) -> None:
+    pair.client.sendall(b"abc")
+    views = [bytearray(2), bytearray(5)]
+    assert pair.server.recvmsg_into(views)[0] == 3
+
+
+def test_peeking_into_several_buffers(pair: Pair) -> None:
+    pair.client.sendall(b"abc")
+    views = [bytearray(2), bytearray(5)]
+    assert pair.server.recvmsg_into(views, 0, socket.MSG_PEEK)[0] == 3
+    assert views == [b"ab", b"c\0\0\0\0"]
+    assert pair.server.recvmsg(10) == (b"abc", [], 0, pair.client.getsockname())
+
+
+def test_control_messages_are_refused(pair: Pair) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))]
+    assert error_of(pair.client.sendmsg, [b"x"], rights) == errno.ENOTSUP
+    assert error_of(pair.client.recvmsg, 1, 64) == errno.ENOTSUP
+
+
+def test_a_stream_takes_no_address(pair: Pair) -> None:
+    assert error_of(pair.client.sendto, b"x", ("127.0.0.1", 1)) == errno.EISCONN
+    assert error_of(pair.client.sendto, b"x", 0, ("127.0.0.1", 1)) == errno.EISCONN
+    assert error_of(pair.client.sendmsg, [b"x"], [], 0, ("127.0.0.1", 1)) == errno.EISCONN
+
+
+def test_flags_that_mean_nothing_are_ignored(pair: Pair) -> None:
+    assert pair.client.send(b"x", socket.MSG_NOSIGNAL | socket.MSG_MORE) == 1
+    assert pair.server.recv(1, socket.MSG_NOSIGNAL) == b"x"
+
+
+def test_flags_that_would_mean_something_are_refused(pair: Pair) -> None:
+    assert error_of(pair.client.send, b"x", socket.MSG_OOB) == errno.EOPNOTSUPP
+    assert error_of(pair.client.recv, 1, socket.MSG_OOB) == errno.EOPNOTSUPP
+    assert error_of(pair.client.recv, 1, socket.MSG_ERRQUEUE) == errno.EOPNOTSUPP
+
+
+def test_any_buffer_is_sent(pair: Pair) -> None:
+    for data in (b"ab", bytearray(b"ab"), memoryview(b"xabx")[1:3], memoryview(b"ab").cast("H")):
+        assert pair.client.send(data) == 2
+        assert pair.server.recv(2, socket.MSG_WAITALL) == b"ab"
+    with pytest.raises(TypeError):
+        pair.client.send("text")
+    assert pair.client.send(b"") == 0
+
+
+def test_the_senders_memory_is_free_again(pair: Pair) -> None:
+    """Octets written from the caller's memory may change as soon as send returns."""
+    data = bytearray(b"a" * 300_000)
+    task = Task(lambda: pair.server.recv(len(data), socket.MSG_WAITALL))
+    pair.client.sendall(data)
+    data[:] = bytes(len(data))
+    del data[1:]
+    assert task.result() == b"a" * 300_000
+
+
+def test_half_close(pair: Pair) -> None:
+    """rsocket.md 19, point 8."""
+    pair.client.sendall(b"question")
+    pair.client.shutdown(socket.SHUT_WR)
+    assert receive_exactly(pair.server, 100) == b"question"
+    with pytest.raises(BrokenPipeError):
+        pair.client.send(b"more")
+    pair.server.sendall(b"answer")
+    pair.server.close()
+    assert receive_exactly(pair.client, 100) == b"answer"
+
+
+def test_what_arrived_before_a_close_is_read_after_it(pair: Pair) -> None:
+    pair.client.sendall(b"last words")
+    pair.client.close()
+    assert receive_exactly(pair.server, 100) == b"last words"
+    assert pair.server.recv(1) == b""
+    assert error_of(pair.server.send, b"anybody?") in (errno.ECONNRESET, errno.EPIPE)
+
+
+def test_shutdown_wants_a_direction(pair: Pair) -> None:
+    assert error_of(pair.client.shutdown, 7) == errno.EINVAL
+
+
+def test_no_linger_breaks_the_connection(pair: Pair) -> None:
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.client.close()
+    with pytest.raises(ConnectionResetError):
+        pair.server.recv(1)
+
+
+def test_linger_waits_until_everything_has_left(pair: Pair) -> None:
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+    data = bytes(100_000)
+    pair.client.sendall(data)
+    link = pair.client.link
+    task = Task(lambda: receive_exactly(pair.server, len(data) + 1))
+    pair.client.close()
+    assert link not in link.opening.leaving
+    assert task.result() == data
+
+
+def test_a_closed_listener_leaves_its_connections(pair: Pair) -> None:
+    pair.listener.close()
+    pair.client.sendall(b"x")
+    assert pair.server.recv(1) == b"x"
+
+
+def test_files(pair: Pair) -> None:
+    with pair.client.makefile("wb") as writer, pair.server.makefile("r", newline="\n") as reader:
+        writer.write(b"one\ntwo\n")
+        writer.flush()
+        assert reader.readline() == "one\n"
+        assert reader.readline() == "two\n"
+
+
+def test_a_file_keeps_its_socket(pair: Pair) -> None:
+    reader = pair.server.makefile("rb")
+    pair.server.close()
+    pair.client.sendall(b"still here")
+    pair.client.close()
+    assert reader.read() == b"still here"
+    assert pair.server.fileno() != -1
+    reader.close()
+    assert pair.server.fileno() == -1
+
+
+def test_sendfile(pair: Pair) -> None:
+    data = random.Random(1).randbytes(300_000)
+    task = Task(lambda: receive_exactly(pair.server, len(data) - 10))
+    assert pair.client.sendfile(io.BytesIO(data), 10) == len(data) - 10
+    assert task.result() == data[10:]
+
+
+def test_both_directions_full_and_then_read(pair: Pair) -> None:
+    """rsocket.md 19, point 6: two senders that nobody reads, then both read."""
+    data = random.Random(2).randbytes(6 << 20)
+    senders = [Task(lambda one=one: one.sendall(data)) for one in pair.both]
+    readers = [Task(lambda one=one: receive_exactly(one, len(data))) for one in pair.both]
+    assert [task.result() for task in readers] == [data, data]
+    for sender in senders:
+        sender.result()
+
+
+def test_single_octets_beyond_the_receive_queue(pair: Pair) -> None:
+    """rsocket.md 19, point 5."""
+    for number in range(1000):
+        try:
+            pair.client.send(bytes([number % 251]), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            break
+    else:
+        number = 1000
+    assert receive_exactly(pair.server, number) == bytes(n % 251 for n in range(number))
+
+
+def test_detach_and_dup_are_refused(pair: Pair) -> None:
+    assert error_of(pair.client.detach) == errno.EOPNOTSUPP
+    assert error_of(pair.client.dup) == errno.EOPNOTSUPP
+    assert not pair.client.get_inheritable()

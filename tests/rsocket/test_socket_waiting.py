@@ -1,0 +1,310 @@
+"""Waiting: timeouts, the descriptor, other threads, signals, forks, and the clock."""
+
+import asyncio
+import errno
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rsocket.socket_pairs import (
+    DEVICES,
+    HOST,
+    WAIT_S,
+    Pair,
+    Task,
+    pair_over,
+    receive_exactly,
+)
+from urds.rsocket import socket_waiting
+from urds.rsocket.sockets import Socket
+
+
+@pytest.fixture(params=DEVICES)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with pair_over(request.param) as made:
+        yield made
+
+
+def ready(one: Socket, wait_s: float = 0) -> tuple[bool, bool]:
+    """Return what select says: readable, writable."""
+    readable, writable, _ = select.select([one], [one], [], wait_s)
+    return bool(readable), bool(writable)
+
+
+def until(said, wait_s: float = WAIT_S) -> None:
+    """Ask again and again, for a while."""
+    end_s = time.monotonic() + wait_s
+    while not said():
+        assert time.monotonic() < end_s, "too late"
+        time.sleep(0.001)
+
+
+def test_timeouts_are_kept_as_in_socket_socket(pair: Pair) -> None:
+    one = pair.client
+    one.settimeout(None)
+    assert (one.gettimeout(), one.timeout, one.getblocking()) == (None, None, True)
+    one.settimeout(3)
+    assert (one.gettimeout(), one.getblocking()) == (3.0, True)
+    one.setblocking(False)
+    assert (one.gettimeout(), one.getblocking()) == (0.0, False)
+    with pytest.raises(ValueError):
+        one.settimeout(-1)
+    with Socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as other:
+        assert other.gettimeout() == 0
+
+
+@pytest.mark.parametrize("wait_s", [0.02, 0.2])
+def test_a_timeout_is_as_long_as_it_says(pair: Pair, wait_s: float) -> None:
+    pair.client.settimeout(wait_s)
+    began_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        pair.client.recv(1)
+    assert wait_s <= time.monotonic() - began_s < wait_s + 1
+
+
+def test_sendall_has_one_timeout_for_all(pair: Pair) -> None:
+    pair.client.settimeout(0.1)
+    began_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        pair.client.sendall(bytes(64 << 20))
+    assert time.monotonic() - began_s < 2
+
+
+def test_nobody_reads_the_clock_who_does_not_wait(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rsocket.md 17: a twelfth of the original's time went into the clock."""
+
+    def no_clock() -> float:
+        raise AssertionError("somebody reads the clock")
+
+    pair.client.sendall(b"x" * 100)
+    until(lambda: pair.server.readiness().readable)
+    monkeypatch.setattr(socket_waiting.time, "monotonic", no_clock)
+    pair.server.settimeout(WAIT_S)
+    assert pair.server.recv(10) == b"x" * 10
+    assert pair.server.recv_into(bytearray(10)) == 10
+    pair.client.send(b"y")
+    with pytest.raises(BlockingIOError):
+        pair.client.recv(1, socket.MSG_DONTWAIT)
+
+
+def test_the_descriptor_shows_octets_until_they_are_taken(pair: Pair) -> None:
+    one = pair.server
+    assert ready(one) == (False, True)
+    pair.client.sendall(b"ab")
+    assert ready(one, WAIT_S)[1]
+    until(lambda: ready(one) == (True, True))
+    one.recv(1)
+    assert ready(one) == (True, True)
+    one.recv(1)
+    assert ready(one) == (False, True)
+
+
+def test_the_descriptor_shows_room_and_its_end(pair: Pair) -> None:
+    one = pair.client
+    assert one.fileno() == one.fileno() >= 0
+    one.setblocking(False)
+    sent = 0
+    with pytest.raises(BlockingIOError):
+        sent = fill(one)
+    assert ready(one) == (False, False)
+    one.settimeout(WAIT_S)
+    task = Task(lambda: len(receive_exactly(pair.server, 1 << 30)))
+    assert select.select([], [one], [], WAIT_S)[1] == [one]
+    one.shutdown(socket.SHUT_WR)
+    assert task.result() > sent
+
+
+def fill(one: Socket) -> int:
+    """Send until the socket refuses with EAGAIN."""
+    for _ in range(10_000):
+        one.send(bytes(1 << 18))
+    return 0
+
+
+def test_the_descriptor_shows_the_end(pair: Pair) -> None:
+    pair.server.fileno()
+    pair.client.close()
+    assert select.select([pair.server], [], [], WAIT_S)[0] == [pair.server]
+    assert pair.server.recv(1) == b""
+
+
+def test_the_descriptor_of_a_listener(pair: Pair) -> None:
+    assert ready(pair.listener) == (False, False)
+    with Socket() as client:
+        client.setblocking(False)
+        client.connect_ex(pair.listener.getsockname())
+        assert select.select([pair.listener], [], [], WAIT_S)[0] == [pair.listener]
+        pair.listener.accept()[0].close()
+    until(lambda: ready(pair.listener) == (False, False))
+
+
+def test_epoll_keeps_a_descriptor_from_before_the_connect(pair: Pair) -> None:
+    with Socket() as client, select.epoll() as poller:
+        poller.register(client.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        number = client.fileno()
+        client.setblocking(False)
+        client.connect_ex(pair.listener.getsockname())
+        assert client.fileno() == number
+        accepted, _ = pair.listener.accept()
+        with accepted:
+            accepted.send(b"x")
+            found = 0
+            end_s = time.monotonic() + WAIT_S
+            while not found & select.EPOLLIN and time.monotonic() < end_s:
+                found = dict(poller.poll(WAIT_S)).get(number, 0)
+            assert found & select.EPOLLIN
+            assert client.recv(1) == b"x"
+
+
+def test_a_wait_ends_when_another_thread_closes(pair: Pair) -> None:
+    pair.client.settimeout(None)
+    task = Task(lambda: pair.client.recv(1))
+    time.sleep(0.05)
+    pair.client.close()
+    with pytest.raises(OSError) as caught:
+        task.result()
+    assert caught.value.errno == errno.EBADF
+
+
+def test_a_send_ends_when_another_thread_closes(pair: Pair) -> None:
+    pair.client.settimeout(None)
+    task = Task(lambda: pair.client.sendall(bytes(64 << 20)))
+    time.sleep(0.05)
+    pair.client.close()
+    with pytest.raises(OSError) as caught:
+        task.result()
+    assert caught.value.errno == errno.EBADF
+
+
+def test_a_shutdown_for_reading_ends_a_wait(pair: Pair) -> None:
+    pair.client.settimeout(None)
+    task = Task(lambda: pair.client.recv(1))
+    time.sleep(0.05)
+    pair.client.shutdown(socket.SHUT_RD)
+    assert task.result() == b""
+
+
+class Stopped(Exception):
+    """What the signal handler raises."""
+
+
+def test_a_signal_handlers_exception_passes_through(pair: Pair) -> None:
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        pair.client.settimeout(None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Stopped):
+            pair.client.recv(1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    pair.server.send(b"x")
+    assert pair.client.recv(1) == b"x"
+
+
+def test_a_signal_handler_that_returns_lets_the_wait_go_on(pair: Pair) -> None:
+    rung = threading.Event()
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        task = Task(lambda: (rung.wait(WAIT_S), pair.server.send(b"x")))
+        assert pair.client.recv(1) == b"x"
+        task.result()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_two_threads_send_and_receive_on_one_socket(pair: Pair) -> None:
+    data = os.urandom(1 << 20)
+    tasks = [
+        Task(lambda: pair.client.sendall(data)),
+        Task(lambda: pair.server.sendall(data)),
+    ]
+    assert Task(lambda: receive_exactly(pair.server, len(data))).result() == data
+    assert receive_exactly(pair.client, len(data)) == data
+    for task in tasks:
+        task.result()
+
+
+def test_asyncio_waits_on_the_descriptor(pair: Pair) -> None:
+    async def talk() -> bytes:
+        loop = asyncio.get_running_loop()
+        for one in pair.both:
+            one.setblocking(False)
+        receiving = asyncio.ensure_future(loop.sock_recv(pair.server, 5))
+        await asyncio.sleep(0.01)
+        await loop.sock_sendall(pair.client, b"hello")
+        return await asyncio.wait_for(receiving, WAIT_S)
+
+    assert asyncio.run(talk()) == b"hello"
+
+
+def test_asyncio_connects_and_accepts(pair: Pair) -> None:
+    async def meet() -> bytes:
+        loop = asyncio.get_running_loop()
+        pair.listener.setblocking(False)
+        with Socket() as client:
+            client.setblocking(False)
+            accepting = asyncio.ensure_future(loop.sock_accept(pair.listener))
+            await asyncio.wait_for(loop.sock_connect(client, pair.listener.getsockname()), WAIT_S)
+            accepted, _ = await asyncio.wait_for(accepting, WAIT_S)
+            with accepted:
+                await loop.sock_sendall(client, b"x" * 300_000)
+                return await asyncio.wait_for(loop.sock_recv(accepted, 10), WAIT_S)
+
+    assert asyncio.run(meet()) == b"x" * 10
+
+
+def test_a_childs_copy_is_closed(pair: Pair) -> None:
+    """A child of a fork gets EBADF and leaves the parent's connection alone."""
+    pair.client.fileno()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            pair.client.send(b"x")
+        except OSError as error:
+            code = 0 if error.errno == errno.EBADF else 2
+        pair.client.close()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    pair.client.send(b"y")
+    assert pair.server.recv(1) == b"y"
+
+
+def test_a_forgotten_socket_warns_and_ends_its_connection(pair: Pair) -> None:
+    client = Socket()
+    client.settimeout(WAIT_S)
+    client.connect(pair.listener.getsockname())
+    accepted, _ = pair.listener.accept()
+    with accepted:
+        accepted.settimeout(WAIT_S)
+        kept = [client]
+        del client
+        with pytest.warns(ResourceWarning, match="unclosed"):
+            kept.clear()
+        assert accepted.recv(1) == b""
+
+
+def test_a_closed_socket_leaves_no_descriptor(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with Socket() as client:
+            client.bind((HOST, 0))
+            client.fileno()
+            client.settimeout(WAIT_S)
+            client.connect(pair.listener.getsockname())
+            pair.listener.accept()[0].close()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
