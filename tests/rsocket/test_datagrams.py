@@ -1,0 +1,417 @@
+"""Datagram sockets over each device: which way they go, their size, their peers, their bounds."""
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+
+import pytest
+
+from tests.rsocket.datagram_ends import (
+    DEVICES,
+    HASTY,
+    Ends,
+    address_of,
+    ends,
+    exchange,
+    take,
+    until,
+    use_queue_pairs,
+)
+from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.dgram import DatagramSettings
+
+SLOW = DatagramSettings()  # once a second over UDP again: not within these tests
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_first_goes_by_udp_and_later_ones_by_queue_pair(device: str) -> None:
+    with ends() as made:
+        here = made.link(device, settings=SLOW)
+        there = made.link(device, host="127.0.0.3", settings=SLOW)
+        here.send(b"first", address_of(there))
+        assert take(there) == (b"first", address_of(here))
+        assert (here.stats.sent_by_udp, there.stats.received_by_udp) == (1, 1)
+        use_queue_pairs(here, there)
+        by_udp = here.stats.sent_by_udp + there.stats.sent_by_udp
+        for number in range(50):
+            exchange(here, there, bytes([number]) * number)
+        assert here.stats.sent_by_udp + there.stats.sent_by_udp == by_udp + (
+            here.stats.sent_by_udp_again + there.stats.sent_by_udp_again
+        )
+        assert here.stats.received_by_queue_pair >= 49
+        assert here.stats.look_ups == here.stats.ways_found == 1
+
+
+@pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
+def test_ipv6_goes_the_same_ways(device: str) -> None:
+    with ends() as made:
+        here, there = (made.link(device, host="::1") for _ in range(2))
+        use_queue_pairs(here, there)
+        exchange(here, there, bytes(here.payload_bytes_max))
+
+
+@pytest.mark.parametrize("device", [*DEVICES, ""])
+def test_a_datagram_has_as_many_octets_as_fit_and_not_one_more(device: str) -> None:
+    with ends() as made:
+        here = made.link(*([device] if device else []))
+        there = made.link(*([device] if device else []), host="127.0.0.3")
+        limit = here.payload_bytes_max
+        assert limit == (1392 if device == "tcp0" else 2040), "the slot's, or the path's"
+        payload = os.urandom(limit)
+        exchange(here, there, payload)
+        exchange(here, there, b"")
+        if device:
+            use_queue_pairs(here, there)
+        exchange(here, there, payload)
+        exchange(here, there, b"")
+        with pytest.raises(OSError, match=f"datagram of {limit + 1} octets, limit {limit}") as info:
+            here.send(bytes(limit + 1), address_of(there))
+        assert info.value.errno == errno.EMSGSIZE
+
+
+@pytest.mark.parametrize("device", ["", "shm0", "tcp0", "udp0"])
+def test_who_waits_wakes_for_both_ways(device: str) -> None:
+    """Widened: the sender sends only when the other thread sleeps for sure."""
+    with ends() as made:
+        here = made.link(*([device] if device else []))
+        there = made.link(*([device] if device else []), host="127.0.0.3")
+        for payload in (b"by UDP", b"again", b"by the way that is known now"):
+            got: list[object] = []
+            thread = threading.Thread(target=lambda got=got: got.append(take(there)))
+            thread.start()
+            thread.join(0.05)
+            here.send(payload, address_of(there))
+            thread.join(10)
+            assert got == [(payload, address_of(here))]
+
+
+def test_a_wait_for_nothing_ends_in_time_and_a_close_ends_it_at_once() -> None:
+    with ends() as made:
+        for names in ((), ("shm0",), ("shm0", "tcp0")):
+            link = made.link(*names)
+            assert not link.wait(lambda: False, 0.01)
+            thread = threading.Thread(target=link.wait, args=(lambda: False, None))
+            thread.start()
+            thread.join(0.02)
+            link.close()
+            thread.join(10)
+            assert not thread.is_alive()
+            link.close()
+            with pytest.raises(OSError, match="closed") as info:
+                link.receive()
+            assert info.value.errno == errno.EBADF
+            with pytest.raises(OSError, match="closed"):
+                link.send(b"", ("127.0.0.1", 1))
+
+
+# -- a peer that is started anew
+
+
+def restarted(made: Ends, device: str, old: DatagramLink) -> DatagramLink:
+    """Return a new socket at the address of one that died with its devices."""
+    host, port = address_of(old)
+    made.die(old)
+    return made.link(device, host=host, port=port)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_new_peer_that_sends_is_answered_by_queue_pair_again(device: str) -> None:
+    with ends() as made:
+        here, there = made.link(device), made.link(device, host="127.0.0.3")
+        use_queue_pairs(here, there)
+        there = restarted(made, device, there)
+        there.send(b"I am new", address_of(here))
+        assert take(here) == (b"I am new", address_of(there))
+
+        def is_answered() -> bool:
+            here.send(b"who?", address_of(there))
+            return there.wait(lambda: there.readiness().readable, 0.02)
+
+        until(is_answered)
+        while there.receive() is not None:
+            pass
+        here_before = here.stats.ways_found
+
+        def is_by_queue_pair() -> bool:
+            here.send(b"again", address_of(there))
+            there.wait(lambda: there.readiness().readable, 0.02)
+            while there.receive() is not None:
+                pass
+            return there.stats.received_by_queue_pair > 0
+
+        until(is_by_queue_pair)
+        assert here.stats.ways_found >= here_before >= 1
+        assert here.stats.ways_lost >= 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_new_peer_that_says_nothing_gets_datagrams_by_queue_pair_again(device: str) -> None:
+    with ends() as made:
+        here, there = made.link(device), made.link(device, host="127.0.0.3")
+        use_queue_pairs(here, there)
+        there = restarted(made, device, there)
+
+        def is_by_queue_pair() -> bool:
+            here.send(b"anybody?", address_of(there))
+            there.wait(lambda: there.readiness().readable, 0.02)
+            while (datagram := there.receive()) is not None:
+                assert datagram == (b"anybody?", address_of(here))
+            return there.stats.received_by_queue_pair >= 10
+
+        until(is_by_queue_pair)
+        assert there.stats.sent_by_udp == there.stats.sent_by_queue_pair == 0
+        assert here.stats.ways_lost >= 1
+
+
+# -- several devices, several peers
+
+
+def test_each_peer_is_reached_over_a_device_that_both_have() -> None:
+    with ends() as made:
+        here = made.link("tcp0", "shm0", "udp0", host="127.0.0.1")
+        peers = [
+            made.link("shm0", host="127.0.0.3"),
+            made.link("udp0", "tcp0", host="127.0.0.4"),
+            made.link("udp0", host="127.0.0.5"),
+        ]
+        for peer in peers:
+            use_queue_pairs(here, peer)
+        by_udp_only = made.link(host="127.0.0.6")
+        for _ in range(10):
+            exchange(here, by_udp_only, b"x")
+        assert by_udp_only.stats.received_by_queue_pair == 0
+        for peer in peers:
+            exchange(here, peer, b"still")
+            assert peer.stats.received_by_queue_pair
+
+
+@pytest.mark.parametrize("device", ["shm0", "tcp0"])
+def test_sockets_of_one_process_share_its_devices(device: str) -> None:
+    with ends() as made:
+        opening = made.opening(device, "127.0.0.1")
+        links = [DatagramLink([opening], HASTY) for _ in range(4)]
+        made.links += links
+        for link in links:
+            link.bind(("127.0.0.1", 0))
+        for here in links:
+            for there in links:
+                if here is not there:
+                    use_queue_pairs(here, there)
+                    exchange(here, there, b"among ourselves")
+
+
+def test_a_socket_can_send_to_itself() -> None:
+    with ends() as made:
+        link = made.link("shm0")
+
+        def is_by_queue_pair() -> bool:
+            link.send(b"me", address_of(link))
+            assert take(link) == (b"me", address_of(link))
+            return link.stats.received_by_queue_pair > 3
+
+        until(is_by_queue_pair)
+
+
+# A tcp device that listens at any address answers from the kernel's choice: look it up there.
+@pytest.mark.parametrize(
+    ("device", "asked"),
+    [("", "127.0.0.9"), ("shm0", "127.0.0.9"), ("udp0", "127.0.0.9"), ("tcp0", "127.0.0.1")],
+)
+def test_a_socket_at_any_address_answers_from_where_it_was_asked(device: str, asked: str) -> None:
+    names = [device] if device else []
+    with ends() as made:
+        anywhere = made.link(*names, host="0.0.0.0")
+        here = made.link(*names, host="127.0.0.5")
+        target = (asked, address_of(anywhere)[1])
+
+        def is_enough() -> bool:
+            here.send(b"hello", target)
+            assert take(anywhere) == (b"hello", address_of(here))
+            return bool(
+                here.stats.sent_by_queue_pair > 2 if device else here.stats.controls_received
+            )
+
+        until(is_enough)
+        assert here.stats.controls_stray == 0
+
+
+def test_more_destinations_than_the_table_holds() -> None:
+    settings = DatagramSettings(destinations_max=3, udp_again_ns=10**18)
+    with ends() as made:
+        here = made.link("shm0", settings=settings)
+        peers = [made.link("shm0", host="127.0.0.3") for _ in range(5)]
+        for _ in range(3):
+            for peer in peers:
+                exchange(here, peer, b"round")
+        assert here.stats.destinations_evicted >= 2 + 10
+        use_queue_pairs(here, peers[0])
+
+
+# -- addresses, connected sockets, options
+
+
+def test_a_connected_socket_has_one_peer() -> None:
+    with ends() as made:
+        here, there = made.link("shm0", bound=False), made.link("shm0", host="127.0.0.3")
+        with pytest.raises(OSError, match="no address") as info:
+            here.send(b"x")
+        assert info.value.errno == errno.EDESTADDRREQ
+        assert here.local is None
+        here.connect(address_of(there))
+        assert here.peer == address_of(there)
+        use_queue_pairs(here, there)
+        stranger = made.link("shm0", host="127.0.0.4")
+        for _ in range(3):
+            stranger.send(b"hello?", address_of(here))
+        here.send(b"to my peer")
+        assert take(there) == (b"to my peer", address_of(here))
+        there.send(b"from my peer", address_of(here))
+        assert take(here) == (b"from my peer", address_of(there))
+        assert here.receive() is None
+
+
+def test_a_connected_socket_hears_that_nobody_is_there() -> None:
+    with ends() as made:
+        here, there = made.link(), made.link(host="127.0.0.3")
+        here.connect(address_of(there))
+        there.close()
+        here.send(b"anybody?")
+        assert here.wait(lambda: here.readiness().failed, 10)
+        assert here.readiness().readable
+        with pytest.raises(ConnectionRefusedError):
+            here.receive()
+        assert here.receive() is None
+        assert here.take_error() == 0
+
+
+def test_an_unbound_socket_gets_a_port_when_it_sends() -> None:
+    with ends() as made:
+        here, there = made.link("shm0", bound=False), made.link("shm0", host="127.0.0.3")
+        assert (here.receive(), here.peek(), here.local) == (None, None, None)
+        here.send(b"x", address_of(there))
+        host, port = address_of(here)
+        assert (host, take(there)) == ("0.0.0.0", (b"x", ("127.0.0.1", port)))
+        with pytest.raises(OSError, match="bound to") as info:
+            here.bind(("127.0.0.1", 0))
+        assert info.value.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [
+        (("nowhere", 1), errno.EINVAL),
+        (("127.0.0.1", 0), errno.EINVAL),
+        (("127.0.0.1", 65536), errno.EINVAL),
+        (("::1", 1), errno.EAFNOSUPPORT),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused(target: tuple[str, int], number: int) -> None:
+    with ends() as made:
+        link = made.link()
+        with pytest.raises(OSError, match=r"\w") as info:
+            link.send(b"x", target)
+        assert info.value.errno == number
+
+
+def test_a_port_belongs_to_one_socket() -> None:
+    with ends() as made:
+        port = address_of(made.link("shm0"))[1]
+        with pytest.raises(OSError, match=r"\w") as info:
+            made.link("shm0", port=port)
+        assert info.value.errno == errno.EADDRINUSE
+
+
+def test_broadcasts_go_by_udp_once_they_are_allowed() -> None:
+    with ends() as made:
+        here, there = made.link("shm0", host="127.0.0.1"), made.link("shm0", host="0.0.0.0")
+        everybody = ("127.255.255.255", address_of(there)[1])
+        with pytest.raises(PermissionError):
+            here.send(b"to all", everybody)
+        here.set_udp_option(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        assert here.get_udp_option(socket.SOL_SOCKET, socket.SO_BROADCAST) == 1
+        for _ in range(3):
+            here.send(b"to all", everybody)
+            assert take(there) == (b"to all", address_of(here))
+        assert here.stats.sent_by_queue_pair == 0
+
+
+# -- bounds, ends
+
+
+@pytest.mark.parametrize("device", ["", "shm0", "udp0"])
+def test_what_nobody_takes_is_dropped_and_counted(device: str) -> None:
+    names = [device] if device else []
+    settings = DatagramSettings(receive_slots=4)
+    with ends() as made:
+        here = made.link(*names)
+        there = made.link(*names, host="127.0.0.3", settings=settings)
+        if device:
+            use_queue_pairs(here, there)
+        for number in range(20):
+            here.send(bytes([number]), address_of(there))
+
+        def are_dropped() -> bool:
+            return there.wait(lambda: there.stats.dropped_queue_full == 16, 0.01)
+
+        until(are_dropped)
+        assert [take(there)[0][0] for _ in range(4)] == [0, 1, 2, 3]
+        exchange(here, there, b"and on")
+
+
+def test_a_device_that_fails_leaves_its_peers_to_udp() -> None:
+    with ends() as made:
+        here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
+        use_queue_pairs(here, there)
+        here.openings[0].adapter.close()
+
+        def arrives() -> bool:
+            here.send(b"hello", address_of(there))
+            return there.wait(lambda: there.readiness().readable, 0.005)
+
+        until(arrives)
+
+
+def test_a_closed_socket_leaves_nothing_behind() -> None:
+    with ends() as made:
+        openings = [made.opening(name, "127.0.0.1") for name in ("shm0", "tcp0", "udp0")]
+
+        def one_life() -> None:
+            here, there = (DatagramLink(openings, HASTY) for _ in range(2))
+            for link in (here, there):
+                link.bind(("127.0.0.1", 0))
+            use_queue_pairs(here, there)
+            there.send(b"unread", address_of(here))
+            here.close()
+            there.close()
+
+        def left() -> tuple[int, ...]:
+            regions = [each.adapter.keys.region_count for each in openings]
+            return len(os.listdir("/proc/self/fd")), *regions
+
+        one_life()
+        before = left()
+        for _ in range(5):
+            one_life()
+        assert left() == before
+
+
+def test_the_child_of_a_fork_lets_go_of_the_port() -> None:
+    with ends() as made:
+        link = made.link("shm0")
+        host, port = address_of(link)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            os.read(reader, 1)  # lives until the parent is done
+            os._exit(0)
+        try:
+            link.close()
+            made.link("shm0", host=host, port=port)
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(writer)
+            os.close(reader)
+            os.waitpid(pid, 0)
