@@ -13,7 +13,7 @@ import pytest
 from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
-from urds.verbs.providers.shm import pump
+from urds.verbs.providers.shm import adapter, pump
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +176,33 @@ def test_closing_wakes_who_waits(place: Path) -> None:
 
 def test_a_wait_ends_in_time(pair: tuple[Side, Side]) -> None:
     assert pair[0].adapter.wait(lambda: False, 1_000_000) is False
+
+
+def test_who_spins_in_vain_gives_way_to_other_openings(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = pair
+    naps: list[float] = []
+    monkeypatch.setattr(adapter.time, "sleep", naps.append)
+    for _ in range(3 * adapter._IDLE_TURNS):
+        left.adapter.progress()
+    assert len(naps) in (2, 3)  # greetings may still arrive
+    naps.clear()
+    right.close()
+    for _ in range(3 * adapter._IDLE_TURNS):
+        left.adapter.progress()
+    assert naps == []
+
+
+def test_who_spins_with_success_gives_way_to_nobody(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = pair
+    naps: list[float] = []
+    monkeypatch.setattr(adapter.time, "sleep", naps.append)
+    for _ in range(3 * adapter._IDLE_TURNS):
+        right.receive(8)
+        left.send(8)
+        right.adapter.progress()
+        left.adapter.progress()
+    assert naps == []

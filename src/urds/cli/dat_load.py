@@ -127,7 +127,6 @@ def _polled(evd: dat.EventDispatcher) -> dat.Event:
     while time.monotonic() < end_s:
         if (event := evd.dequeue()) is not None:
             return event
-        time.sleep(0.00005)  # the other side is a thread of this process: it needs its turn
     raise TimeoutError(f"no event in {_WAIT_S:g} s of polling")
 
 
