@@ -42,8 +42,9 @@ _OF_DATA_SLOTS = (PostKind.DATA, PostKind.IOMAP, PostKind.DIRECT)
 class Arena:
     """The registered memory of one side."""
 
-    def __init__(self, first_address: int) -> None:
+    def __init__(self, label: str, first_address: int) -> None:
         self.live: dict[int, Memory] = {}
+        self._label = label
         self._next_address = first_address
         self._next_key = first_address >> 32 | 0x100
         self._is_closed = False
@@ -65,7 +66,8 @@ class Arena:
         return memory
 
     def release(self, memory: Memory) -> None:
-        assert self.live.pop(memory.rkey, None) is memory, "released twice, or never allocated"
+        if self.live.pop(memory.rkey, None) is not memory:
+            raise AssertionError(f"{self._label}: key {memory.rkey:#x} is released twice")
 
     def land(self, address: int, rkey: int, octets: bytes) -> bool:
         """Write as the peer does; False if the key, or the range under it, is not there."""
@@ -180,7 +182,7 @@ class Pair:
     def __init__(self, label: str, settings: tuple[StreamSettings, StreamSettings]) -> None:
         self.label = label  # of this run, for messages of failures
         self.now_ns = 0
-        arenas = [Arena(0x10 << 40), Arena(0x20 << 40)]
+        arenas = [Arena(label, 0x10 << 40), Arena(label, 0x20 << 40)]
         self.sides = [
             Side(name, Stream(each, arena), arena, each)
             for name, each, arena in zip("AB", settings, arenas, strict=True)

@@ -1,0 +1,226 @@
+"""Each rule of the stream core, broken on purpose, turns its simulation red.
+
+A rule is broken by a patch, then seeds are tried until one fails as the world of `rsocket_world`
+judges it: in safety or liveness. With the rule whole the same seed is well.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.sim.rsocket_world import World
+from urds.rsocket.stream import Memory, Post, core
+from urds.rsocket.stream.areas import Area
+from urds.rsocket.stream.iomap import Iomap
+from urds.rsocket.stream.publishing import Publishing
+from urds.rsocket.stream.sending import Sending
+from urds.rsocket.stream.target import Target
+from urds.rsocket.stream.window import Window
+
+pytestmark = pytest.mark.sim
+
+SEEDS_MAX = 150
+OWN, TO_ORIGINAL, FROM_ORIGINAL = (True, True), (True, False), (False, True)
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule, the patch that breaks it, and the pair that feels it."""
+
+    rule: str
+    patch: Patch
+    are_own: tuple[bool, bool] = OWN
+
+    def run(self, seed: int) -> None:
+        World(seed, are_own=self.are_own).run()
+
+
+def instead(owner: Any, name: str, value: Any) -> Patch:
+    """Put something wrong in place of a method, a property or a function."""
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Patch:
+    """Call `wrapper` in place of a method, with the method before its arguments."""
+    original = getattr(owner, name)
+
+    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+        return wrapper(original, self, *arguments, **named)
+
+    return lambda patch: patch.setattr(owner, name, called)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _publish_what_is_unread(original: Any, area: Area, **named: Any) -> Any:
+    area.free = area.byte_count
+    return original(area, **named)
+
+
+def _grant_one_too_many(original: Any, window: Window, byte_count: int) -> None:
+    original(window, byte_count)
+    window._messages_read += 1
+
+
+def _stay_at_one_slot(original: Any, publishing: Publishing) -> Any:
+    index = publishing._index
+    post = original(publishing)
+    publishing._index = index
+    return post
+
+
+def _forget_the_table_size(original: Any, publishing: Publishing) -> Any:
+    entries, publishing._entries = publishing._entries, 1 << 20
+    piece = original(publishing)
+    publishing._entries = entries
+    return piece
+
+
+def _wait_for_ever_with_credits(original: Any, publishing: Publishing) -> Any:
+    publishing._threshold = 1 << 60
+    return original(publishing)
+
+
+def _leave_the_entry(original: Any, target: Target, **named: Any) -> Any:
+    table = bytes(target._table)
+    found = original(target, **named)
+    target._table[:] = table
+    return found
+
+
+def _lend_for_later(sending: Sending, data: memoryview) -> int:
+    sending._seal()
+    sending._pending.append(data)
+    sending.pending_octets += len(data)
+    return len(data)
+
+
+def _gather_without_a_copy(sending: Sending, data: memoryview, byte_count: int) -> None:
+    sending._seal()
+    sending._pending.append(data[:byte_count])
+    sending.pending_octets += byte_count
+
+
+def _keep_the_control_slot(original: Any, sending: Sending) -> Post:
+    slots = sending.control_slots
+    post = original(sending)
+    sending.control_slots = min(slots, sending.control_slots)
+    return post  # type: ignore[no-any-return]  # it is what `original` returns
+
+
+def _have_slots_for_all(original: Any, sending: Sending, *arguments: Any) -> None:
+    original(sending, *arguments)
+    sending.control_slots = 100
+
+
+def _end_a_wait_out_of_turn(original: Any, window: Window) -> int:
+    window._ahead = 0
+    return original(window)  # type: ignore[no-any-return]  # it is what `original` returns
+
+
+def _place_beside(original: Any, iomap: Iomap, offset: int, byte_count: int) -> Any:
+    for address, rkey, count in original(iomap, offset, byte_count):
+        yield (address - 1 if address & 1 else address), rkey, count
+
+
+def _release_at_once(publishing: Publishing, ring: Area) -> None:
+    if not ring.start:
+        publishing._source.release(ring.memory)
+
+
+def _give_up_memory_early(_: Window, __: Memory) -> bool:
+    return False
+
+
+def _peek_takes(original: Any, window: Window, view: memoryview, **_: Any) -> Any:
+    return original(window, view, peek=False)
+
+
+BROKEN = [
+    Broken(
+        "data wait for a credit",
+        instead(Sending, "can_post", property(lambda self: bool(self.data_slots and self._spaces))),
+    ),
+    Broken(
+        "data wait for a slot",
+        instead(Sending, "can_post", property(lambda self: bool(self.credits and self._spaces))),
+    ),
+    Broken(
+        "only what is read is published again",
+        around(Area, "take_free", _publish_what_is_unread),
+    ),
+    Broken(
+        "only messages that are read give credits",
+        around(Window, "take_message", _grant_one_too_many),
+    ),
+    Broken(
+        "half of the credits are given back at once",
+        around(Publishing, "next_update", _wait_for_ever_with_credits),
+    ),
+    Broken("entries go from slot to slot", around(Publishing, "next_update", _stay_at_one_slot)),
+    Broken(
+        "no more entries than the table holds",
+        around(Publishing, "_next_piece", _forget_the_table_size),
+    ),
+    Broken(
+        "an entry is taken once",
+        around(Target, "take_entry", _leave_the_entry),
+        TO_ORIGINAL,
+    ),
+    Broken(
+        "a write to an original ends with its entry",
+        around(
+            Target,
+            "adopt",
+            lambda original, self, first, **_: original(self, first, is_merging=True),
+        ),
+        TO_ORIGINAL,
+    ),
+    Broken("a table is in its owner's order", instead(core, "_byte_order_of", lambda _: "little")),
+    Broken("lent octets are posted at once", instead(Sending, "_lend", _lend_for_later)),
+    Broken("octets that wait are copied", instead(Sending, "_gather", _gather_without_a_copy)),
+    Broken("a control slot comes back", around(Sending, "handle_sent", _keep_the_control_slot)),
+    Broken("a fifth control message waits", around(Sending, "__init__", _have_slots_for_all)),
+    Broken(
+        "DISCONNECT leaves behind all octets",
+        instead(Sending, "is_idle", property(lambda self: not self.ready)),
+    ),
+    Broken("nothing follows DISCONNECT", instead(Window, "stop", nothing)),
+    Broken(
+        "octets ahead of a wait come first", around(Window, "end_expect", _end_a_wait_out_of_turn)
+    ),
+    Broken("memory of a wait is held", instead(Window, "holds", _give_up_memory_early)),
+    Broken("a peek takes nothing", around(Window, "receive_into", _peek_takes)),
+    Broken(
+        "a window that is left is emptied first", instead(Publishing, "_leave", _release_at_once)
+    ),
+    Broken("memory is given back at the end", instead(Window, "close", nothing)),
+    Broken("updates of the iomap give credits back", instead(Window, "count_update", nothing)),
+    Broken("direct writes go where they are mapped", around(Iomap, "places", _place_beside)),
+]
+
+
+def failing_seed(broken: Broken) -> tuple[int | None, str]:
+    for seed in range(SEEDS_MAX):
+        try:
+            broken.run(seed)
+        except AssertionError as failure:
+            return seed, str(failure)
+    return None, ""
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
+def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.patch(monkeypatch)
+    seed, failure = failing_seed(broken)
+    print(f"{broken.rule}: seed {seed}: {failure}")
+    assert seed is not None, f"no seed below {SEEDS_MAX} feels it"
+    assert failure.startswith("seed"), f"an assertion inside fell, not the world's: {failure}"
+    monkeypatch.undo()
+    broken.run(seed)
