@@ -46,3 +46,12 @@ class Stretch:
         self.area = area
         self.offset = offset  # in the memory
         self.byte_count = byte_count
+
+    @property
+    def address(self) -> int:
+        """Return where the stretch begins for the peer."""
+        return self.area.memory.address + self.offset
+
+    def is_continued_by(self, other: "Stretch") -> bool:
+        """Return whether a peer sees both as one: `self` has none of its octets left."""
+        return self.area.memory.rkey == other.area.memory.rkey and self.address == other.address

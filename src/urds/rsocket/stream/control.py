@@ -77,9 +77,9 @@ class Life:
         """End one direction or both. Ending what has ended changes nothing."""
         if self.state is not StreamState.OPEN:
             return
-        if how is not Shut.WR:
+        if how != Shut.WR:
             self.can_read = False
-        if how is not Shut.RD:
+        if how != Shut.RD:
             self.can_write, self._is_own_end = False, True
         if not self.can_write:
             is_half = self.can_read and not self._is_shutdown_out

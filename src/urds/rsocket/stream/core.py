@@ -274,6 +274,7 @@ class Stream:
             raise OSError(errno.EINVAL, f"a stream that is {self.state.name} maps nothing")
         offset = memory.address if offset is None else offset
         self._iomap.map_buffer(memory, offset)
+        self._sending.flush_updates()
         return offset
 
     def unmap(self, memory: Memory) -> None:
@@ -283,6 +284,7 @@ class Stream:
         connection. Raises OSError EINVAL for memory that is not mapped.
         """
         self._iomap.unmap(memory, is_told=self._life.state is StreamState.OPEN)
+        self._sending.flush_updates()
 
     def is_mapped(self, offset: int) -> bool:
         """Return whether the peer has mapped a buffer to this offset."""
@@ -482,21 +484,19 @@ class Stream:
             has_entry = bool(argument & CREDIT_HAS_ENTRY)
             if argument & ~(CREDIT_LIMIT_MASK | CREDIT_HAS_ENTRY):
                 raise RemoteProtocolError(f"credit update with argument {argument:#x}")
-        problem = self._sending.judge_limit(argument & CREDIT_LIMIT_MASK)
-        if problem is not None:
-            raise RemoteProtocolError(problem)
+        self._sending.take_limit(argument & CREDIT_LIMIT_MASK)
         if has_entry or not self._is_own_pair:
             stats.entries_received += self._target.take_entry(is_announced=has_entry)
 
     def _take_control(self, control: int) -> None:
-        life = self._life
+        """React to a control message. KEEPALIVE asks for nothing; the original never sends it."""
         if control == Control.DISCONNECT:
             self._is_peer_gone = True
             self._end("the peer disconnected")
-            return
-        if control == Control.SHUTDOWN and life.take_shutdown():
-            self._end("both sides shut down")
-        self._window.stop()
+        elif control == Control.SHUTDOWN:
+            self._window.stop()
+            if self._life.take_shutdown():
+                self._end("both sides shut down")
 
     def _end(self, reason: str, error: int = 0) -> None:
         self._life.end(reason, error)

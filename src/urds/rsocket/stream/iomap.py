@@ -8,7 +8,6 @@ so a peer that received such data knows the mapping. Source: rsocket.md 7.
 """
 
 import errno
-from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -38,10 +37,10 @@ class Iomap:
         "_updates",
     )
 
-    def __init__(self, table: memoryview, byte_order: ByteOrder, updates: deque[Post]) -> None:
+    def __init__(self, table: memoryview, byte_order: ByteOrder, updates: dict[int, Post]) -> None:
         """Let the peer map buffers into `table`, which lies in our memory.
 
-        `updates` takes what is to be written into the peer's: one for a slot at most.
+        `updates` takes what is to be written into the peer's, by slot.
         """
         self._table = table
         self._updates = updates
@@ -90,15 +89,11 @@ class Iomap:
 
     def _queue(self, slot: int, entry: IomapEntry | None) -> None:
         """Queue an update in place of one for the same slot that has not left."""
-        word = emit_word(Op.IOMAP, slot)
-        for post in self._updates:
-            if post.word == word:
-                self._updates.remove(post)
-                break
+        self._updates.pop(slot, None)
         if entry is not None:
             address = self._peer_table + slot * IOMAP_ENTRY_BYTES
-            octets = entry.emit(self._peer_order)
-            self._updates.append(Post(PostKind.IOMAP, octets, address, self._peer_rkey, word))
+            octets, word = entry.emit(self._peer_order), emit_word(Op.IOMAP, slot)
+            self._updates[slot] = Post(PostKind.IOMAP, octets, address, self._peer_rkey, word)
 
     # -- the peer's, for us to write
 

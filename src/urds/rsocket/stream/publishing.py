@@ -13,7 +13,6 @@ both. It needs no credit itself, so two full directions cannot lock each other.
 Source: rsocket.md 4, 5, 18.
 """
 
-import errno
 from typing import Final
 
 from urds.rsocket.stream.areas import Area, Stretch
@@ -50,6 +49,7 @@ class Publishing:
         "_expected_piece",
         "_grow_at",
         "_grown",
+        "_half",
         "_index",
         "_is_fine",
         "_is_full",
@@ -112,7 +112,7 @@ class Publishing:
         self._queue = settings.receive_queue
         self._messages_read = 0
         self._limit = self._queue
-        self._threshold = self._queue // 2
+        self._threshold = self._half = max(1, self._queue // 2)
         self.may_be_due = False
         self.is_stopped = False  # no data will come: updates are of no use
 
@@ -145,7 +145,7 @@ class Publishing:
         if piece is None and (self._messages_read < self._threshold or self.is_stopped):
             self.may_be_due = False
             return None
-        self._threshold = self._messages_read + self._queue // 2
+        self._threshold = self._messages_read + self._half
         self._limit = self._messages_read + self._queue
         argument = self._limit & CREDIT_LIMIT_MASK
         if not self._is_own_side:  # the sum of two 16-bit numbers, one bit more: as the original
@@ -197,9 +197,7 @@ class Publishing:
         self._grow_at = self._read + window_bytes
         try:
             memory = self._source.allocate(window_bytes)
-        except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
+        except OSError:
             self._stats.window_refused += 1
             return
         self._stats.window_grown += 1

@@ -19,6 +19,7 @@ way no more than `send_bytes`. Source: rsocket.md 4 and 6.
 from collections import deque
 from typing import Final
 
+from urds.errors import RemoteProtocolError
 from urds.rsocket.stream.records import (
     BORROW_BYTES_MIN,
     CONTROL_SLOTS,
@@ -74,8 +75,9 @@ class Sending:
 
     def __init__(self, settings: StreamSettings, spaces: list[Space], stats: StreamStats) -> None:
         self.in_flight: deque[Post] = deque()  # in the order of their completions
-        self.ready: deque[Post] = deque()  # slots, credits and space are theirs already
-        self.updates: deque[Post] = deque()  # of the iomap: before all data that is not ready
+        # Mostly empty, so lists: each deque would cost an idle stream 700 octets.
+        self.ready: list[Post] = []  # slots, credits and space are theirs already
+        self.updates: dict[int, Post] = {}  # of the iomap by slot: data sent later wait for them
         self.pending_octets = 0  # accepted and not in a post yet
         self.buffered_octets = 0  # copied and not completed
         self.borrowed_octets = 0  # of the caller and not completed
@@ -89,7 +91,7 @@ class Sending:
         self._stats = stats
         self._send_bytes = settings.send_bytes
         self._chunk_max = min(settings.chunk_max_bytes, ARGUMENT_MAX)
-        self._pending: deque[memoryview] = deque()
+        self._pending: list[memoryview] = []
         self._block: bytearray | None = None  # gathers, behind all of `_pending`
         self._block_used = 0
         self._block_bytes = BLOCK_BYTES_MIN
@@ -114,19 +116,19 @@ class Sending:
         self._limit = self.credits = credit_count
         self._is_update_paid = is_update_returned
 
-    def judge_limit(self, limit: int) -> str | None:
-        """Take the absolute limit of a credit update, 16 bits; return what is wrong with it.
+    def take_limit(self, limit: int) -> None:
+        """Take the absolute limit of a credit update, 16 bits.
 
-        A limit never takes credits back, and never gives more than the peer has receives.
+        Raises RemoteProtocolError for one that takes credits back, or gives more than the peer
+        has receives.
         """
         available = (limit - self._sequence) & _SEQUENCE_MASK
         if not self.credits <= available <= self._limit:
-            return (
+            raise RemoteProtocolError(
                 f"limit {limit} at message {self._sequence & _SEQUENCE_MASK} leaves {available} "
-                f"credits: not from {self.credits} to {self._limit}"
+                f"credits, not {self.credits} to {self._limit}"
             )
         self.credits = available
-        return None
 
     @property
     def can_post(self) -> bool:
@@ -235,29 +237,29 @@ class Sending:
     def next_post(self) -> Post | None:
         """Return the next post that needs no control slot; the caller puts it in flight."""
         if self.updates:
-            return self._next_update()
+            self.flush_updates()
         if self.ready:
-            return self.ready.popleft()
+            return self.ready.pop(0)
         if not self.pending_octets:
             return None
-        if not self.can_post:
+        if not self.can_post or self.updates:
             self._note_blocked()
             return None
         if self._unfinished >= self._unfinished_max and self.pending_octets < COALESCE_BYTES_MAX:
             return None
         self._post_pending()
-        return self.ready.popleft()
+        return self.ready.pop(0)
 
-    def _next_update(self) -> Post | None:
-        """Return an update of the iomap. Without a slot what is ready may go before it."""
-        if self.credits and self.data_slots:
+    def flush_updates(self) -> None:
+        """Make the updates of the iomap ready, as far as there are credits and slots for them."""
+        updates = self.updates
+        while updates and self.credits and self.data_slots:
+            self.ready.append(updates.pop(next(iter(updates))))
             self.data_slots -= 1
             self._stats.iomap_sent += 1
             if self._is_update_paid:
                 self.credits -= 1
                 self._sequence += 1
-            return self.updates.popleft()
-        return self.ready.popleft() if self.ready else None
 
     def _post_pending(self) -> None:
         """Make one write of the front of what is pending."""
@@ -266,7 +268,7 @@ class Sending:
         front = self._pending[0]
         chunk = min(len(front), self._spaces[0].byte_count, self._chunk_max)
         if chunk == len(front):
-            self._pending.popleft()
+            del self._pending[0]
         else:
             self._pending[0], front = front[chunk:], front[:chunk]
         self.pending_octets -= chunk

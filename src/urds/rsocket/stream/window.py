@@ -107,7 +107,7 @@ class Window(Publishing):
                 del unfilled[0]
             if not byte_count:
                 break
-            if unfilled[0].area is not piece.area or unfilled[0].offset != piece.offset:
+            if not piece.is_continued_by(unfilled[0]):
                 raise RemoteProtocolError(f"message goes {byte_count} octets beyond its piece")
         self._is_full = self._is_full or not unfilled
         self.may_be_due = True
@@ -223,7 +223,8 @@ class Window(Publishing):
         while ends and ends[0] <= read:
             ends.popleft()
             self._messages_read += 1
-        self.may_be_due = True
+        if area.free >= area.step or self._messages_read >= self._threshold:
+            self.may_be_due = True
 
     # -- direct receive
 

@@ -1,0 +1,298 @@
+"""Receives that octets fill in place: what is copied, what is not, and every way to end early."""
+
+import random
+
+import pytest
+
+from tests.unit.stream_pair import Pair, Side
+from urds.errors import LocalProtocolError
+from urds.rsocket.stream import Memory, PostKind, Shut, StreamSettings
+from urds.rsocket.wire.connect_data import Sge
+
+KIB = 1024
+OCTETS = random.Random(0).randbytes(100_000)
+ORIGINAL = StreamSettings(is_own=False)
+
+
+def send_all(pair: Pair, octets: bytes) -> None:
+    """Send from left to right without reading."""
+    taken = 0
+    while taken < len(octets):
+        count = pair.left.send(octets[taken:], may_borrow=pair.left.stream.settings.is_own)
+        pair.run()
+        assert count, f"stopped at {taken} of {len(octets)}"
+        taken += count
+
+
+def expected(side: Side, byte_count: int) -> tuple[Memory, int]:
+    memory = side.host.allocate(byte_count)
+    return memory, side.stream.expect(memory, byte_count)
+
+
+def copy_ahead(side: Side, memory: Memory, offset: int, done: int = 0) -> int:
+    """Read what is there of the octets ahead into their place."""
+    return done + side.stream.receive_into(memory.view[done:offset])
+
+
+@pytest.mark.parametrize("peer", [StreamSettings(), ORIGINAL], ids=["own", "original"])
+def test_octets_behind_what_is_published_arrive_in_place(peer: StreamSettings) -> None:
+    """8 KiB are published: these are copied, all others are not."""
+    pair = Pair(peer, is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 100_000)
+    assert (offset, right.stream.expected_left) == (8 * KIB, 100_000 - 8 * KIB)
+    done, taken = 0, 0
+    while right.stream.expected_left:
+        taken += pair.left.send(OCTETS[taken:], may_borrow=peer.is_own)
+        pair.run()
+        done = copy_ahead(right, memory, offset, done)
+    assert done == offset
+    assert right.stream.end_expect() == 100_000 - 8 * KIB
+    assert memory.view == OCTETS
+    stats = right.stream.stats
+    assert (stats.octets_copied_out, stats.octets_direct) == (8 * KIB, 100_000 - 8 * KIB)
+    assert not right.stream.holds(memory)
+    assert right.stream.readable_bytes == 0
+
+
+def test_the_entry_tells_the_expected_memory() -> None:
+    pair = Pair(is_settled=True)
+    memory, offset = expected(pair.right, 100_000)
+    [post] = pair.right.post()
+    entry = Sge.parse(post.octets, "little")
+    assert entry == Sge(memory.address + offset, memory.rkey, 100_000 - offset)
+
+
+def test_what_is_there_already_comes_first() -> None:
+    """2,000 octets are buffered and 6,192 published: both are ahead."""
+    pair = Pair(is_settled=True)
+    send_all(pair, OCTETS[:2000])
+    memory, offset = expected(pair.right, 50_000)
+    assert offset == 8 * KIB
+    pair.run()
+    assert pair.left.send(OCTETS[2000:60_000], may_borrow=True) == 48_000
+    pair.run()
+    assert copy_ahead(pair.right, memory, 50_000) == offset  # never more than what is ahead
+    assert pair.right.stream.receive_into(memory.view) == 0
+    assert pair.right.stream.expected_left == 0
+    assert pair.right.stream.end_expect() == 50_000 - offset
+    assert memory.view == OCTETS[:50_000]
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "is_direct"), [(8 * KIB + 16 * KIB - 1, False), (8 * KIB + 16 * KIB, True)]
+)
+def test_a_short_rest_is_not_expected(byte_count: int, is_direct: bool) -> None:
+    pair = Pair(is_settled=True)
+    memory, offset = expected(pair.right, byte_count)
+    assert (offset == 8 * KIB) is is_direct
+    assert (offset == byte_count) is not is_direct
+    assert (pair.right.stream.expected_left > 0) is is_direct
+    assert pair.right.stream.end_expect() == 0
+
+
+def test_the_next_message_goes_on_in_the_window() -> None:
+    """Space that was read is published behind the expected memory, and is not read before it."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 50_000)
+    pair.run()
+    send_all(pair, OCTETS[:10_000])
+    assert copy_ahead(right, memory, offset) == offset
+    pair.run()
+    send_all(pair, OCTETS[10_000:54_000])
+    assert right.stream.expected_left == 0
+    assert right.stream.readable_bytes == 4000
+    assert right.read() == b""
+    assert right.stream.end_expect() == 50_000 - offset
+    assert right.read() == OCTETS[50_000:54_000]
+    assert memory.view == OCTETS[:50_000]
+
+
+def test_only_one_receive_is_expected_at_a_time() -> None:
+    pair = Pair(is_settled=True)
+    expected(pair.right, 50_000)
+    with pytest.raises(LocalProtocolError):
+        expected(pair.right, 50_000)
+    pair.right.stream.end_expect()
+    expected(pair.right, 50_000)
+
+
+# -- ending early
+
+
+def test_the_end_of_the_stream_in_the_middle() -> None:
+    """What arrived in place is read; the peer's memory is of no more interest."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 50_000)
+    pair.run()
+    send_all(pair, OCTETS[:30_000])
+    pair.left.stream.shut_down(Shut.RDWR)
+    pair.run()
+    assert not right.stream.is_ended
+    assert copy_ahead(right, memory, offset) == offset
+    assert right.stream.is_ended
+    assert right.stream.expected_left == 20_000
+    assert right.stream.end_expect() == 30_000 - offset
+    assert memory.view[:30_000] == OCTETS[:30_000]
+    assert right.stream.is_ended
+
+
+def test_an_early_end_before_anything_is_published_leaves_nothing() -> None:
+    pair = Pair(is_settled=True)
+    memory, _ = expected(pair.right, 50_000)
+    assert pair.right.stream.end_expect() == 0
+    assert not pair.right.stream.holds(memory)
+    pair.run()
+    assert not pair.right.stream.holds(memory)
+    send_all(pair, OCTETS[: 8 * KIB])
+    assert pair.right.read() == OCTETS[: 8 * KIB]
+
+
+def test_a_wait_that_ends_early_leaves_its_memory_in_the_window() -> None:
+    """What arrives there afterwards is read with copies, in its turn, and then it is free."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 50_000)
+    pair.run()
+    send_all(pair, OCTETS[:20_000])
+    assert copy_ahead(right, memory, offset) == offset
+    pair.run()
+    assert right.stream.end_expect() == 20_000 - offset
+    assert right.stream.holds(memory)
+    assert right.stream.readable_bytes == 0
+    send_all(pair, OCTETS[20_000:54_000])
+    assert memory.view == OCTETS[:50_000]
+    assert right.stream.holds(memory)
+    assert right.read(30_000) == OCTETS[20_000:50_000]
+    assert not right.stream.holds(memory)
+    assert right.read() == OCTETS[50_000:54_000]
+
+
+def test_a_wait_that_ends_before_the_octets_ahead_are_read() -> None:
+    """What arrived in place does not count as read: everything is left to be copied, in order."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 50_000)
+    pair.run()
+    send_all(pair, OCTETS[:20_000])
+    assert right.stream.receive_into(memory.view[:100]) == 100
+    assert right.stream.end_expect() == 0
+    assert right.stream.readable_bytes == 19_900
+    assert right.read() == OCTETS[100:20_000]
+    assert right.stream.stats.octets_direct == 0
+    assert right.stream.holds(memory)  # 30,000 octets of it are published
+    send_all(pair, OCTETS[20_000:50_000])
+    assert right.read() == OCTETS[20_000:50_000]
+    assert not right.stream.holds(memory)
+
+
+def test_an_expectation_may_follow_one_that_ended_early() -> None:
+    """The memory of the first is ahead of the second, whose keys may be the same."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    whole = right.host.allocate(100_000)
+    halves = [
+        Memory(whole.view[start : start + 50_000], whole.address + start, whole.rkey)
+        for start in (0, 50_000)
+    ]
+    assert right.stream.expect(halves[0], 50_000) == 8 * KIB
+    pair.run()
+    right.stream.end_expect()
+    room = right.host.allocate(100_000)
+    second = Memory(room.view, room.address, room.rkey)
+    assert right.stream.expect(second, 100_000) == 50_000
+    pair.run()
+    send_all(pair, OCTETS)
+    assert right.stream.receive_into(second.view[:50_000]) == 50_000
+    assert right.stream.end_expect() == 50_000
+    assert second.view == OCTETS
+
+
+def test_a_write_over_two_expectations_with_one_key_is_taken() -> None:
+    """Neighbours of one registration are one space to the peer, which may write both at once."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    whole = right.host.allocate(108_192)
+    first = Memory(whole.view[:58_192], whole.address, whole.rkey)
+    assert right.stream.expect(first, 58_192) == 8 * KIB
+    pair.run()
+    right.stream.end_expect()
+    # Its first direct octet lies behind the first memory's last one.
+    second = Memory(whole.view, whole.address, whole.rkey)
+    assert right.stream.expect(second, 108_192) == 58_192
+    pair.run()
+    send_all(pair, OCTETS[: 8 * KIB])
+    assert pair.left.send(OCTETS[8 * KIB :], may_borrow=True) == 100_000 - 8 * KIB
+    [post] = pair.left.post()
+    assert len(post.octets) == 100_000 - 8 * KIB
+    pair.run()
+    assert right.stream.readable_bytes == 58_192
+    assert right.stream.expected_left == 8192
+    head = bytearray(58_192)
+    assert right.stream.receive_into(memoryview(head)) == 58_192
+    assert right.stream.end_expect() == 100_000 - 58_192
+    assert bytes(head) + bytes(whole.view[58_192:100_000]) == OCTETS
+
+
+# -- together with credits and growth
+
+
+def test_octets_in_place_give_their_credits_back() -> None:
+    settings = StreamSettings(receive_queue=16, no_delay=True)
+    pair = Pair(StreamSettings(no_delay=True), settings, is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 50_000)
+    pair.run()
+    send_all(pair, OCTETS[:offset])
+    copy_ahead(right, memory, offset)
+    for start in range(offset, 50_000, 1000):
+        send_all(pair, OCTETS[start : min(start + 1000, 50_000)])
+    assert right.stream.expected_left == 0
+    assert right.stream.end_expect() == 50_000 - offset
+    assert memory.view == OCTETS[:50_000]
+
+
+def test_messages_in_place_are_not_read_before_those_ahead() -> None:
+    """Their credits come back when the octets ahead of them are read."""
+    settings = StreamSettings(receive_queue=16, no_delay=True)
+    pair = Pair(StreamSettings(no_delay=True), settings, is_settled=True)
+    right = pair.right
+    memory, offset = expected(right, 50_000)
+    pair.run()
+    send_all(pair, OCTETS[:offset])
+    for number in range(7):
+        send_all(pair, OCTETS[offset + number : offset + number + 1])
+    assert right.post() == []
+    copy_ahead(right, memory, offset)
+    assert PostKind.CREDIT in [post.kind for post in right.post()]
+
+
+def test_a_reader_that_expects_gets_no_larger_window() -> None:
+    """It would only make for more copies. 20 waits of 64 KiB: 8 KiB of each are copied."""
+    pair = Pair(is_settled=True)
+    right = pair.right
+    for _ in range(20):
+        memory, offset = expected(right, 64 * KIB)
+        octets, taken, done = OCTETS[: 64 * KIB], 0, 0
+        while right.stream.expected_left or done < offset:
+            taken += pair.left.send(octets[taken:], may_borrow=True)
+            pair.run()
+            done = copy_ahead(right, memory, offset, done)
+            pair.run()
+        assert done + right.stream.end_expect() == 64 * KIB
+        assert memory.view == octets
+        right.host.release(memory)
+    stats = right.stream.stats
+    assert stats.window_grown == 0
+    assert stats.octets_copied_out <= 20 * 8 * KIB
+    assert stats.octets_copied_out + stats.octets_direct == 20 * 64 * KIB
+
+
+def test_after_the_end_nothing_is_expected() -> None:
+    pair = Pair(is_settled=True)
+    pair.left.stream.shut_down(Shut.WR)
+    pair.run()
+    _, offset = expected(pair.right, 50_000)
+    assert offset == 50_000
