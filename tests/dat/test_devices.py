@@ -100,6 +100,16 @@ def test_private_data_of_every_size_travel_both_ways(pair: Pair) -> None:
     assert pair.server.next_connection_event().private_data == b""
 
 
+def test_both_ends_know_the_addresses_of_their_connection(pair: Pair) -> None:
+    pair.ask().accept(pair.server.ep)
+    assert pair.events() == [ESTABLISHED, ESTABLISHED]
+    near, far = pair.client.ep.query(), pair.server.ep.query()
+    for one, other in ((near, far), (far, near)):
+        assert one.local_ia_address_ptr == other.remote_ia_address_ptr == pair.client.ia.address
+        assert one.local_port_qual == other.remote_port_qual > 0
+    assert far.local_port_qual == pair.conn_qual
+
+
 def test_one_octet_more_than_the_limit_is_refused(pair: Pair) -> None:
     limit = pair.client.ia.provider_attr.max_private_data_size
     with pytest.raises(dat.DatInvalidParameter):

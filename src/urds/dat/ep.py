@@ -304,8 +304,6 @@ class Endpoint(DatObject):
                 raise from_os_error(error) from error
             self.state = after
             self._remote = peer
-            connection = self.link.connection
-            self._local = connection.local if connection is not None else None
 
     def dup_connect(
         self,
@@ -380,6 +378,11 @@ class Endpoint(DatObject):
         """Note whose request met the reserved service point of this endpoint."""
         self.move(Input.REQUEST)
         self._remote, self._local = remote, local
+
+    def note_established(self, local: tuple[str, int]) -> None:
+        """Note from where the endpoint is connected: who asked learns that only now."""
+        self.move(Input.ESTABLISHED)
+        self._local = local
 
     def note_status(self, status: DtoStatus) -> None:
         """Break the connection after a completion that failed by itself."""

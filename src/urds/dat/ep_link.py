@@ -152,7 +152,7 @@ class Link:
     def _establish(self, event: ConnectionEvent) -> None:
         ep = self._ep
         is_active = ep.state is EpState.ACTIVE_CONNECTION_PENDING
-        ep.move(Input.ESTABLISHED)
+        ep.note_established(event.connection.local[:2])
         # Only the side that asked learns what the other said; the accepting one gave it itself.
         private_data = event.parameters.private_data if is_active else b""
         assert ep.connect_evd is not None, "no connection without its dispatcher"

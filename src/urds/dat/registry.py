@@ -158,7 +158,8 @@ def static_entries() -> list[ConfEntry]:
         else:
             entries = (_read(SYSTEM_FILE) if SYSTEM_FILE.is_file() else []) + parse_conf(BUILT_IN)
     except (OSError, ConfError, UnicodeDecodeError) as error:
-        detail = f"{named or SYSTEM_FILE}: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        detail = f"{named or SYSTEM_FILE}: {reason}"
         raise dat_error(ReturnType.INTERNAL_ERROR, detail=detail) from error
     return [entry for entry in entries if entry.is_loaded and _MODULE.fullmatch(entry.library)]
 
