@@ -4,12 +4,12 @@ A target takes octets and returns, or raises `WireError`. Anything else it raise
 It runs without atheris too: `tests/health/test_fuzz.py` gives each target some hundred inputs.
 The parsers of RDS are here, those of the verbs and of uDAPL in `verbs_parsers`, those of rsockets
 in `rsocket_parsers`. The machines behind them take octets step by step: queue pairs in
-`verbs_machines`, what leads to them in `verbs_links`.
+`verbs_machines`, what leads to them in `verbs_links`, streams of rsockets in `rsocket_machines`.
 """
 
 from collections.abc import Callable
 
-from fuzz import rsocket_parsers, verbs_links, verbs_machines, verbs_parsers
+from fuzz import rsocket_machines, rsocket_parsers, verbs_links, verbs_machines, verbs_parsers
 from urds.wire import exthdr
 from urds.wire.congestion_map import CongestionMap
 from urds.wire.connect_data import ConnectData, accepted_version
@@ -48,7 +48,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     for target in (header, header_checked, extensions, congestion_map, connect_data)
 }
 TARGETS |= verbs_parsers.TARGETS | verbs_machines.TARGETS | verbs_links.TARGETS
-TARGETS |= rsocket_parsers.TARGETS
+TARGETS |= rsocket_parsers.TARGETS | rsocket_machines.TARGETS
 # Where the search starts: octets of the right length are a long way from none at all.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "header": (Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),),
@@ -58,5 +58,5 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "connect_data": (bytes(33),),
 }
 SEEDS |= verbs_parsers.SEEDS | verbs_machines.SEEDS | verbs_links.SEEDS
-SEEDS |= rsocket_parsers.SEEDS
+SEEDS |= rsocket_parsers.SEEDS | rsocket_machines.SEEDS
 assert SEEDS.keys() == TARGETS.keys(), "each target has a seed"
