@@ -22,7 +22,10 @@ PEER = ConnectData(
 )
 
 
-def fresh(settings: StreamSettings = StreamSettings()) -> Stream:
+OWN = StreamSettings()
+
+
+def fresh(settings: StreamSettings = OWN) -> Stream:
     return Stream(settings, Host(BASE))
 
 

@@ -84,7 +84,7 @@ def test_what_is_there_already_comes_first() -> None:
 )
 def test_a_short_rest_is_not_expected(byte_count: int, is_direct: bool) -> None:
     pair = Pair(is_settled=True)
-    memory, offset = expected(pair.right, byte_count)
+    _, offset = expected(pair.right, byte_count)
     assert (offset == 8 * KIB) is is_direct
     assert (offset == byte_count) is not is_direct
     assert (pair.right.stream.expected_left > 0) is is_direct
@@ -174,7 +174,7 @@ def test_a_wait_that_ends_before_the_octets_ahead_are_read() -> None:
     """What arrived in place does not count as read: everything is left to be copied, in order."""
     pair = Pair(is_settled=True)
     right = pair.right
-    memory, offset = expected(right, 50_000)
+    memory, _ = expected(right, 50_000)
     pair.run()
     send_all(pair, OCTETS[:20_000])
     assert right.stream.receive_into(memory.view[:100]) == 100

@@ -34,10 +34,12 @@ class Life:
         "error",
         "reason",
         "state",
+        "was_opened",
     )
 
     def __init__(self) -> None:
         self.state = StreamState.NEW
+        self.was_opened = False
         self.can_read = False  # more may come
         self.can_write = False
         self.error = 0  # errno of what broke the stream, until it is taken
@@ -49,7 +51,7 @@ class Life:
 
     def open(self) -> None:
         """Be connected."""
-        self.state = StreamState.OPEN
+        self.state, self.was_opened = StreamState.OPEN, True
         self.can_read = self.can_write = True
 
     @property
