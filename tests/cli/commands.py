@@ -67,17 +67,21 @@ def urds(*arguments: str, front: str = "plain", changes: Mapping[str, str] | Non
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def interrupt(*arguments: str, after: str, front: str = "plain") -> Done:
-    """Run `urds`, press Ctrl-C once it has printed a line with `after`, wait for the end."""
-    child = subprocess.Popen(
+def started(*arguments: str, front: str = "plain") -> subprocess.Popen[str]:
+    """Return `urds` as it runs; as a context manager it waits for the end."""
+    return subprocess.Popen(
         command(front, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
     )
-    assert child.stdout is not None
-    with child:
+
+
+def interrupt(*arguments: str, after: str, front: str = "plain") -> Done:
+    """Run `urds`, press Ctrl-C once it has printed a line with `after`, wait for the end."""
+    with started(*arguments, front=front) as child:
+        assert child.stdout is not None
         seen = ""
         for line in child.stdout:
             seen += line

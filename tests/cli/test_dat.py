@@ -1,10 +1,11 @@
 """`urds dat demo` and `urds dat test`, run as a user runs them."""
 
 import json
+import re
 
 import pytest
 
-from tests.cli.commands import urds
+from tests.cli.commands import RUN_S_MAX, interrupt, started, urds
 
 
 @pytest.mark.parametrize("front", ["typer", "plain"])
@@ -29,7 +30,9 @@ def test_e1_two_processes_pass_dtests_steps(ia_name: str, more: tuple[str, ...])
     assert (done.code, done.err) == (0, ""), done.out
     lines = done.out.splitlines()
     assert lines[-1] == "PASSED"
-    for name in ("open", "PZ create", "LMR create", "EVD create", "EP create", "connect", "close"):
+    made = ["PZ", "LMR", "EVD", "EP", *(["CNO"] if "-c" in more else [])]
+    calls = [f"{kind} {call}" for kind in made for call in ("create", "free")]
+    for name in ("open", *calls, "connect", "close", "TOTAL"):
         assert any(line.startswith(name) for line in lines), name
     for name in ("RDMA write", "RDMA read", "ping-pong"):
         assert any(line.startswith(name) for line in lines), name
@@ -41,6 +44,55 @@ def test_writes_alone_pass(more: tuple[str, ...]) -> None:
     found = json.loads(done.out)
     assert (done.code, found["passed"], found["failure"]) == (0, True, "")
     assert [one["count"] for one in found["transfers"]] == [10]
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        (("-a", "-b", "100"), [1, 2, 4, 8, 16, 32, 64]),
+        (("-i", "24"), [24, 48]),
+        (("-a", "-i", "32"), [32, 64]),
+    ],
+)
+def test_answered_writes_grow_up_to_the_size(more: tuple[str, ...], sizes: list[int]) -> None:
+    done = urds("dat", "test", "--json", "--port", "21304", "-W", "-D", *more)
+    found = json.loads(done.out)
+    assert (done.code, found["failure"]) == (0, "")
+    assert [one["size_bytes"] for one in found["transfers"]] == sizes
+
+
+def test_a_server_and_its_client_both_say_how_it_went() -> None:
+    """The host may be a name; `-v` tells the addresses that both endpoints have."""
+    arguments = ("dat", "test", "-P", "tcp0", "-v", "--port", "21305")
+    with started(*arguments, "-s") as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "server: tcp0 at 127.0.0.1, qualifier 21305\n"
+        client = urds(*arguments, "-h", "localhost")
+        served, _ = server.communicate(timeout=RUN_S_MAX)
+    assert (server.returncode, client.code, client.err) == (0, 0, "")
+    assert served.endswith("\nPASSED\n")
+    assert client.out.endswith("\nPASSED\n")
+    ports = {out: re.findall(r"127\.0\.0\.1 port (\d+)", out) for out in (served, client.out)}
+    assert ports[served] == ports[client.out][::-1]
+    assert "21305" in ports[served]
+
+
+def test_a_server_that_nobody_needs_ends_by_ctrl_c() -> None:
+    done = interrupt("dat", "test", "-s", "--port", "21306", after="server:")
+    assert (done.code, done.err) == (130, "")
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_the_letter_of_dtest_for_help(front: str) -> None:
+    letter, word = (urds("dat", "test", flag, front=front) for flag in ("-U", "--help"))
+    assert (letter.code, letter.out) == (0, word.out)
+
+
+@pytest.mark.parametrize("tool", ["test", "load"])
+def test_a_registry_that_cannot_be_read_is_wrong_usage(tool: str) -> None:
+    done = urds("dat", tool, changes={"DAT_OVERRIDE": "/nothing/here"})
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"urds dat {tool}: /nothing/here: No such file or directory\n"
 
 
 @pytest.mark.parametrize("ia_name", ["shm0", "tcp0", "udp0"])
@@ -73,6 +125,14 @@ def test_e3_limits_are_reached_and_released() -> None:
         (("-b", "0"), 2, "-b 0, from 1 to"),
         (("-s", "-h", "127.0.0.1"), 2, "either -s, or -h"),
         (("-P", "nosuch"), 2, "-P nosuch, there are "),
+        (("-h", "no such host"), 2, "no such host: "),
+        (("-u",), 2, "-u is for -w alone"),
+        (("-a",), 2, "-a and -i are for -W alone"),
+        (("-w", "-W"), 2, "either -w or -W"),
+        (("-W", "-i", "65"), 2, "-i 65, from 0 to 64"),
+        (("-W", "-i", "1", "-b", "1025"), 2, "-i 1: 1025 sizes, at most 1024"),
+        (("-q", "7"), 2, "-q 7: no ucm addresses here"),
+        (("-l", "7"), 2, "-l 7: no ucm addresses here"),
         (("-P", "tcp0", "-h", "127.0.0.1", "--port", "21303"), 1, "NON_PEER_REJECTED"),
     ],
 )

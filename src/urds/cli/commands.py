@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,21 +13,16 @@ from urds.cli.exits import Exit, guarded
 from urds.cli.info_tables import TABLES
 from urds.cli.rsocket_commands import group as rsocket_group
 
+_CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 app: Final = typer.Typer(
     name="urds",
     help=texts.ABOUT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_CONTEXT,
 )
-
-
-dat_app: Final = typer.Typer(
-    help=texts.DAT, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
-verbs_app: Final = typer.Typer(
-    help=texts.VERBS, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+dat_app: Final = typer.Typer(help=texts.DAT, no_args_is_help=True, context_settings=_CONTEXT)
+verbs_app: Final = typer.Typer(help=texts.VERBS, no_args_is_help=True, context_settings=_CONTEXT)
 app.add_typer(verbs_app, name="verbs")
 app.add_typer(dat_app, name="dat")
 app.add_typer(rsocket_group(), name="rsocket")
@@ -175,16 +171,21 @@ def dat_demo(json_wanted: _Json = False) -> None:
     _end("dat demo", lambda: tool.run(tool.DatDemoOptions(json_wanted=json_wanted)))
 
 
-def _dtest(letter: str) -> Any:
-    text = next(text for flag, _, _, text in texts.DAT_TEST_OPTIONS if flag == letter)
+def _letter(letters: Iterable[texts.Letter], letter: str) -> Any:
+    text = next(each.text for each in letters if each.letter == letter)
     return typer.Option(f"-{letter}", help=text)
+
+
+_dtest: Final = partial(_letter, texts.DAT_TEST_OPTIONS)
+_dapltest: Final = partial(_letter, texts.DAT_LOAD_OPTIONS)
 
 
 @dat_app.command(
     "test",
     help=texts.DAT_TEST,
     epilog=_examples(texts.DAT_TEST_EXAMPLES),
-    context_settings={"help_option_names": ["--help"]},  # -h is the host, as in dtest
+    # -h is the host, as in dtest, and -U its help.
+    context_settings={"help_option_names": ["--help", "-U"]},
 )
 def dat_test(
     ia_name: Annotated[str, _dtest("P")] = "shm0",
@@ -198,10 +199,14 @@ def dat_test(
     write_only: Annotated[bool, _dtest("w")] = False,
     write_ping_pong: Annotated[bool, _dtest("W")] = False,
     one_way: Annotated[bool, _dtest("u")] = False,
+    all_sizes: Annotated[bool, _dtest("a")] = False,
+    increment_bytes: Annotated[int, _dtest("i")] = 0,
     validate: Annotated[bool, _dtest("D")] = False,
     signal_rate: Annotated[int, _dtest("S")] = 10,
     times: Annotated[bool, _dtest("t")] = False,
     verbose: Annotated[bool, _dtest("v")] = False,
+    qpn: Annotated[str | None, _dtest("q")] = None,
+    lid: Annotated[str | None, _dtest("l")] = None,
     conn_qual: Annotated[int, _option("conn_qual", "--port")] = 45_248,
     json_wanted: _Json = False,
 ) -> None:
@@ -236,11 +241,6 @@ def verbs_bench(
         json_wanted=json_wanted,
     )
     _end("verbs bench", lambda: tool.run(options))
-
-
-def _dapltest(letter: str) -> Any:
-    text = next(text for flag, _, _, _, text in texts.DAT_LOAD_OPTIONS if flag == letter)
-    return typer.Option(f"-{letter}", help=text)
 
 
 @dat_app.command("load", help=texts.DAT_LOAD, epilog=_examples(texts.DAT_LOAD_EXAMPLES))

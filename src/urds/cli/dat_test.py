@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from urds import dat
+from urds.cli.addresses import find_address
 from urds.cli.dat_test_peer import (
     READ_COOKIE,
     READS,
@@ -36,15 +37,20 @@ _FIRST_BYTE: Final = {True: 0x55, False: 0xAA}  # of the client, of the server
 def run(options: DatTestOptions) -> Exit:
     """Run one side, or both; `Exit.FAILED` with a line that says what was wrong."""
     options.check()
-    if options.host is None and not options.is_server:
-        return _run_both(options)
-    return _run_side(options, server_wait_s=None)
+    if options.host is not None:
+        return _run_side(replace(options, host=str(find_address(options.host))))
+    if options.is_server:
+        return _run_side(options)
+    return _run_both(options)
 
 
 def _run_both(options: DatTestOptions) -> Exit:
-    """Start the server as a child process and be its client."""
-    arguments = [sys.executable, "-m", "urds.cli.dat_test", *_arguments(options)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
+    """Start the server as a child process, out of reach of Ctrl-C, and be its client."""
+    server_options = asdict(replace(options, is_server=True, json_wanted=False))
+    arguments = [sys.executable, "-m", "urds.cli.dat_test", json.dumps(server_options)]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
         try:
             assert server.stdout is not None, "it is piped"
             ready = server.stdout.readline()
@@ -52,7 +58,7 @@ def _run_both(options: DatTestOptions) -> Exit:
                 complain("dat test", "the server did not start")
                 return Exit.FAILED
             address = ready.split(" at ")[1].split(",")[0]
-            code = _run_side(replace(options, host=address), server_wait_s=None)
+            code = _run_side(replace(options, host=address))
             server.wait(_SERVER_END_S)
         finally:
             if server.poll() is None:
@@ -63,7 +69,8 @@ def _run_both(options: DatTestOptions) -> Exit:
     return code
 
 
-def _run_side(options: DatTestOptions, *, server_wait_s: float | None) -> Exit:
+def _run_side(options: DatTestOptions, *, is_child: bool = False) -> Exit:
+    """Run the server or the client; the server that is a child tells failures only."""
     figures = Figures()
     is_client = options.host is not None
     failure = ""
@@ -72,12 +79,12 @@ def _run_side(options: DatTestOptions, *, server_wait_s: float | None) -> Exit:
             if is_client:
                 peer.connect()
             else:
-                peer.serve(wait_s=server_wait_s)
+                peer.serve(wait_s=SERVER_WAIT_S if is_child else None)
             _exchange(peer, is_client=is_client)
             _disconnect(peer, is_client=is_client)
     except (TestFailure, dat.DatError) as error:
         failure = str(error)
-    if is_client or failure:
+    if failure or not is_child:
         _print(options, figures, failure)
     return Exit.FAILED if failure else Exit.OK
 
@@ -88,7 +95,8 @@ def _exchange(peer: Peer, *, is_client: bool) -> None:
     peer.tell_memory(peer.got_lmr)
     remote = peer.learn_memory(0)
     if options.write_ping_pong:
-        _write_ping_pong(peer, remote, is_client=is_client)
+        for size_bytes in options.sizes:
+            _write_ping_pong(peer, remote, size_bytes, is_client=is_client)
     elif options.write_only:
         if is_client or not options.one_way:
             _stream_writes(peer, remote)
@@ -106,14 +114,13 @@ def _exchange(peer: Peer, *, is_client: bool) -> None:
 def _write(peer: Peer, remote: dat.RmrTriplet) -> None:
     """Write `bursts` times two segments, without completions but the last's."""
     options, half = peer.options, max(1, peer.options.size_bytes // WRITE_SEGMENTS)
-    peer.sent[: options.size_bytes] = _pattern(options.size_bytes, 1)
+    peer.sent[: options.size_bytes] = _pattern(options.size_bytes)
     pieces = [peer.sent_lmr.triplet(0, half)]
     if options.size_bytes > half:
         pieces.append(peer.sent_lmr.triplet(half, options.size_bytes - half))
     start_s = time.perf_counter()
     for number in range(options.bursts):
-        is_last = number == options.bursts - 1
-        flags = dat.CompletionFlag.DEFAULT if is_last else dat.CompletionFlag.SUPPRESS
+        flags = _flags(is_signalled=number == options.bursts - 1)
         peer.ep.post_rdma_write(pieces, _part(remote, number, options.size_bytes), number, flags)
     peer.take(peer.request_evd, cookie=options.bursts - 1)
     total_s = time.perf_counter() - start_s
@@ -122,8 +129,8 @@ def _write(peer: Peer, remote: dat.RmrTriplet) -> None:
 
 def _read(peer: Peer, remote: dat.RmrTriplet) -> None:
     """Check what the peer wrote here, then read the same back from there."""
-    size_bytes = peer.options.size_bytes
-    if bytes(peer.got[:size_bytes]) != _pattern(size_bytes, 1):
+    size_bytes, bursts = peer.options.size_bytes, peer.options.bursts
+    if peer.got[: size_bytes * bursts] != _pattern(size_bytes) * bursts:
         raise TestFailure("the octets that the peer wrote are not those that it had")
     start_s = time.perf_counter()
     for _ in range(READS):
@@ -132,7 +139,7 @@ def _read(peer: Peer, remote: dat.RmrTriplet) -> None:
         peer.ep.post_rdma_read([piece], _part(remote, 0, size_bytes), READ_COOKIE)
         peer.take(peer.request_evd, cookie=READ_COOKIE, octets=size_bytes)
     peer.figures.transfer("RDMA read", READS, size_bytes, time.perf_counter() - start_s)
-    if bytes(peer.sent[:size_bytes]) != _pattern(size_bytes, 1):
+    if peer.sent[:size_bytes] != _pattern(size_bytes):
         raise TestFailure("the octets read are not those that were written")
 
 
@@ -147,17 +154,17 @@ def _ping_pong(peer: Peer, *, is_client: bool) -> None:
         peer.take(peer.recv_evd, cookie=number, octets=size_bytes)
         if not is_client:
             _send(peer, number)
-        got = peer.got[number * size_bytes : (number + 1) * size_bytes]
-        if options.validate and bytes(got) != bytes([_FIRST_BYTE[not is_client]]) * size_bytes:
-            raise TestFailure(f"message {number} is not what the peer sent")
+        if options.validate:
+            got = peer.got[number * size_bytes : (number + 1) * size_bytes]
+            _demand_fill(got, f"message {number}", is_of_client=not is_client)
     total_s = time.perf_counter() - start_s
     peer.figures.transfer("ping-pong", options.bursts, size_bytes, total_s)
 
 
 def _send(peer: Peer, number: int) -> None:
     is_signalled = number % peer.options.signal_rate == 0
-    flags = dat.CompletionFlag.DEFAULT if is_signalled else dat.CompletionFlag.SUPPRESS
-    peer.ep.post_send([peer.sent_lmr.triplet(0, peer.options.size_bytes)], number, flags)
+    piece = peer.sent_lmr.triplet(0, peer.options.size_bytes)
+    peer.ep.post_send([piece], number, _flags(is_signalled=is_signalled))
     if is_signalled:
         peer.take(peer.request_evd, cookie=number)
 
@@ -168,18 +175,25 @@ def _stream_writes(peer: Peer, remote: dat.RmrTriplet) -> None:
     start_s = time.perf_counter()
     for number in range(options.bursts):
         is_signalled = (number + 1) % options.signal_rate == 0 or number == options.bursts - 1
-        flags = dat.CompletionFlag.DEFAULT if is_signalled else dat.CompletionFlag.SUPPRESS
-        piece = peer.sent_lmr.triplet(0, options.size_bytes)
-        peer.ep.post_rdma_write([piece], _part(remote, 0, options.size_bytes), number, flags)
+        piece, part = (
+            peer.sent_lmr.triplet(0, options.size_bytes),
+            _part(remote, 0, options.size_bytes),
+        )
+        peer.ep.post_rdma_write([piece], part, number, _flags(is_signalled=is_signalled))
         if is_signalled:
             peer.take(peer.request_evd, cookie=number)
     total_s = time.perf_counter() - start_s
     peer.figures.transfer("RDMA write stream", options.bursts, options.size_bytes, total_s)
 
 
-def _write_ping_pong(peer: Peer, remote: dat.RmrTriplet, *, is_client: bool) -> None:
-    """Answer each write that is seen in memory with one; the last octet is the round's number."""
-    options, last = peer.options, peer.options.size_bytes - 1
+def _write_ping_pong(
+    peer: Peer, remote: dat.RmrTriplet, size_bytes: int, *, is_client: bool
+) -> None:
+    """Answer each write that is seen in memory with one; the last octet is the round's number.
+
+    Sizes grow from one series to the next, so nothing has yet been written where it is awaited.
+    """
+    options, last = peer.options, size_bytes - 1
     peer.sent[:last] = bytes([_FIRST_BYTE[is_client]]) * last
     start_s = time.perf_counter()
     for number in range(options.bursts):
@@ -187,22 +201,18 @@ def _write_ping_pong(peer: Peer, remote: dat.RmrTriplet, *, is_client: bool) -> 
         if not is_client:
             _await_octet(peer, last, mark)
         peer.sent[last] = mark
-        flags = dat.CompletionFlag.SUPPRESS
-        if number % options.signal_rate == 0:
-            flags = dat.CompletionFlag.DEFAULT
-        piece = peer.sent_lmr.triplet(0, options.size_bytes)
-        peer.ep.post_rdma_write([piece], _part(remote, 0, options.size_bytes), number, flags)
-        if flags == dat.CompletionFlag.DEFAULT:
+        is_signalled = number % options.signal_rate == 0
+        piece = peer.sent_lmr.triplet(0, size_bytes)
+        part = _part(remote, 0, size_bytes)
+        peer.ep.post_rdma_write([piece], part, number, _flags(is_signalled=is_signalled))
+        if is_signalled:
             peer.take(peer.request_evd, cookie=number)
         if is_client:
             _await_octet(peer, last, mark)
-        if (
-            options.validate
-            and bytes(peer.got[:last]) != bytes([_FIRST_BYTE[not is_client]]) * last
-        ):
-            raise TestFailure(f"round {number}: the octets are not what the peer wrote")
+        if options.validate:
+            _demand_fill(peer.got[:last], f"round {number}", is_of_client=not is_client)
     total_s = time.perf_counter() - start_s
-    peer.figures.transfer("RDMA write ping-pong", options.bursts, options.size_bytes, total_s)
+    peer.figures.transfer("RDMA write ping-pong", options.bursts, size_bytes, total_s)
 
 
 def _await_octet(peer: Peer, index: int, value: int) -> None:
@@ -220,6 +230,17 @@ def _disconnect(peer: Peer, *, is_client: bool) -> None:
     peer.disconnected()
 
 
+def _flags(*, is_signalled: bool) -> dat.CompletionFlag:
+    return dat.CompletionFlag.DEFAULT if is_signalled else dat.CompletionFlag.SUPPRESS
+
+
+def _demand_fill(got: bytearray, what: str, *, is_of_client: bool) -> None:
+    """Raise TestFailure unless all octets are those that the side fills its messages with."""
+    byte = _FIRST_BYTE[is_of_client]
+    if got.count(byte) != len(got):
+        raise TestFailure(f"{what}: not all of its {len(got)} octets are {byte:#x}")
+
+
 def _part(remote: dat.RmrTriplet, number: int, size_bytes: int) -> dat.RmrTriplet:
     """Return the part of the peer's memory for one write."""
     return dat.RmrTriplet(
@@ -227,8 +248,9 @@ def _part(remote: dat.RmrTriplet, number: int, size_bytes: int) -> dat.RmrTriple
     )
 
 
-def _pattern(size_bytes: int, first: int) -> bytes:
-    return bytes((first + index) % 251 for index in range(size_bytes))
+def _pattern(size_bytes: int) -> bytes:
+    """Return octets none of which is what the memory holds before."""
+    return (bytes(range(1, 252)) * (size_bytes // 251 + 1))[:size_bytes]
 
 
 def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
@@ -236,8 +258,11 @@ def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
     if options.json_wanted:
         output.document({"passed": not failure, "failure": failure, **asdict(figures)})
         return
+    if options.verbose and figures.remote:
+        output.line(f"local {figures.local}, remote {figures.remote}")
     if options.times or options.verbose:
         rows = [(name, f"{spent_us:.1f}") for name, spent_us in figures.calls_us.items()]
+        rows.append(("TOTAL", f"{sum(figures.calls_us.values()):.1f}"))
         output.table("Calls", [Column("call", 12, left=True), Column("us", 10)], rows)
     columns = [
         Column("transfer", 20, left=True),
@@ -249,18 +274,14 @@ def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
     ]
     rows_of_transfers = [
         (
-            str(one["transfer"]),
-            int(one["count"]),
-            int(one["size_bytes"]),
-            f"{one['total_us']:.1f}",
-            f"{one['us_each']:.1f}",
-            f"{one['mb_per_s']:.2f}",
+            *(one.transfer, one.count, one.size_bytes),
+            *(f"{one.total_us:.1f}", f"{one.us_each:.1f}", f"{one.mb_per_s:.2f}"),
         )
         for one in figures.transfers
     ]
     if rows_of_transfers:
         output.table("Transfers", columns, rows_of_transfers)
-        if any(one["transfer"] == "ping-pong" for one in figures.transfers):
+        if any("ping-pong" in one.transfer for one in figures.transfers):
             output.line("ping-pong: us each is a round trip; half of it is one way")
     if options.poll:
         output.line(f"polls: {figures.polls}")
@@ -270,15 +291,5 @@ def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
     output.line("FAILED" if failure else "PASSED", BAD if failure else GOOD)
 
 
-def _arguments(options: DatTestOptions) -> list[str]:
-    """Return the options as the child process reads them."""
-    return [json.dumps(asdict(options))]
-
-
-def _child(text: str) -> Exit:
-    options = DatTestOptions(**{**json.loads(text), "is_server": True, "host": None})
-    return _run_side(options, server_wait_s=SERVER_WAIT_S)
-
-
 if __name__ == "__main__":
-    sys.exit(_child(sys.argv[1]))
+    sys.exit(_run_side(DatTestOptions(**json.loads(sys.argv[1])), is_child=True))

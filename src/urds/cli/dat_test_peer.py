@@ -6,8 +6,9 @@ program written against that one finds the same order here. Source: dat.md secti
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from struct import Struct
@@ -17,6 +18,7 @@ from urds import dat
 from urds.cli.exits import UsageError
 
 CONN_QUAL: Final = 45_248
+SIZES_MAX: Final = 1024  # of one write ping-pong after the other
 PRIVATE_DATA_BYTES: Final = 48
 MESSAGE_BUFFERS: Final = 3
 WRITE_SEGMENTS: Final = 2
@@ -33,8 +35,11 @@ _NOTICE_BYTES: Final = 8
 
 
 def demand_adapter(ia_name: str) -> None:
-    """Raise UsageError for an adapter that nobody has registered."""
-    known = [provider.ia_name for provider in dat.providers()]
+    """Raise UsageError for an adapter that nobody has registered, or without a registry."""
+    try:
+        known = [provider.ia_name for provider in dat.providers()]
+    except dat.DatInternalError as error:
+        raise UsageError(error.detail) from error
     if ia_name not in known:
         raise UsageError(f"-P {ia_name}, there are {', '.join(known)}")
 
@@ -60,8 +65,12 @@ class DatTestOptions:
     write_only: bool = False
     write_ping_pong: bool = False
     one_way: bool = False
+    all_sizes: bool = False
+    increment_bytes: int = 0
     validate: bool = False
     signal_rate: int = 10
+    qpn: str | None = None  # these two are refused
+    lid: str | None = None
     conn_qual: int = CONN_QUAL
     json_wanted: bool = False
 
@@ -77,17 +86,60 @@ class DatTestOptions:
                 raise UsageError(f"{name} {value}, from {lowest} to {highest}")
         if not 0 <= self.delay_s <= 60:
             raise UsageError(f"-d {self.delay_s:g} s, from 0 to 60")
+        if not 0 <= self.increment_bytes <= self.size_bytes:
+            raise UsageError(f"-i {self.increment_bytes}, from 0 to {self.size_bytes} (-b)")
+        if len(self.sizes) > SIZES_MAX:
+            raise UsageError(
+                f"-i {self.increment_bytes}: {len(self.sizes)} sizes, at most {SIZES_MAX}"
+            )
+        self._check_together()
         demand_adapter(self.ia_name)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Return the octets of a write, for each round of the write ping-pong."""
+        if self.increment_bytes:
+            return range(self.increment_bytes, self.size_bytes + 1, self.increment_bytes)
+        if self.all_sizes:
+            return [1 << power for power in range(self.size_bytes.bit_length())]
+        return [self.size_bytes]
+
+    def _check_together(self) -> None:
+        for letter, value in (("q", self.qpn), ("l", self.lid)):
+            if value is not None:
+                raise UsageError(
+                    f"-{letter} {value}: no ucm addresses here, -h takes an IP address"
+                )
         if self.is_server and self.host is not None:
             raise UsageError("either -s, or -h with the host of the server")
+        if self.write_only and self.write_ping_pong:
+            raise UsageError("either -w or -W")
+        if self.one_way and not self.write_only:
+            raise UsageError("-u is for -w alone")
+        if (self.all_sizes or self.increment_bytes) and not self.write_ping_pong:
+            raise UsageError("-a and -i are for -W alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """A series of transfers of one kind and size."""
+
+    transfer: str  # what was done
+    count: int
+    size_bytes: int
+    total_us: float
+    us_each: float
+    mb_per_s: float
 
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured: microseconds of single calls, and totals of the transfers."""
+    """What was found: addresses, microseconds of single calls, and totals of the transfers."""
 
+    local: str = ""  # address and port of the endpoint
+    remote: str = ""
     calls_us: dict[str, float] = field(default_factory=dict)
-    transfers: list[dict[str, float | int | str]] = field(default_factory=list)
+    transfers: list[Transfers] = field(default_factory=list)
     polls: int = 0
 
     @contextmanager
@@ -97,23 +149,25 @@ class Figures:
         yield
         self.calls_us[name] = (time.perf_counter() - start_s) * _SECOND_US
 
-    def transfer(self, name: str, count: int, size_bytes: int, total_s: float, **more: int) -> None:
+    def transfer(self, name: str, count: int, size_bytes: int, total_s: float) -> None:
         """Note a series of transfers."""
         self.transfers.append(
-            {
-                "transfer": name,
-                "count": count,
-                "size_bytes": size_bytes,
-                "total_us": total_s * _SECOND_US,
-                "us_each": total_s * _SECOND_US / count,
-                "mb_per_s": count * size_bytes / total_s / 1e6,
-                **more,
-            }
+            Transfers(
+                name,
+                count,
+                size_bytes,
+                total_us=total_s * _SECOND_US,
+                us_each=total_s * _SECOND_US / count,
+                mb_per_s=count * size_bytes / total_s / 1e6,
+            )
         )
 
 
 class Peer:
-    """The objects of one side. A context manager: leaving it frees them in dtest's order."""
+    """The objects of one side. A context manager: it frees them in dtest's order, if all went well.
+
+    After a failure the adapter is closed abruptly, whatever state its objects are in.
+    """
 
     def __init__(self, options: DatTestOptions, figures: Figures) -> None:
         self.options = options
@@ -129,11 +183,29 @@ class Peer:
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if not self.ia.live:
-            return
-        with self.figures.call("close"):
-            self.ia.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._free_objects()
+        finally:
+            with self.figures.call("close"):
+                self.ia.close()
+
+    def _free_objects(self) -> None:
+        call = self.figures.call
+        with call("LMR free"):
+            for lmr in (self.messages_lmr, self.got_lmr, self.sent_lmr):
+                lmr.free()
+        with call("EP free"):
+            self.ep.free()
+        with call("EVD free"):
+            for evd in (self.cr_evd, self.connect_evd, self.request_evd, self.recv_evd):
+                evd.free()
+        if self.cno is not None:
+            with call("CNO free"):
+                self.cno.free()
+        with call("PZ free"):
+            self.pz.free()
 
     def _make_objects(self) -> None:
         options, figures = self.options, self.figures
@@ -176,6 +248,7 @@ class Peer:
             print(
                 f"server: {self.options.ia_name} at {self.ia.address}, "
                 f"qualifier {self.options.conn_qual}",
+                file=sys.stderr if self.options.json_wanted else sys.stdout,
                 flush=True,
             )
             event = self.cr_evd.wait(wait_s)
@@ -210,6 +283,9 @@ class Peer:
             raise TestFailure(f"nobody listens at {where} ({event.event_number.name})")
         if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
             raise TestFailure(f"no connection: {event.event_number.name}")
+        param = self.ep.query()
+        self.figures.local = f"{param.local_ia_address_ptr} port {param.local_port_qual}"
+        self.figures.remote = f"{param.remote_ia_address_ptr} port {param.remote_port_qual}"
         return event.private_data
 
     def disconnected(self) -> None:

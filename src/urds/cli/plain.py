@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from textwrap import fill
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from urds.cli import rsocket_plain, rsocket_texts, texts
 from urds.cli.exits import Exit, guarded
@@ -50,8 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_dat_test(
         _tool(dat, "test", texts.DAT_TEST, texts.DAT_TEST_EXAMPLES, _dat_test, group="dat")
     )
-    _add_dat_load(
-        _tool(dat, "load", texts.DAT_LOAD, texts.DAT_LOAD_EXAMPLES, _dat_load, group="dat")
+    _add_letters(
+        _tool(dat, "load", texts.DAT_LOAD, texts.DAT_LOAD_EXAMPLES, _dat_load, group="dat"),
+        texts.DAT_LOAD_OPTIONS,
     )
     about = rsocket_texts.ABOUT
     rsocket = _tools_of(tools.add_parser("rsocket", help=about, description=about))
@@ -177,27 +178,33 @@ def _dat_demo(options: argparse.Namespace) -> Exit:
     return dat_demo.run(dat_demo.DatDemoOptions(json_wanted=options.json))
 
 
-def _add_dat_test(parser: argparse.ArgumentParser) -> None:
-    defaults = {"ia_name": "shm0", "size_bytes": 64, "bursts": 10, "delay_s": 0.0}
-    defaults |= {"signal_rate": 10}
-    for letter, name, metavar, text in texts.DAT_TEST_OPTIONS:
+def _add_letters(parser: argparse.ArgumentParser, letters: Iterable[texts.Letter]) -> None:
+    for letter, name, metavar, default, text in letters:
+        flag = f"-{letter}"
         if not metavar:
-            parser.add_argument(f"-{letter}", dest=name, action="store_true", help=text)
+            parser.add_argument(flag, dest=name, action="store_true", help=text)
             continue
-        default = defaults.get(name)
         kind = str if default is None else type(default)
-        parser.add_argument(
-            f"-{letter}", dest=name, type=kind, default=default, metavar=metavar, help=text
-        )
+        parser.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=text)
+
+
+def _letters(options: argparse.Namespace, letters: Iterable[texts.Letter]) -> dict[str, Any]:
+    return {each.name: getattr(options, each.name) for each in letters}
+
+
+def _add_dat_test(parser: argparse.ArgumentParser) -> None:
+    _add_letters(parser, texts.DAT_TEST_OPTIONS)
+    parser.add_argument("-U", action="help", help=texts.OPTIONS["usage"])
     parser.add_argument(
-        "--port", dest="conn_qual", type=int, default=45_248, help=texts.OPTIONS["conn_qual"]
-    )
+        "--port", dest="conn_qual", type=int, default=45_248, metavar="QUALIFIER",
+        help=texts.OPTIONS["conn_qual"],
+    )  # fmt: skip
 
 
 def _dat_test(options: argparse.Namespace) -> Exit:
     from urds.cli import dat_test
 
-    named = {name: getattr(options, name) for _, name, _, _ in texts.DAT_TEST_OPTIONS}
+    named = _letters(options, texts.DAT_TEST_OPTIONS)
     return dat_test.run(
         dat_test.DatTestOptions(**named, conn_qual=options.conn_qual, json_wanted=options.json)
     )
@@ -229,23 +236,8 @@ def _verbs_bench(options: argparse.Namespace) -> Exit:
     )
 
 
-def _add_dat_load(parser: argparse.ArgumentParser) -> None:
-    for letter, name, metavar, default, text in texts.DAT_LOAD_OPTIONS:
-        if metavar:
-            parser.add_argument(
-                f"-{letter}",
-                dest=name,
-                type=type(default),
-                default=default,
-                metavar=metavar,
-                help=text,
-            )
-        else:
-            parser.add_argument(f"-{letter}", dest=name, action="store_true", help=text)
-
-
 def _dat_load(options: argparse.Namespace) -> Exit:
     from urds.cli import dat_load
 
-    named = {name: getattr(options, name) for _, name, _, _, _ in texts.DAT_LOAD_OPTIONS}
+    named = _letters(options, texts.DAT_LOAD_OPTIONS)
     return dat_load.run(dat_load.DatLoadOptions(**named, json_wanted=options.json))

@@ -5,11 +5,22 @@ from __future__ import annotations
 import platform
 import sys
 from importlib import metadata
-from typing import Final
+from typing import Final, NamedTuple
 
 ABOUT: Final = "Reliable Datagram Sockets in user space."
 
 Examples = tuple[tuple[str, str], ...]  # a command, and what it is for
+
+
+class Letter(NamedTuple):
+    """An option of one letter, after the tool that it comes from."""
+
+    letter: str
+    name: str  # the field of the tool's record
+    metavar: str  # a flag has none
+    default: str | int | float | None
+    text: str
+
 
 # One line, an empty one, then paragraphs; each front breaks them to its width.
 DEMO: Final = (
@@ -75,16 +86,18 @@ DAT_DEMO_EXAMPLES: Final = (
 )
 
 DAT_TEST: Final = (
-    "Send, receive, write and read between two endpoints, and check every octet.\n\n"
+    "Send, receive, write and read between two endpoints, and check what arrives.\n\n"
     "Options and steps are dtest's. With -s this is the server, with -h HOST the client; with"
     " neither both run here, the server in a process of its own. Both sides need the same options."
-    " The exit code is 0 if everything was right, else 1."
+    " An adapter serves the address that dat.conf gives it, 127.0.0.1 without a file. The exit code"
+    " is 0 if everything was right, else 1."
 )
 DAT_TEST_EXAMPLES: Final = (
     ("urds dat test", "both sides over shared memory"),
     ("urds dat test -P tcp0 -t -b 65536", "over TCP, with times"),
     ("urds dat test -P tcp0 -s", "a server, for one client"),
-    ("urds dat test -P tcp0 -h 10.0.0.2 -p", "its client, polling"),
+    ("urds dat test -P tcp0 -h 127.0.0.1 -p", "its client, polling"),
+    ("urds dat test -W -a -b 65536", "answered writes of 1, 2, 4 ... 65536 octets"),
 )
 DAT_LOAD: Final = (
     "Many transactions, a full pipeline, or objects until a limit, in one process.\n\n"
@@ -97,35 +110,40 @@ DAT_LOAD_EXAMPLES: Final = (
     ("urds dat load -T P -o RR -b 65536", "RDMA reads of 64 KiB"),
     ("urds dat load -T L -m 200 --json", "limits, for a script"),
 )
-# Letter of dapltest, name here, metavar (flags have none), default, text.
-DAT_LOAD_OPTIONS: Final[tuple[tuple[str, str, str, str | int, str], ...]] = (
-    ("T", "kind", "T|P|L", "T", "Transactions, performance or limits."),
-    ("P", "ia_name", "IA", "shm0", "Adapter: shm0, tcp0, udp0, or a name of dat.conf."),
-    ("i", "iterations", "N", 100, "Iterations, 1 to 1000000."),
-    ("w", "endpoints", "N", 1, "Endpoints of each side, 1 to 256 (T)."),
-    ("b", "size_bytes", "OCTETS", 4096, "Octets of each transfer, 1 to 16777216."),
-    ("p", "pipeline", "N", 16, "Transfers under way, 1 to 1024 (P)."),
-    ("o", "operation", "RW|RR", "RW", "RDMA write or RDMA read (P)."),
-    ("m", "attempts", "N", 1000, "Objects of each kind at most, 1 to 100000 (L)."),
-    ("q", "poll", "", 0, "Poll for completions instead of waiting."),
+_ADAPTER: Final = Letter(
+    "P", "ia_name", "IA", "shm0", "Adapter: shm0, tcp0, udp0, or a name of dat.conf."
 )
-# Letter of dtest, name here, metavar (flags have none), text.
+DAT_LOAD_OPTIONS: Final = (
+    Letter("T", "kind", "T|P|L", "T", "Transactions, performance or limits."),
+    _ADAPTER,
+    Letter("i", "iterations", "N", 100, "Iterations, 1 to 1000000."),
+    Letter("w", "endpoints", "N", 1, "Endpoints of each side, 1 to 256 (T)."),
+    Letter("b", "size_bytes", "OCTETS", 4096, "Octets of each transfer, 1 to 16777216."),
+    Letter("p", "pipeline", "N", 16, "Transfers under way, 1 to 1024 (P)."),
+    Letter("o", "operation", "RW|RR", "RW", "RDMA write or RDMA read (P)."),
+    Letter("m", "attempts", "N", 1000, "Objects of each kind at most, 1 to 100000 (L)."),
+    Letter("q", "poll", "", False, "Poll for completions instead of waiting."),
+)
 DAT_TEST_OPTIONS: Final = (
-    ("P", "ia_name", "IA", "Adapter: shm0, tcp0, udp0, or a name of dat.conf."),
-    ("h", "host", "HOST", "Be the client of the server at this address."),
-    ("s", "is_server", "", "Be the server, for one client."),
-    ("b", "size_bytes", "OCTETS", "Octets of each transfer."),
-    ("B", "bursts", "N", "How many transfers of each kind."),
-    ("c", "use_cno", "", "Wait for receives through a notification point."),
-    ("p", "poll", "", "Poll instead of waiting."),
-    ("d", "delay_s", "S", "Seconds that the server waits before it accepts."),
-    ("w", "write_only", "", "Stream RDMA writes only."),
-    ("W", "write_ping_pong", "", "Answer RDMA writes with RDMA writes only."),
-    ("u", "one_way", "", "With -w: the client writes, the server does not."),
-    ("D", "validate", "", "Check the octets of each ping-pong."),
-    ("S", "signal_rate", "N", "Ask for one completion per so many requests."),
-    ("t", "times", "", "Print what the single calls took."),
-    ("v", "verbose", "", "Print everything there is."),
+    _ADAPTER,
+    Letter("h", "host", "HOST", None, "Be the client of the server at this address or name."),
+    Letter("s", "is_server", "", False, "Be the server, for one client."),
+    Letter("b", "size_bytes", "OCTETS", 64, "Octets of each transfer, 1 to 67108864."),
+    Letter("B", "bursts", "N", 10, "How many transfers of each kind, 1 to 10000."),
+    Letter("c", "use_cno", "", False, "Wait for receives through a notification point."),
+    Letter("p", "poll", "", False, "Poll instead of waiting."),
+    Letter("d", "delay_s", "S", 0.0, "Seconds that the server waits before it accepts, 0 to 60."),
+    Letter("w", "write_only", "", False, "Stream RDMA writes only."),
+    Letter("W", "write_ping_pong", "", False, "Answer RDMA writes with RDMA writes only."),
+    Letter("u", "one_way", "", False, "With -w: the client writes, the server does not."),
+    Letter("a", "all_sizes", "", False, "With -W: sizes 1, 2, 4 and so on up to that of -b."),
+    Letter("i", "increment_bytes", "OCTETS", 0, "With -W: sizes by this step up to that of -b."),
+    Letter("D", "validate", "", False, "Check the octets of each ping-pong."),
+    Letter("S", "signal_rate", "N", 10, "Ask for one completion per so many requests, 1 to 10000."),
+    Letter("t", "times", "", False, "Print what the single calls took."),
+    Letter("v", "verbose", "", False, "Print the addresses of both ends, and times as -t does."),
+    Letter("q", "qpn", "N", None, "Refused: adapters here have no ucm addresses."),
+    Letter("l", "lid", "N", None, "Refused, as -q."),
 )
 
 OPTIONS: Final = {
@@ -144,7 +162,8 @@ OPTIONS: Final = {
     "sizes": "Octets of a message, 1 to 16777216; may be given more than once.",
     "figure_seconds": "How long each figure is measured.",
     "connections": "How many connections are made, 1 to 10000.",
-    "conn_qual": "Connection qualifier of the server.",
+    "conn_qual": "Connection qualifier of the server, 1 to 65535.",
+    "usage": "Show this message and exit.",
     "pid": "This process only.",
     "verbose": "More columns, and all paths of each connection.",
     "json": "Print JSON.",
