@@ -260,7 +260,7 @@ def test_asyncio_connects_and_accepts(pair: Pair) -> None:
             await asyncio.wait_for(loop.sock_connect(client, pair.listener.getsockname()), WAIT_S)
             accepted, _ = await asyncio.wait_for(accepting, WAIT_S)
             with accepted:
-                await loop.sock_sendall(client, b"x" * 300_000)
+                await loop.sock_sendall(client, b"x" * 100_000)
                 return await asyncio.wait_for(loop.sock_recv(accepted, 10), WAIT_S)
 
     assert asyncio.run(meet()) == b"x" * 10

@@ -122,6 +122,13 @@ class SocketBase(system.socket):
         if self.watchers:
             self.watchers.tell()
 
+    def _wake(self) -> None:
+        """Let those look again who wait in a call of this socket, and those who watch it."""
+        self._tell()
+        for opening in self.openings:
+            with opening.adapter.lock:
+                opening.adapter.notify()
+
     # -- the end
 
     def close(self) -> None:
@@ -145,13 +152,9 @@ class SocketBase(system.socket):
             if self._is_over:
                 return
             self._is_over = True
-            concerned = list(self.openings)
         _open.discard(self)
         self._let_go()
-        self.watchers.tell()
-        for opening in concerned:
-            with opening.adapter.lock:
-                opening.adapter.notify()
+        self._wake()
         with self._lock:
             for opening in self._attended:
                 with opening.adapter.lock:

@@ -17,7 +17,7 @@ from urds.rsocket import devices, options, socket_names
 from urds.rsocket.link import Link, LinkState
 from urds.rsocket.listening import Listening, Reservation
 from urds.rsocket.refusals import refusal
-from urds.rsocket.socket_transfers import TransferSocket
+from urds.rsocket.socket_mapping import MappingSocket
 from urds.rsocket.socket_waiting import Patience
 from urds.rsocket.stream import Shut
 
@@ -35,7 +35,7 @@ _STATES: Final = {
 }
 
 
-class StreamSocket(TransferSocket):
+class StreamSocket(MappingSocket):
     """A stream: reliable octets in order, between two sockets."""
 
     __slots__ = ("_bound", "_is_told", "_listening", "_reservation")
@@ -244,7 +244,7 @@ class StreamSocket(TransferSocket):
         if link is None:
             raise refusal(errno.ENOTCONN)
         link.shut_down(_SHUT[how])
-        self._tell()
+        self._wake()
 
     def _let_go(self) -> None:
         link, listening, reservation = self._link, self._listening, self._reservation
@@ -254,6 +254,7 @@ class StreamSocket(TransferSocket):
             listening.close()
         if link is None:
             return
+        self._unmap_all()
         linger_s = self._options.linger_s
         link.close(linger_s)
         if linger_s:
