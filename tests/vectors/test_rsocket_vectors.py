@@ -1,11 +1,12 @@
 """The octets of the original rsockets, read and written again octet for octet."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from tests.vectors import load
+from urds.rsocket.stream import Memory, Post, PostKind, Shut, Stream, StreamSettings
 from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
 from urds.rsocket.wire.messages import (
     CREDIT_LIMIT_MASK,
@@ -149,3 +150,119 @@ def test_a_disconnect_is_a_word_without_octets(name: str) -> None:
     message = write(name)
     assert parse_word(message.word) == (Op.CONTROL, Control.DISCONNECT)
     assert message.target.length == 0 and message.payload == b""
+
+
+# -- the core in the place of one of the two programs
+
+
+class OneRegion:
+    """Memory for one core, where the program had it."""
+
+    def __init__(self, place: Sge) -> None:
+        self._place = place
+
+    def allocate(self, byte_count: int) -> Memory:
+        return Memory(memoryview(bytearray(byte_count)), self._place.address, self._place.key)
+
+    def release(self, memory: Memory) -> None:
+        del memory
+
+
+def core_as(own: str, *, iomap_slots: int = 0) -> Stream:
+    """Return a core with the buffers of a program, that behaves as the original does."""
+    settings = StreamSettings(
+        receive_bytes=RECEIVE_BYTES, is_own=False, iomap_slots=iomap_slots, send_bytes=RECEIVE_BYTES
+    )
+    return Stream(settings, OneRegion(connect_data(own).target_sgl))
+
+
+def posts_of(core: Stream) -> list[Post]:
+    found = []
+    while (post := core.poll_transmit()) is not None:
+        found.append(post)
+    return found
+
+
+def same(post: Post, name: str) -> bool:
+    """Compare a post with a captured write, whose word is big-endian there."""
+    message = write(name)
+    where = (post.address, post.rkey, len(post.octets))
+    is_there = where == (message.target.address, message.target.key, message.target.length)
+    return is_there and post.word == message.word and bytes(post.octets) == message.payload
+
+
+@pytest.mark.parametrize(("own", "iomap_slots"), [("request", 0), ("iomap_request", 1)])
+def test_the_core_offers_what_the_original_offers(own: str, iomap_slots: int) -> None:
+    """But for the place of the data buffer, which is behind the tables here."""
+    offered = ConnectData.parse(core_as(own, iomap_slots=iomap_slots).offer())
+    captured = connect_data(own)
+    assert replace(offered, data_buffer=captured.data_buffer) == captured
+    assert offered.data_buffer.length == HALF_BYTES
+
+
+def test_the_core_speaks_as_the_active_program_did() -> None:
+    core = core_as("request")
+    core.adopt(VECTORS["reply"])
+    (first,) = posts_of(core)
+    captured = write("active_second_half")
+    assert (first.address, first.rkey, first.word) == (
+        captured.target.address,
+        captured.target.key,
+        captured.word,
+    )
+    half = Sge.parse(first.octets, "little")
+    data = ConnectData.parse(core.offer()).data_buffer
+    assert half == Sge(data.address + HALF_BYTES, data.key, HALF_BYTES)
+    for octet_count, name in [
+        (16, "active_data_16"),
+        (1000, "active_data_1000"),
+        (1000, "active_data_1000_next"),
+    ]:
+        assert core.send(memoryview(bytes(octet_count)), may_borrow=False) == octet_count
+        (post,) = posts_of(core)
+        assert same(post, name)
+
+
+def test_the_core_understands_what_the_active_program_said() -> None:
+    """It stands in the place of the passive one, and ends as that did."""
+    core = core_as("reply")
+    region = core._memory  # the peer's writes land there
+    core.adopt(VECTORS["request"][CMA_HEADER_BYTES:])
+    posts_of(core)
+    region.view[SGE_BYTES : 2 * SGE_BYTES] = write("active_second_half").payload
+    core.receive_data(write("active_second_half").word)
+    assert core.stats.entries_received == 1
+    for name in ("active_data_16", "active_data_1000", "active_data_1000_next"):
+        core.receive_data(write(name).word)
+    assert core.readable_bytes == 2016
+    assert core.receive(5000) == bytes(2016)
+    core.shut_down(Shut.RDWR)
+    (last,) = posts_of(core)
+    assert last.word == write("passive_disconnect").word
+    assert last.octets == b""
+
+
+def test_the_core_maps_and_writes_as_the_active_program_did() -> None:
+    core = core_as("iomap_request", iomap_slots=1)
+    region = core._memory  # the peer's writes land there
+    core.adopt(VECTORS["iomap_reply"])
+    posts_of(core)
+    mine = IomapEntry.parse(write("iomap_active_slot_0").payload, "little")
+    buffer = Memory(memoryview(bytearray(mine.length)), mine.address, mine.key)
+    assert core.map_buffer(buffer, 0) == 0
+    (post,) = posts_of(core)
+    assert post.kind is PostKind.IOMAP
+    assert same(post, "iomap_active_slot_0")
+    region.view[2 * SGE_BYTES : 2 * SGE_BYTES + IOMAP_ENTRY_BYTES] = write(
+        "iomap_passive_slot_0"
+    ).payload
+    core.receive_data(write("iomap_passive_slot_0").word)
+    assert core.write_mapped(memoryview(bytes(1000)), 0, may_borrow=False) == 1000
+    (post,) = posts_of(core)
+    captured = Sge.parse(VECTORS["iomap_active_direct"][:SGE_BYTES], "big")
+    assert (post.address, post.rkey, len(post.octets)) == (
+        captured.address,
+        captured.key,
+        captured.length,
+    )
+    assert post.word is None
