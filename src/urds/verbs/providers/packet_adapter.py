@@ -58,6 +58,7 @@ class PacketAdapter(PacketMover):
         self.cm = CmCore(random=chance, settings=settings)
         self._waiting: deque[tuple[AddressVector, bytes]] = deque(maxlen=_WAITING_MAX)
         self._later: deque[tuple[PacketConnection, ConnectionEventKind]] = deque()
+        self._is_connecting = False  # no event may come before `connect` has returned
 
     # -- what a provider gives
 
@@ -134,7 +135,11 @@ class PacketAdapter(PacketMover):
             offer = self.offer(bound, parameters, route)
             self.bind(bound, connection)
         self._ask(connection, route, offer, parameters, timeout_ns)
-        self.settle()
+        self._is_connecting = True
+        try:
+            self.settle()
+        finally:
+            self._is_connecting = False
         return connection
 
     def _ask(

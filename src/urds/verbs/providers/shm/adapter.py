@@ -352,8 +352,10 @@ class ShmAdapter(PacketAdapter):
                 self._resume(destination)
 
     def _settled(self) -> None:
-        if self._looped:
+        if self._looped and not self._is_connecting:
             self._loop()
+        elif self._looped:
+            self._pump.wake()  # a peer in this very device answers when the connect has returned
         self._pump.wake_ready()
 
     def _nudge(self) -> None:
