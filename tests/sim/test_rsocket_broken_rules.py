@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.sim.rsocket_world import World
-from urds.rsocket.stream import Memory, Post, core
+from urds.rsocket.stream import Memory, Post, exchange
 from urds.rsocket.stream.areas import Area
 from urds.rsocket.stream.iomap import Iomap
 from urds.rsocket.stream.publishing import Publishing
@@ -182,7 +182,9 @@ BROKEN = [
         ),
         TO_ORIGINAL,
     ),
-    Broken("a table is in its owner's order", instead(core, "_byte_order_of", lambda _: "little")),
+    Broken(
+        "a table is in its owner's order", instead(exchange, "byte_order_of", lambda _: "little")
+    ),
     Broken("lent octets are posted at once", instead(Sending, "_lend", _lend_for_later)),
     Broken("octets that wait are copied", instead(Sending, "_gather", _gather_without_a_copy)),
     Broken("a control slot comes back", around(Sending, "handle_sent", _keep_the_control_slot)),
