@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import RUN_S_MAX, interrupt, started, urds
+from urds.cli import dat_load
 
 
 @pytest.mark.parametrize("front", ["typer", "plain"])
@@ -117,6 +119,26 @@ def test_e3_limits_are_reached_and_released() -> None:
     found = json.loads(done.out)
     assert (done.code, found["all_released"]) == (0, True)
     assert set(found["limits"].values()) == {70}
+
+
+def test_the_last_port_is_no_limit_of_service_points(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Qualifiers behind it are folded: the next one that is taken is refused."""
+    monkeypatch.setattr(dat_load, "_QUAL", 65_530)
+    options = dat_load.DatLoadOptions(kind="L", attempts=20, json_wanted=True)
+    assert dat_load.run(options) == 0
+    assert json.loads(capsys.readouterr().out)["limits"]["rsp"] == 20
+
+
+@pytest.mark.parametrize("tool", ["test", "load"])
+def test_a_device_that_is_not_there_is_named(tool: str, tmp_path: Path) -> None:
+    file = tmp_path / "dat.conf"
+    file.write_text('near u1.2 threadsafe default urds.dat.devices urds.1.2 "gone0" ""\n')
+    done = urds("dat", tool, "-P", "near", changes={"DAT_OVERRIDE": str(file)})
+    assert done.code == 1
+    assert "no device 'gone0'" in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,18 @@ Source: dat.md section 18.5.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from urds import dat
-from urds.cli.dat_test_peer import demand_adapter
+from urds.cli.dat_test_peer import TestFailure, demand_adapter
 from urds.cli.exits import Exit, UsageError
-from urds.cli.output import Column, Output
+from urds.cli.output import Column, Output, complain
 
 _WAIT_S: Final = 10.0
 _QUAL: Final = 45_278
@@ -83,16 +84,26 @@ class Result:
 
 
 def run(options: DatLoadOptions) -> Exit:
-    """Run the chosen test and print its figures; `Exit.FAILED` if objects were not released."""
+    """Run the chosen test and print its figures.
+
+    `Exit.FAILED` if a call or a transfer failed, or objects were not released.
+    """
     options.check()
-    result = {"T": _transactions, "P": _performance, "L": _limits}[options.kind](options)
+    measure, show = {
+        "T": (_transactions, _print_tallies),
+        "P": (_performance, _print_performance),
+        "L": (_limits, _print_limits),
+    }[options.kind]
+    try:
+        result = measure(options)
+    except (dat.DatError, dat.DatCompletionError, TestFailure) as failure:
+        complain("dat load", str(failure))
+        return Exit.FAILED
     output = Output(json_wanted=options.json_wanted)
     if options.json_wanted:
         output.document(asdict(result))
     else:
-        {"T": _print_tallies, "P": _print_performance, "L": _print_limits}[options.kind](
-            output, result
-        )
+        show(output, result)
     return Exit.OK if result.all_released else Exit.FAILED
 
 
@@ -127,7 +138,7 @@ def _polled(evd: dat.EventDispatcher) -> dat.Event:
     while time.monotonic() < end_s:
         if (event := evd.dequeue()) is not None:
             return event
-    raise TimeoutError(f"no event in {_WAIT_S:g} s of polling")
+    raise TestFailure(f"no event in {_WAIT_S:g} s of polling")
 
 
 def _connected(stack: ExitStack, options: DatLoadOptions) -> tuple[_Side, _Side]:
@@ -144,7 +155,8 @@ def _connected(stack: ExitStack, options: DatLoadOptions) -> tuple[_Side, _Side]
             for ep in (one, other):
                 assert ep.connect_evd is not None, "made with one"
                 event = ep.connect_evd.wait(_WAIT_S)
-                assert event.event_number == dat.DAT_CONNECTION_EVENT_ESTABLISHED, event
+                if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
+                    raise TestFailure(f"no connection: {event.event_number.name}")
     return client, server
 
 
@@ -291,16 +303,13 @@ def _maker(name: str, ia: dat.InterfaceAdapter, stack: ExitStack) -> Callable[[]
         return ep
 
     if name == "rsp":
-        quals = _quals()
+        # Beyond the last port they are folded into those that are taken: refused, at last.
+        quals = itertools.count(_QUAL)
         return lambda: kept(ia.reserve(next(quals), make_ep(), requests))
     if name == "rpost":
         ep = make_ep()
         return lambda: ep.post_recv([])
     return make_ep
-
-
-def _quals() -> Iterator[int]:
-    yield from range(_QUAL, 65_536)
 
 
 # -- printing
