@@ -189,6 +189,27 @@ def test_a_mapping_out_of_range_is_refused(byte_count: int, offset: int) -> None
     assert pair.left.post() == []
 
 
+def test_no_slot_has_two_buffers() -> None:
+    """Takes and returns slots in turns, and looks at the table the peer reads."""
+    pair = Pair(FOUR, FOUR, is_settled=True)
+    buffers = [mapped(pair, pair.right, 10, offset=number * 10) for number in range(4)]
+    for number in (2, 0):
+        pair.right.stream.unmap(buffers[number])
+    mapped(pair, pair.right, 10, offset=100)
+    pair.right.stream.unmap(buffers[3])
+    for offset in (110, 120):
+        mapped(pair, pair.right, 10, offset=offset)
+    offsets = [offset for offset in range(0, 130, 10) if pair.left.stream.is_mapped(offset)]
+    assert offsets == [10, 100, 110, 120]
+
+
+def test_a_buffer_is_mapped_once() -> None:
+    pair = Pair(FOUR, FOUR, is_settled=True)
+    memory = mapped(pair, pair.left, 10)
+    with pytest.raises(OSError, match="mapped already"):
+        pair.left.stream.map_buffer(memory, 1)
+
+
 def test_only_a_mapped_buffer_is_unmapped() -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
     memory = mapped(pair, pair.left, 10)

@@ -33,6 +33,7 @@ class Iomap:
         "_peer_slots",
         "_peer_table",
         "_remote",
+        "_returned",
         "_table",
         "_updates",
     )
@@ -46,7 +47,8 @@ class Iomap:
         self._updates = updates
         self._byte_order: ByteOrder = byte_order
         self._remote: dict[int, IomapEntry] = {}  # by slot of our table
-        self._local: dict[int, Memory] = {}  # by slot of the peer's table
+        self._local: dict[Memory, int] = {}  # slots of the peer's table
+        self._returned: list[int] = []  # slots below those ever used, free again
         self._peer_table = self._peer_rkey = self._peer_slots = 0
         self._peer_order: ByteOrder = "little"
         self._is_told = False
@@ -63,15 +65,19 @@ class Iomap:
     def map_buffer(self, memory: Memory, offset: int) -> None:
         """Take a slot of the peer's table and queue the update that fills it.
 
-        Raises OSError: ENOMEM if no slot is free, EINVAL for an offset or length out of range.
+        Raises OSError: ENOMEM if no slot is free, EINVAL for an offset or length out of range and
+        for memory that is mapped already.
         """
         byte_count = memory.view.nbytes
         if not 0 <= offset <= OFFSET_MAX + 1 - byte_count or not 0 < byte_count <= MAPPED_BYTES_MAX:
             raise OSError(errno.EINVAL, f"{byte_count} octets at offset {offset}")
-        slot = next((n for n in range(self._peer_slots) if n not in self._local), None)
-        if slot is None:
+        if memory in self._local:
+            raise OSError(errno.EINVAL, f"memory at {memory.address:#x} is mapped already")
+        if len(self._local) >= self._peer_slots:
             raise OSError(errno.ENOMEM, f"no slot is free, the peer offers {self._peer_slots}")
-        self._local[slot] = memory
+        # Slots are used up from 0 on; from then on there are returned ones.
+        slot = self._returned.pop() if self._returned else len(self._local)
+        self._local[memory] = slot
         self._queue(slot, IomapEntry(offset, memory.address, memory.rkey, byte_count))
 
     def unmap(self, memory: Memory, *, is_told: bool) -> None:
@@ -79,13 +85,12 @@ class Iomap:
 
         Raises OSError EINVAL for a buffer that is not mapped.
         """
-        for slot, mapped in self._local.items():
-            if mapped is memory:
-                del self._local[slot]
-                is_told = is_told and self._is_told
-                self._queue(slot, IomapEntry(0, 0, 0, 0) if is_told else None)
-                return
-        raise OSError(errno.EINVAL, f"memory at {memory.address:#x} is not mapped")
+        slot = self._local.pop(memory, None)
+        if slot is None:
+            raise OSError(errno.EINVAL, f"memory at {memory.address:#x} is not mapped")
+        self._returned.append(slot)
+        is_told = is_told and self._is_told
+        self._queue(slot, IomapEntry(0, 0, 0, 0) if is_told else None)
 
     def _queue(self, slot: int, entry: IomapEntry | None) -> None:
         """Queue an update in place of one for the same slot that has not left."""
