@@ -42,8 +42,8 @@ def test_every_host_sends_to_every_other() -> None:
         (DemoOptions(seconds=0), "--seconds 0: must be from 0.1 to 3600"),
         (DemoOptions(payload_bytes=23), "--size 23: must be from 24 to 65536"),
         (DemoOptions(reset_every_s=-1), "--reset-every -1: must be from 0 to 3600"),
-        (DemoOptions(first_address="10.0.0.1"), "--first 10.0.0.1: the hosts live in 127.0.0.0/8"),
-        (DemoOptions(first_address="127.255.255.254"), "the hosts live in 127.0.0.0/8"),
+        (DemoOptions(first_address="10.0.0.1"), "--first 10.0.0.1: all 4 hosts must be"),
+        (DemoOptions(first_address="127.255.255.254"), "all 4 hosts must be in 127.0.0.0/8"),
         (DemoOptions(first_address="here"), "--first here: "),
     ],
 )

@@ -295,3 +295,10 @@ def test_a_process_may_keep_to_itself(tmp_path: Path) -> None:
     with host(address(2), changes):
         done = urds("info", "-k", changes=changes)
     assert done.code == 1
+
+
+@pytest.mark.parametrize("number", ["0", "-4"])
+def test_a_process_number_that_cannot_be_is_wrong_usage(number: str) -> None:
+    done = urds("info", f"--pid={number}")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"urds info: --pid {number}: must be 1 or more\n"

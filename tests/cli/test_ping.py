@@ -188,6 +188,7 @@ def test_a_local_address_of_another_process_is_named() -> None:
         (["-Q", "256", "127.0.0.9"], "type of service 256: must be from 0 to 255"),
         (["-i", "soon", "127.0.0.9"], "interval 'soon'"),
         (["no such host"], "no such host: Name or service not known"),
+        (["-I", "no such host", "127.0.0.9"], "no such host: Name or service not known"),
         ([], "arguments are required: target"),
         (["127.0.0.9", "extra"], "unrecognized arguments: extra"),
     ],
@@ -197,6 +198,13 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], words: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert words in done.err
     assert "Traceback" not in done.err
+
+
+def test_an_address_without_a_route_is_named() -> None:
+    """Link-local, and no interface is named."""
+    done = urds("ping", "-c", "1", "fe80::9")
+    assert (done.code, done.out) == (1, "")
+    assert "no route to fe80::9" in done.err
 
 
 @pytest.mark.parametrize("front", ["typer", "plain"])

@@ -47,8 +47,14 @@ def candidates(target: Address, outgoing: Address, random: Random) -> Iterator[s
 
 
 def outgoing_address(target: Address) -> Address:
-    """Ask the routing table, by a UDP socket that sends nothing. Raises OSError."""
+    """Ask the routing table, by a UDP socket that sends nothing.
+
+    Raises OSError: it knows no way there.
+    """
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((str(target), RDS_TCP_PORT))
+        try:
+            probe.connect((str(target), RDS_TCP_PORT))
+        except OSError as failure:
+            raise OSError(failure.errno, f"{failure.strerror}: no route to {target}") from failure
         return ip_address(str(probe.getsockname()[0]))

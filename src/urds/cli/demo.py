@@ -109,7 +109,7 @@ def make_plans(options: DemoOptions) -> list[Plan]:
     except ValueError as wrong:
         raise UsageError(f"--first {options.first_address}: {wrong}") from wrong
     if not first.is_loopback or not IPv4Address(addresses[-1]).is_loopback:
-        raise UsageError(f"--first {first}: the hosts live in 127.0.0.0/8")
+        raise UsageError(f"--first {first}: all {options.hosts} hosts must be in 127.0.0.0/8")
     seed = SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     return [
         Plan(

@@ -13,7 +13,7 @@ from typing import Any
 
 from urds.backend import processes
 from urds.backend.processes import Report, Silent
-from urds.cli.exits import Exit
+from urds.cli.exits import Exit, UsageError
 from urds.cli.info_tables import TABLES, Table
 from urds.cli.output import Column, Output, complain
 
@@ -29,7 +29,12 @@ class InfoOptions:
 
 
 def run(options: InfoOptions) -> Exit:
-    """Ask the processes and print; `Exit.FAILED` if none of them answered."""
+    """Ask the processes and print; `Exit.FAILED` if none of them answered.
+
+    Raises UsageError for a process number that cannot be.
+    """
+    if options.pid is not None and options.pid < 1:
+        raise UsageError(f"--pid {options.pid}: must be 1 or more")
     reports, silent = _ask(options.pid)
     output = Output(json_wanted=options.json_wanted)
     chosen = [one for one in TABLES if not options.tables or one.letter in options.tables]

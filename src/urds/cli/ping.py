@@ -227,7 +227,10 @@ def _summarise(output: Output, turns: Turns, *, target: str, local: str) -> None
 def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list[urds.Socket]:
     """Bind the sockets to one local address; Ctrl-C or the end takes their pings back."""
     sockets: list[urds.Socket] = []
-    local = options.local or _free_address(target, closing, sockets)
+    if options.local is None:
+        local = _free_address(target, closing, sockets)
+    else:
+        local = str(find_address(options.local))
     while len(sockets) < SOCKETS:
         sockets.append(_bind(local, closing))
     for sock in sockets:
