@@ -117,9 +117,11 @@ def revents(pollable: Pollable, events: int) -> int:
     Source: rsocket.md 13, table of conditions. As with kernel sockets POLLRDNORM and POLLWRNORM
     go with POLLIN and POLLOUT.
     """
+    if pollable.closed:
+        return select.POLLNVAL
     try:
         state = pollable.readiness()
-    except OSError:
+    except OSError:  # closed in between
         return select.POLLNVAL
     found = 0
     if state.readable:
