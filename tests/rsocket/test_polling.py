@@ -29,7 +29,7 @@ def here(request):
 
 @pytest.fixture(params=["rsockets", "mixed"])
 def beside(request, here: World):
-    """An ordinary descriptor that never gets ready, or nothing: the two ways to sleep."""
+    """Return an ordinary descriptor that never gets ready, or nothing: two ways to sleep."""
     return [(here.pipe()[0], IN)] if request.param == "mixed" else []
 
 
