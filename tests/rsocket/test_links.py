@@ -2,12 +2,15 @@
 
 import errno
 import random
+from dataclasses import replace
 
 import pytest
-from urds.rsocket.stream import Shut
 
 from tests.rsocket.ends import DEVICES, Ends, ends, send_all
 from urds.rsocket.link import Link, LinkState
+from urds.rsocket.opening import Opening
+from urds.rsocket.stream import Shut
+from urds.verbs.providers.sim import SimNetwork
 
 
 @pytest.fixture(params=DEVICES)
@@ -72,3 +75,11 @@ def test_nothing_is_left_after_both_are_closed(both: Ends) -> None:
         right.close()
     both.wait(lambda: not both.here.links and not both.there.links)
     assert [(len(end.links), end.memory_bytes) for end in (both.here, both.there)] == before
+
+
+def test_a_device_without_immediate_data_is_refused() -> None:
+    adapter = SimNetwork().adapter("bare")
+    adapter.attributes = replace(adapter.attributes, rdma_with_imm=False)
+    with pytest.raises(OSError, match="bare lacks rdma_with_imm") as caught:
+        Opening(adapter)
+    assert caught.value.errno == errno.EOPNOTSUPP

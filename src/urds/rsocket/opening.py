@@ -57,6 +57,10 @@ class Opening:
     """A device, opened for rsockets: memory, queue pairs and the way of their completions."""
 
     def __init__(self, adapter: Adapter) -> None:
+        """Take an open device. Raises OSError: EOPNOTSUPP without writes with immediate data."""
+        if not adapter.attributes.rdma_with_imm:
+            name = adapter.attributes.name
+            raise OSError(errno.EOPNOTSUPP, f"{name} lacks rdma_with_imm, which streams need")
         self.adapter = adapter
         self.name = adapter.attributes.name
         self.stats = OpeningStats()
