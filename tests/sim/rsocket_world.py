@@ -31,7 +31,7 @@ from urds.rsocket.wire.connect_data import ByteOrder
 SOURCE = random.Random(0).randbytes(1 << 21)  # what is sent, from a place that the seed chooses
 STEPS = 800  # at random, before everybody does all there is to do
 SWEEPS_MAX = 20_000  # of everybody; a stream needs as many only if it stands still
-MAPPED_BYTES = 600
+MAPPED_BYTES = (600, 40_000)
 MAPS_MAX = 6  # of one side in one run
 TOTALS = (0, 1, 100, 3_000, 20_000, 60_000, 250_000)
 SENDS = (  # sizes, and how much an application with such sizes sends at most
@@ -100,7 +100,13 @@ class Actor:
     left: list[Memory] = field(default_factory=list)  # buffers that the peer may still fill
     last_call: Shut | None = None  # what it will do when all is sent, or at `leaves_at`
     leaves_at: int = 1 << 62  # accepted octets after which it leaves, whatever is under way
+    deaf_at: int = 1 << 62  # read octets after which it shuts down reading
     was_refused: bool = False  # a large lent send, which is_writable then speaks of
+
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether it wants no more octets."""
+        return self.last_call is Shut.RDWR or self.got >= self.deaf_at
 
     @property
     def read_bytes(self) -> int:
@@ -139,6 +145,9 @@ class World:
         actor.last_call = chance.choice([None, Shut.WR, Shut.WR, Shut.RDWR])
         if actor.last_call is Shut.RDWR and chance.random() < 0.5:
             actor.leaves_at = chance.randrange(actor.total + 1)
+        # Not both: two that send and do not read would wait for each other for ever.
+        if side.name == "A" and actor.last_call is Shut.WR and chance.random() < 0.2:
+            actor.deaf_at = chance.randrange(20_000)
         return actor
 
     def _steps(self) -> list[Callable[[], object]]:
@@ -207,12 +216,13 @@ class World:
     def _is_through(self, actor: Actor) -> bool:
         """Return whether there is nothing left to do for an actor."""
         side = actor.side
-        if side.words or actor.wait is not None or actor.got < side.taken_bytes:
+        is_read = actor.got == side.taken_bytes or actor.got >= actor.deaf_at
+        if side.words or actor.wait is not None or not is_read:
             return False
         if self.pair.is_cut:
             return side.is_over
         is_sent = actor.accepted == actor.total or not side.core.can_write
-        has_called = actor.last_call is None or not (side.core.can_write and side.core.can_read)
+        has_called = actor.last_call is None or not side.core.can_write
         return is_sent and has_called and not side.kinds and not side.core.wants_disconnect
 
     def _hang_up(self) -> None:
@@ -227,13 +237,14 @@ class World:
     def _check_end(self) -> None:
         for actor in self.actors:
             peer = self.peer(actor)
-            is_lost = self.pair.error or peer.last_call is Shut.RDWR
+            is_lost = self.pair.error or peer.is_deaf
             if actor.accepted != peer.got and not is_lost:
                 raise self.fail(
                     f"{actor.side.name} had {actor.accepted} octets accepted, "
                     f"{peer.side.name} got {peer.got}"
                 )
-            if self.pair.is_cut and not actor.side.core.is_ended and self.pair.error == 0:
+            is_unread = not actor.side.core.is_ended and not actor.is_deaf
+            if self.pair.is_cut and is_unread and not self.pair.error:
                 raise self.fail(f"{actor.side.name} has no end: {actor.side.core.state.name}")
             for mapping in actor.mappings:
                 if not self.pair.is_cut and mapping.memory.view != mapping.shadow:
@@ -290,6 +301,10 @@ class World:
             return
         if actor.wait is not None:
             self._go_on_waiting(actor)
+            return
+        if actor.got >= actor.deaf_at:
+            actor.side.core.shut_down(Shut.RD)
+            self.pair.carry(actor.side)
             return
         wanted, choice = self.chance.choice(actor.read_sizes), self.chance.random()
         if choice < 0.2 and wanted >= DIRECT_BYTES_MIN and actor.side.core.can_read:
@@ -389,8 +404,9 @@ class World:
             self._write_mapped(actor)
 
     def _map(self, actor: Actor) -> None:
-        memory = actor.side.arena.register(MAPPED_BYTES)
-        offset = self.chance.choice([None, MAPPED_BYTES * len(actor.mappings)])
+        byte_count = self.chance.choice(MAPPED_BYTES)
+        memory = actor.side.arena.register(byte_count)
+        offset = self.chance.choice([None, MAPPED_BYTES[-1] * len(actor.mappings)])
         try:
             named = actor.side.core.map_buffer(memory, offset)
         except OSError as error:
@@ -398,13 +414,13 @@ class World:
                 raise
             actor.side.arena.release(memory)
             return
-        actor.mappings.append(Mapping(memory, named, bytearray(MAPPED_BYTES)))
+        actor.mappings.append(Mapping(memory, named, bytearray(byte_count)))
         self.pair.carry(actor.side)
 
     def _write_mapped(self, actor: Actor) -> None:
         mapping = self.chance.choice(self.peer(actor).mappings)
-        start = self.chance.randrange(MAPPED_BYTES)
-        octets = self.chance.randbytes(self.chance.randrange(1, MAPPED_BYTES + 1 - start))
+        start = self.chance.randrange(len(mapping.shadow))
+        octets = self.chance.randbytes(self.chance.randrange(1, len(mapping.shadow) + 1 - start))
         buffer = bytearray(octets)
         taken = actor.side.core.write_mapped(
             memoryview(buffer), mapping.offset + start, may_borrow=self.chance.random() < 0.5
