@@ -71,12 +71,12 @@ def test_a_datagram_has_as_many_octets_as_fit_and_not_one_more(device: str) -> N
         assert info.value.errno == errno.EMSGSIZE
 
 
-@pytest.mark.parametrize("device", ["", "shm0", "tcp0", "udp0"])
-def test_who_waits_wakes_for_both_ways(device: str) -> None:
+@pytest.mark.parametrize("names", [(), ("shm0",), ("tcp0",), ("udp0",), ("shm0", "tcp0")])
+def test_who_waits_wakes_for_both_ways(names: tuple[str, ...]) -> None:
     """Widened: the sender sends only when the other thread sleeps for sure."""
     with ends() as made:
-        here = made.link(*([device] if device else []))
-        there = made.link(*([device] if device else []), host="127.0.0.3")
+        here = made.link(*names)
+        there = made.link(*names, host="127.0.0.3")
         for payload in (b"by UDP", b"again", b"by the way that is known now"):
             got: list[object] = []
             thread = threading.Thread(target=lambda got=got: got.append(take(there)))
@@ -85,6 +85,27 @@ def test_who_waits_wakes_for_both_ways(device: str) -> None:
             here.send(payload, address_of(there))
             thread.join(10)
             assert got == [(payload, address_of(here))]
+
+
+@pytest.mark.parametrize("device", ["", "shm0", "tcp0", "udp0"])
+def test_a_change_is_told_for_both_ways(device: str) -> None:
+    names = [device] if device else []
+    with ends() as made:
+        here, there = made.link(*names), made.link(*names, host="127.0.0.3")
+        told = threading.Event()
+        there.on_change = told.set
+
+        def is_told() -> bool:
+            here.send(b"x", address_of(there))
+            assert told.wait(10), "the device drives itself while nobody waits"
+            told.clear()
+            until(lambda: there.receive() is not None)
+            return not device or there.stats.received_by_queue_pair > 3
+
+        until(is_told)
+        there.close()
+        assert told.is_set()
+        assert there.readiness().readable
 
 
 def test_a_wait_for_nothing_ends_in_time_and_a_close_ends_it_at_once() -> None:
@@ -262,13 +283,23 @@ def test_a_connected_socket_has_one_peer() -> None:
         here.connect(address_of(there))
         assert here.peer == address_of(there)
         use_queue_pairs(here, there)
-        stranger = made.link("shm0", host="127.0.0.4")
-        for _ in range(3):
-            stranger.send(b"hello?", address_of(here))
         here.send(b"to my peer")
         assert take(there) == (b"to my peer", address_of(here))
         there.send(b"from my peer", address_of(here))
         assert take(here) == (b"from my peer", address_of(there))
+
+
+def test_a_connected_socket_hears_no_stranger_in_either_way() -> None:
+    with ends() as made:
+        here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
+        known, unknown = (made.link("shm0", host=f"127.0.0.{number}") for number in (4, 5))
+        use_queue_pairs(here, known)
+        here.connect(address_of(there))
+        unknown.send(b"by UDP", address_of(here))
+        known.send(b"by queue pair", address_of(here))
+        until(lambda: here.wait(lambda: here.stats.dropped_stranger == 1, 0.01))
+        there.send(b"from the peer", address_of(here))
+        assert take(here) == (b"from the peer", address_of(there))
         assert here.receive() is None
 
 

@@ -165,3 +165,9 @@ def test_a_look_up_for_nobody_is_refused(device: str) -> None:
             found, _ = find_queue_pair(made, device, "127.0.0.3", said.ways[0].port, opening)
             assert found.kind is ConnectionEventKind.REJECTED
         assert look_ups_of(there.openings[0]).refused == 3
+        port = said.ways[0].port
+        found, _ = find_queue_pair(made, device, "127.0.0.3", port, said.opening)
+        assert found.kind is ConnectionEventKind.ESTABLISHED
+        there.close()
+        found, _ = find_queue_pair(made, device, "127.0.0.3", port, said.opening)
+        assert found.kind is ConnectionEventKind.REJECTED
