@@ -24,12 +24,13 @@ def socket(family: int = AF_INET, type: int = SOCK_STREAM, proto: int = 0) -> So
 
 def create_connection(
     address: tuple[str, int],
-    wait_s: float | _Unset | None = _UNSET,
+    timeout: float | _Unset | None = _UNSET,
     source_address: tuple[str, int] | None = None,
 ) -> Socket:
     """Connect to a host and port, trying each address of the host; return the socket.
 
-    `wait_s` bounds each attempt and stays the socket's timeout. Raises OSError, the last attempt's.
+    `timeout`, in seconds, bounds each attempt and stays the socket's. Raises OSError: that of the
+    last attempt.
     """
     host, port = address
     problem: OSError | None = None
@@ -40,8 +41,8 @@ def create_connection(
             problem = error
             continue
         try:
-            if not isinstance(wait_s, _Unset):
-                made.settimeout(wait_s)
+            if not isinstance(timeout, _Unset):
+                made.settimeout(timeout)
             if source_address is not None:
                 made.bind(source_address)
             made.connect(name)
