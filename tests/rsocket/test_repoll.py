@@ -36,7 +36,7 @@ def poll():
 
 @pytest.fixture(params=["rsockets", "mixed"])
 def either(request, here: World, poll: Repoll) -> Repoll:
-    """Return it with an ordinary descriptor that never gets ready, or without: two ways to sleep."""
+    """Return it with an ordinary descriptor that stays quiet, or without: two ways to sleep."""
     if request.param == "mixed":
         poll.register(here.pipe()[0], IN)
     return poll
