@@ -89,7 +89,7 @@ class RstreamOptions:
         """Return how both sides wait."""
         if self.has("a"):
             return Manner.POLL
-        return Manner.BLOCK if self.has("b") else Manner.SPIN
+        return Manner.SPIN if self.has("n") else Manner.BLOCK
 
     def check(self) -> None:
         """Raise UsageError for what cannot be."""
@@ -193,8 +193,8 @@ def _pattern(size_bytes: int) -> bytes:
     return (bytes(range(_PATTERN_BYTES)) * (size_bytes // _PATTERN_BYTES + 1))[:size_bytes]
 
 
-def prepare(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
-    """Set the options of a socket that is not connected yet, or of a listener."""
+def prepare(sock: AnySocket, options: RstreamOptions) -> None:
+    """Set the options of a socket that is connected or will be."""
     space_bytes = options.buffer_bytes or _BUFFER_BYTES
     for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, name, space_bytes)
@@ -202,6 +202,10 @@ def prepare(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> No
     if options.keepalive_s is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.keepalive_s)
+
+
+def prepare_inline(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
+    """Choose the inline data of an rsocket that has not begun: later there is no choice."""
     if not options.is_kernel:
         from urds import rsocket
 
@@ -244,7 +248,8 @@ def _connected(
 ) -> Iterator[_Side]:
     family, address = target
     with new_socket(is_kernel=options.is_kernel, family=family) as sock:
-        prepare(sock, options, is_latency=is_latency)
+        prepare(sock, options)
+        prepare_inline(sock, options, is_latency=is_latency)
         if options.bind is not None:
             sock.bind(local_address(options.bind, 0, family)[1])
         sock.connect(address)
@@ -260,12 +265,12 @@ def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
     """Listen, and serve one client's connections; the figures stay with the client."""
     family, address = local_address(options.bind or "", options.port or 0, None)
     listener = new_socket(is_kernel=options.is_kernel, family=family)
-    prepare(listener, options, is_latency=True)
+    prepare(listener, options)
+    prepare_inline(listener, options, is_latency=True)
     with listening(listener, address) as listener:
         tell_port(listener.getsockname()[1], json_wanted=options.json_wanted)
         listener.settimeout(wait_s)
-        for is_latency, wanted in _phases(options):
-            prepare(listener, options, is_latency=is_latency)
+        for _, wanted in _phases(options):
             sock = listener.accept()[0]
             if options.has("f"):
                 _serve_forked(sock, wanted, options)

@@ -74,9 +74,9 @@ RSTREAM: Final = Tool(
     "rstream",
     "Measure latency and bandwidth of a stream, in rstream's table.\n\n"
     "Total counts both directions; usec/xfer of a latency row is one way. Without -s and --serve"
-    " the server is a process of its own on this host. Both sides need the same options. Calls that"
-    " would block are repeated at once unless -T a or -T b is given, as in rstream. With -T s the"
-    " same program measures TCP of the kernel.",
+    " the server is a process of its own on this host. Both sides need the same options. Calls wait;"
+    " with -T n those that would wait are repeated at once, which rstream does by itself: that needs"
+    " a processor for each side. With -T s the same program measures TCP of the kernel.",
     (
         ("urds rsocket rstream", "rsockets over shared memory, about a minute"),
         ("urds rsocket rstream -T s", "the same by the kernel's TCP"),
@@ -101,8 +101,8 @@ RSTREAM: Final = Tool(
         _port(7471),
         Option("keepalive_s", ("-k",), "SECONDS", "Send keepalives after so much silence.", int),
         _tests(
-            "s kernel sockets, a poll, b blocking, n non-blocking, f forked server (implies s),"
-            " r resolve by verbs, v verify."
+            "s kernel sockets, a poll, b blocking (the default), n non-blocking, f forked server"
+            " (implies s), r resolve by verbs, v verify."
         ),
         _DEVICE,
     ),
@@ -161,4 +161,33 @@ RCOPY: Final = Tool(
     ),
 )
 
-TOOLS: Final = (RSTREAM, UDPONG, RCOPY)
+BENCH: Final = Tool(
+    "bench",
+    "Measure rsockets over shm and tcp beside the kernel's TCP, in one run.\n\n"
+    "rr and stream print the lines of netperf's TCP_RR and TCP_STREAM (both without a name), curve"
+    " the throughput from 1 octet to 16 MiB with its dips, copies and wake-ups, connections what"
+    " many open connections cost. --breakdown says where a sender's processor time goes, beside the"
+    " table of the study of the original. Both ends are processes of this host.",
+    (
+        ("urds rsocket bench", "rr and stream"),
+        ("urds rsocket bench rr --size 1 --seconds 5", "longer, for one octet"),
+        ("urds rsocket bench curve --device shm --json", "the curve over shared memory"),
+        ("urds rsocket bench connections 10000", "10,000 connections"),
+        ("urds rsocket bench --breakdown --device shm", "where the time goes"),
+    ),
+    "rsocket_bench",
+    "RsocketBenchOptions",
+    (
+        Option("kind", (), "KIND", "rr, stream, curve or connections."),
+        Option("connections", (), "N", "How many connections, 1000 without it.", int),
+        Option("is_breakdown", ("--breakdown",), "", "Say where the time goes.", bool),
+        Option(
+            "sizes", ("--size",), "OCTETS", "Octets of a message; may be repeated.", int,
+            is_repeated=True,
+        ),
+        Option("seconds", ("--seconds",), "S", "How long each figure takes.", float, 0.5),
+        replace(_DEVICE, default="shm,tcp"),
+    ),
+)  # fmt: skip
+
+TOOLS: Final = (RSTREAM, UDPONG, RCOPY, BENCH)

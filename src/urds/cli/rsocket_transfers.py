@@ -24,9 +24,9 @@ _SPINS_PER_LOOK: Final = 1 << 12  # a look at the clock now and then costs a spi
 class Manner(Enum):
     """How a side waits."""
 
-    SPIN = "n"  # calls that would block are repeated at once: what rstream does by itself
-    POLL = "a"
     BLOCK = "b"
+    POLL = "a"
+    SPIN = "n"  # calls that would block are repeated at once: what rstream does by itself
 
 
 class Stream:
@@ -35,10 +35,8 @@ class Stream:
     def __init__(self, sock: AnySocket, manner: Manner) -> None:
         self.sock = sock
         self._manner = manner
-        if manner is Manner.BLOCK:
-            sock.settimeout(_STALLED_S)
-        else:
-            sock.setblocking(False)
+        # No timeout with BLOCK: with one, Python itself waits, in poll, before each call.
+        sock.setblocking(manner is Manner.BLOCK)
         # The descriptor of an rsocket costs something from the moment on that it is asked for.
         self._fd = -1
         self._poll = select.poll()

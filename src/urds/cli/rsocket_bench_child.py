@@ -1,0 +1,72 @@
+"""A process of `urds rsocket bench`: one end, over one way, with its counts from the beginning.
+
+The first line of standard input says what it is; a server answers with its port, a client then
+does one work per line and answers each with a line. Both are JSON objects.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+
+def main() -> int:
+    """Run one end."""
+    start = json.loads(sys.stdin.readline())
+    if start["is_counted"]:  # before any lock is made, and any module keeps a clock of its own
+        from urds.cli.rsocket_probes import count_locks_and_clocks
+
+        count_locks_and_clocks()
+    try:
+        if start["port"] is None:
+            _serve(start["way"])
+        else:
+            _measure(start["way"], start["port"])
+    except OSError as failure:
+        _tell({"error": f"{start['way']}: {failure}"})
+        return 1
+    return 0
+
+
+def _serve(way: str) -> None:
+    from urds.cli.rsocket_bench_end import End
+    from urds.cli.rsocket_ways import LOOPBACK, listening
+
+    sock = _new_socket(way)
+    with listening(sock, (LOOPBACK, 0)):
+        _tell({"port": sock.getsockname()[1]})
+        with sock.accept()[0] as accepted:
+            End(accepted).serve()
+
+
+def _measure(way: str, port: int) -> None:
+    from urds.cli.rsocket_bench_end import End
+    from urds.cli.rsocket_ways import LOOPBACK
+
+    with _new_socket(way) as sock:
+        sock.connect((LOOPBACK, port))
+        end = End(sock)
+        _tell({"port": port})
+        for line in sys.stdin:
+            command = json.loads(line)
+            _tell({"answer": end.do(command["work"], command["details"])})
+
+
+def _new_socket(way: str) -> Any:
+    from urds.cli.rsocket_ways import KERNEL, choose_devices, new_socket
+
+    choose_devices(() if way == KERNEL else (way,))
+    return new_socket(is_kernel=way == KERNEL)
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # of the terminal: the bench says what there is to say
+        sys.exit(128 + signal.SIGINT)

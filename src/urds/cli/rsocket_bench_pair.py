@@ -1,0 +1,100 @@
+"""The two processes that `urds rsocket bench` measures, as the bench sees them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+_END_S: Final = 10.0
+
+
+class Child:
+    """One process, spoken to in lines of JSON."""
+
+    def __init__(self, module: str, **start: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.tell(start)
+
+    def tell(self, command: dict[str, Any]) -> None:
+        """Send it a line."""
+        assert self._process.stdin is not None, "it is piped"
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """Return what it says next. Raises OSError: it could not, or it ended."""
+        assert self._process.stdout is not None, "it is piped"
+        line = self._process.stdout.readline()
+        if not line:
+            raise OSError(f"a process of the bench ended with exit code {self._process.wait()}")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise OSError(said["error"])
+        return said
+
+    def close(self) -> None:
+        """Let it end; kill it if it does not."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process.stdout.close()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Pair:
+    """A client with its server."""
+
+    def __init__(self, client: Child) -> None:
+        self._client = client
+
+    def do(self, work: str, **details: Any) -> Any:
+        """Have the client do a work; return its figures. Raises OSError: a process ended."""
+        self._client.tell({"work": work, "details": details})
+        return self._client.hear()["answer"]
+
+    def on_both(self, **call: Any) -> dict[str, Any]:
+        """Have both sides do a call."""
+        return {"server": self.do("remote", call=call), "client": self.do("call", call=call)}
+
+
+_MODULE: Final = "urds.cli.rsocket_bench_child"
+
+
+@contextmanager
+def pair(way: str, *, is_counted: bool = False) -> Iterator[Pair]:
+    """Start both processes and connect them over one way."""
+    with child(_MODULE, way=way, port=None, is_counted=is_counted) as server:
+        port = server.hear()["port"]
+        with child(_MODULE, way=way, port=port, is_counted=is_counted) as client:
+            client.hear()
+            yield Pair(client)
+
+
+@contextmanager
+def child(module: str, **start: Any) -> Iterator[Child]:
+    """Start a process; let it end, or kill it where something went wrong."""
+    with ExitStack() as stack:
+        one = Child(module, **start)
+        stack.callback(one.close)
+        try:
+            yield one
+        except BaseException:
+            one.kill()
+            raise

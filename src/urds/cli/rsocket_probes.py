@@ -1,0 +1,292 @@
+"""Probes: what one process of `urds rsocket bench` locks, copies, reads of clocks and computes.
+
+Three ways to look, each with its cost, so each in a run of its own:
+
+* *Locks and clocks* are counted from the start of a process: `threading.Lock` and `RLock` make
+  counting ones, the clocks of `time` are counting ones. Locks that only order memory accesses
+  (the fences of the shared memory rings) are counted apart. What one costs is measured here, too.
+* *Copies*: the interpreter tells of every call; for the few functions below a socket in which
+  octets are copied their number is added up. Streams count their own; the kernel's are not seen.
+* *Profile*: cProfile of the thread that runs the loop. The profiler's own time per call, of Python
+  and of C functions, is measured first and taken off.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any, Final, Protocol
+
+# File, function, and the argument that says how much is copied. A test holds that they exist.
+COPYING: Final[dict[tuple[str, str], Callable[[Any], int]]] = {
+    ("shm/ring.py", "_copy_in"): lambda names: len(names["part"]),
+    ("shm/ring.py", "_copy_out"): lambda names: int(names["octet_count"]),
+    ("shm/grants.py", "_copy"): lambda names: len(names["octets"]),
+    ("engine/responder.py", "_place"): lambda names: len(names["packet"].payload),
+}
+# What a profile is summed up by: the first that the file of a function begins with.
+PARTS: Final = (
+    ("urds/rsocket/stream", "stream core"),
+    ("urds/rsocket", "sockets and links"),
+    ("urds/verbs/engine", "verbs engine"),
+    ("urds/verbs/providers", "device"),
+    ("urds/verbs", "device"),
+    ("urds/cli", "the bench itself"),
+)
+OTHERS: Final = "C functions and the rest of Python"
+_FENCES: Final = "urds.verbs.providers.shm.ring"
+_CLOCKS: Final = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns")
+_LOOPS: Final = 20_000
+_WINDOW_BYTES: Final = 4 << 20
+_SLEEPS: Final = ("'poll' of 'select.epoll'", "'acquire' of", "'poll' of 'select.poll'", "sleep")
+
+
+class Probe(Protocol):
+    """Looks closely for a while."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def stop(self) -> None:
+        """End."""
+
+    def found(self) -> dict[str, Any]:
+        """Return what was seen in between."""
+
+
+def probe_of(name: str) -> Probe:
+    """Return a new probe: `counts`, `copies` or `profile`."""
+    probes: dict[str, Callable[[], Probe]] = {
+        "counts": _Counts, "copies": _Copies, "profile": _Profile,
+    }  # fmt: skip
+    return probes[name]()
+
+
+# -- locks and clocks
+
+_locks: Final = count()
+_fences: Final = count()
+_reads: Final = count()
+
+
+class _CountedLock:
+    """A lock that counts how often it is taken."""
+
+    __slots__ = ("_counter", "_lock")
+
+    def __init__(self, lock: Any, counter: Iterator[int]) -> None:
+        self._lock, self._counter = lock, counter
+
+    def acquire(self, blocking: bool = True, wait_s: float = -1) -> bool:
+        next(self._counter)
+        return bool(self._lock.acquire(blocking, wait_s))
+
+    def __enter__(self) -> bool:
+        next(self._counter)
+        return bool(self._lock.acquire())
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __getattr__(self, name: str) -> Any:
+        # `release`, `locked`, and what a Condition asks for, if the lock has it.
+        return getattr(self._lock, name)
+
+
+def count_locks_and_clocks() -> None:
+    """Count from here on, in this process: before any module has made a lock or kept a clock."""
+    for name in ("Lock", "RLock"):
+        setattr(threading, name, _counting(getattr(threading, name)))
+    for name in _CLOCKS:
+        setattr(time, name, _counted_clock(getattr(time, name)))
+
+
+def _counting(make: Callable[[], Any]) -> Callable[[], _CountedLock]:
+    def counted() -> _CountedLock:
+        maker = sys._getframe(1).f_globals.get("__name__")
+        return _CountedLock(make(), _fences if maker == _FENCES else _locks)
+
+    return counted
+
+
+def _counted_clock(read: Callable[[], Any]) -> Callable[[], Any]:
+    def counted() -> Any:
+        next(_reads)
+        return read()
+
+    return counted
+
+
+def _so_far(counter: count[int]) -> int:
+    return int(counter.__reduce__()[1][0])
+
+
+class _Counts:
+    """Differences of the counters."""
+
+    def start(self) -> None:
+        self._before = self._now()
+
+    def stop(self) -> None:
+        now = self._now()
+        self._spent = {name: now[name] - value for name, value in self._before.items()}
+
+    def found(self) -> dict[str, Any]:
+        return self._spent
+
+    @staticmethod
+    def _now() -> dict[str, int]:
+        return {"locks": _so_far(_locks), "fences": _so_far(_fences), "clocks": _so_far(_reads)}
+
+
+def costs(octet_counts: Sequence[int]) -> dict[str, Any]:
+    """Measure, in this process, what a lock, a clock and copies of such sizes cost, in seconds."""
+    lock = threading.RLock()
+
+    def nothing() -> None:
+        for _ in range(_LOOPS):
+            pass
+
+    def locking() -> None:
+        for _ in range(_LOOPS):
+            with lock:
+                pass
+
+    def reading() -> None:
+        read = time.monotonic_ns
+        for _ in range(_LOOPS):
+            read()
+
+    empty_s = _best(nothing)
+    return {
+        "lock_s": max(0.0, _best(locking) - empty_s) / _LOOPS,
+        "clock_s": max(0.0, _best(reading) - empty_s) / _LOOPS,
+        "octet_s": {str(octets): _octet_s(octets) for octets in octet_counts},
+    }
+
+
+def _best(work: Callable[[], None]) -> float:
+    times_s = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)
+
+
+def _octet_s(octets: int) -> float:
+    """Return what one octet of a copy costs: from one place, as in the loops, into a window."""
+    room = max(octets, _WINDOW_BYTES)
+    source, target = memoryview(bytearray(b"x" * octets)), memoryview(bytearray(b"y" * room))
+    steps = max(1, room // octets)
+
+    def copy(piece: int, step: int) -> Callable[[], None]:
+        def work() -> None:
+            for number in range(steps):
+                start = number * step
+                target[start : start + piece] = source[:piece]
+
+        return work
+
+    return max(0.0, _best(copy(octets, octets)) - _best(copy(1, 0))) / (steps * octets)
+
+
+# -- copies
+
+
+class _Copies:
+    """Octets copied by each function of `COPYING`, in this thread."""
+
+    def start(self) -> None:
+        self._octets: dict[str, int] = defaultdict(int)
+        self._known: dict[CodeType, Callable[[Any], int] | None] = {}
+        sys.setprofile(self._see)
+
+    def stop(self) -> None:
+        sys.setprofile(None)
+
+    def found(self) -> dict[str, Any]:
+        return dict(self._octets)
+
+    def _see(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        known = self._known.get(code, self)
+        if known is self:
+            known = self._known[code] = _octets_of(code)
+        if callable(known):
+            self._octets[code.co_name] += known(frame.f_locals)
+
+
+def _octets_of(code: CodeType) -> Callable[[Any], int] | None:
+    for (file, name), octets in COPYING.items():
+        if code.co_name == name and code.co_filename.endswith(file):
+            return octets
+    return None
+
+
+# -- profile
+
+
+class _Profile:
+    """Time of this thread by part, without sleep and without the profiler's own."""
+
+    def start(self) -> None:
+        self._python_s, self._c_s = _profiler_costs()
+        self._profile = cProfile.Profile()
+        self._profile.enable()
+
+    def stop(self) -> None:
+        self._profile.disable()
+
+    def found(self) -> dict[str, Any]:
+        spent_s: dict[str, float] = defaultdict(float)
+        calls = 0
+        for entry in self._profile.getstats():
+            if isinstance(entry.code, str):
+                if any(word in entry.code for word in _SLEEPS):
+                    continue
+                part, cost_s = OTHERS, self._c_s
+            else:
+                part, cost_s = _part(entry.code.co_filename), self._python_s
+            calls += entry.callcount
+            spent_s[part] += max(0.0, entry.inlinetime - entry.callcount * cost_s)
+        return {"seconds": dict(spent_s), "calls": calls}
+
+
+def _part(file: str) -> str:
+    inner = file[file.find("urds/") :] if "src/urds/" not in file else file.partition("src/")[2]
+    return next((part for start, part in PARTS if inner.startswith(start)), OTHERS)
+
+
+def _profiler_costs() -> tuple[float, float]:
+    """Return what cProfile adds to the time of a Python and of a C function, per call."""
+
+    def callee() -> None:
+        pass
+
+    def python_calls() -> None:
+        for _ in range(_LOOPS):
+            callee()
+
+    def c_calls() -> None:
+        absolute = abs
+        for _ in range(_LOOPS):
+            absolute(1)
+
+    costs_s = []
+    for work in (python_calls, c_calls):
+        plain_s = _best(work)
+        profile = cProfile.Profile()
+        profile.enable()
+        profiled_s = _best(work)
+        profile.disable()
+        costs_s.append(max(0.0, profiled_s - plain_s) / _LOOPS)
+    return costs_s[0], costs_s[1]
