@@ -95,7 +95,8 @@ class ShmAdapter(PacketAdapter):
         self._looped_bytes = 0
         self._looked_ns = 0
         self._idle_turns = 0  # of `progress`, in a row
-        self._pump = Pump(self, self.lock, self.peers.epoll, name=f"urds-verbs-{name}")
+        with self.lock:  # its thread waits for the lock until it can be found here
+            self._pump = Pump(self, self.lock, self.peers.epoll, name=f"urds-verbs-{name}")
         _alive.add(self)
 
     # -- time and progress
