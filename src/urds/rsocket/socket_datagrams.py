@@ -100,7 +100,7 @@ class DatagramSocket(Socket):
         """Send to the chosen target: a datagram goes whole or not at all."""
         self._send(data, flags, None)
 
-    def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:  # type: ignore[override]  # the parent's overloads, in one signature
+    def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:
         """Send one datagram; return its length. Never waits.
 
         Raises OSError: EMSGSIZE (it does not fit a slot), EDESTADDRREQ, ENETUNREACH, ECONNREFUSED

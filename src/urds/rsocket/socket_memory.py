@@ -6,10 +6,9 @@ A key stays as long as the memory: a stream that let the peer write to it keeps 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, finalize
+from typing import TYPE_CHECKING, Final
+from weakref import finalize
 
 from urds.rsocket import devices
 from urds.rsocket.stream import Memory
@@ -30,8 +29,8 @@ class _Allocation:
         self.keys: Keys = {}
 
 
-# By the object under the views that `allocate` gave; sub-views have the same one.
-_allocations: Final[MutableMapping[Any, _Allocation]] = WeakKeyDictionary()
+# By the id of the object under the views that `allocate` gave; views of a part have the same one.
+_allocations: Final[dict[int, _Allocation]] = {}
 
 
 def allocate(byte_count: int) -> memoryview:
@@ -44,8 +43,8 @@ def allocate(byte_count: int) -> memoryview:
     whole = devices.openings()[0].adapter.allocate(byte_count)
     array = (ctypes.c_char * byte_count).from_buffer(whole)
     allocation = _Allocation(whole)
-    _allocations[array] = allocation
-    finalize(array, _release_all, allocation.keys).atexit = False
+    _allocations[id(array)] = allocation
+    finalize(array, _forget, id(array)).atexit = False
     return memoryview(array).cast("B")
 
 
@@ -54,9 +53,7 @@ def registered(view: memoryview, opening: Opening) -> Memory | None:
 
     Takes the device's lock.
     """
-    if not isinstance(view.obj, ctypes.Array):
-        return None
-    allocation = _allocations.get(view.obj)
+    allocation = _allocations.get(id(view.obj))
     if allocation is None:
         return None
     whole = allocation.keys.get(opening)
@@ -71,8 +68,8 @@ def address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def _release_all(keys: Keys) -> None:
+def _forget(array_id: int) -> None:
     """Take the keys back. A finaliser may run inside any call: the devices do it later."""
-    for opening, memory in keys.items():
+    for opening, memory in _allocations.pop(array_id).keys.items():
         if not opening.is_abandoned:
             opening.adapter.call_soon(partial(opening.release, memory))

@@ -56,11 +56,11 @@ class TransferSocket(SendingSocket):
             return bytes(memoryview(buffer)[: self._receive(memoryview(buffer), flags)])
         link, patience = self._receiving_link(flags)
         try:
-            octets = link.receive(bytes_max, peek=bool(flags & _PEEK))
+            octets = self._take(link, bytes_max, flags)
             while not octets and bytes_max and not link.is_ended:
                 patience = patience or self._patience(flags)
                 patience.until(wait_on(link), self._has_octets(link))
-                octets = link.receive(bytes_max, peek=bool(flags & _PEEK))
+                octets = self._take(link, bytes_max, flags)
         except OSError:
             self._check_open()
             raise
@@ -144,7 +144,8 @@ class TransferSocket(SendingSocket):
             if memory is not None:
                 return self._receive_in_place(link, memory, patience or self._patience(flags))
         try:
-            taken = link.receive_into(view, peek=is_peek)
+            with link.opening.adapter.lock:
+                taken = 0 if self._is_expecting else link.receive_into(view, peek=is_peek)
             if taken < len(view) and (is_whole or not taken):
                 patience = patience or self._patience(flags)
                 taken = self._receive_rest(link, view, taken, flags, patience)
@@ -155,12 +156,25 @@ class TransferSocket(SendingSocket):
             self.watchers.tell()
         return taken
 
+    def _take(self, link: Link, bytes_max: int, flags: int) -> bytes:
+        with link.opening.adapter.lock:
+            if self._is_expecting:
+                return b""
+            return link.receive(bytes_max, peek=bool(flags & _PEEK))
+
     def _receive_rest(
-        self, link: Link, view: memoryview, taken: int, flags: int, patience: Patience
+        self,
+        link: Link,
+        view: memoryview,
+        taken: int,
+        flags: int,
+        patience: Patience,
+        *,
+        is_expecting: bool = False,
     ) -> int:
         """Wait for the first octets, or with MSG_WAITALL for all; return how many came."""
         is_peek = bool(flags & _PEEK)
-        has_octets = self._has_octets(link)
+        has_octets = self._has_octets(link, is_expecting=is_expecting)
         while taken < len(view) and not link.is_ended:
             try:
                 patience.until(wait_on(link), has_octets)
@@ -168,7 +182,9 @@ class TransferSocket(SendingSocket):
                 if taken:
                     break
                 raise
-            taken += link.receive_into(view[taken:], peek=is_peek)
+            with link.opening.adapter.lock:
+                if is_expecting or not self._is_expecting:
+                    taken += link.receive_into(view[taken:], peek=is_peek)
             if taken and (is_peek or not flags & _WAITALL):
                 break
         if not taken:
@@ -178,21 +194,24 @@ class TransferSocket(SendingSocket):
     def _receive_in_place(self, link: Link, memory: Memory, patience: Patience) -> int:
         """Let the peer write straight into `memory`, all of it; return how many octets came.
 
-        What was under way already comes first, by copying.
+        What was under way already comes first, by copying. Other receivers wait for the end: an
+        octet that one of them took would be missing here.
         """
         view, lock = memory.view, link.opening.adapter.lock
+        direct_from = None
         with lock:
             stream = link.stream
-            is_first = stream is not None and not self._is_expecting
-            if stream is not None and is_first:
+            if stream is not None and not self._is_expecting:
                 self._is_expecting = True
                 direct_from = stream.expect(memory, len(view))
                 link.carry()
-        if stream is None or not is_first:  # another thread's memory is first
+        if stream is None or direct_from is None:  # another thread is first
             return self._receive_rest(link, view, 0, _WAITALL, patience)
         taken, problem = 0, None
         try:
-            taken = self._receive_rest(link, view[:direct_from], 0, _WAITALL, patience)
+            taken = self._receive_rest(
+                link, view[:direct_from], 0, _WAITALL, patience, is_expecting=True
+            )
             if taken == direct_from < len(view):
                 patience.until(wait_on(link), self._is_filled(link, stream))
         except (BlockingIOError, TimeoutError) as error:
@@ -204,9 +223,9 @@ class TransferSocket(SendingSocket):
                     taken += stream.end_expect()
                     link.carry()
         self._check_open()
+        self._wake()  # what comes after these octets is another thread's
         if problem is not None and not taken:
             raise problem
-        self._tell()
         return taken or link.receive_into(view)  # which raises what broke the connection
 
     def _is_filled(self, link: Link, stream: Stream) -> Callable[[], bool]:
@@ -220,10 +239,12 @@ class TransferSocket(SendingSocket):
 
         return is_filled
 
-    def _has_octets(self, link: Link) -> Callable[[], bool]:
+    def _has_octets(self, link: Link, *, is_expecting: bool = False) -> Callable[[], bool]:
         stream = link.stream
 
         def has_octets() -> bool:
+            if self._is_expecting and not is_expecting:
+                return self._is_over
             return stream is None or stream.is_readable or link.state is _OVER or self._is_over
 
         return has_octets

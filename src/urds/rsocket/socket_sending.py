@@ -61,7 +61,7 @@ class SendingSocket(Socket):
         while sent < len(view):
             sent += self._send(view[sent:], flags, patience)
 
-    def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:  # type: ignore[override]  # the parent's overloads, in one signature
+    def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:
         """Refuse an address with EISCONN; without one as `send`."""
         flags, target = (0, flags_or_address) if address is None else (flags_or_address, address)
         if target is not None:

@@ -10,7 +10,16 @@ from __future__ import annotations
 import errno
 import socket as system
 from functools import partial
-from socket import SHUT_RD, SHUT_RDWR, SHUT_WR
+from socket import (
+    IPPROTO_TCP,
+    SHUT_RD,
+    SHUT_RDWR,
+    SHUT_WR,
+    SO_KEEPALIVE,
+    SOL_SOCKET,
+    TCP_KEEPIDLE,
+    TCP_NODELAY,
+)
 from typing import TYPE_CHECKING, Any, Final
 
 from urds.rsocket import devices, options, socket_names
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
     from urds.verbs.providers.base import Address
 
 BACKLOG_DEFAULT: Final = 128
+# Options that act on a connection that is there, beside TCP_NODELAY.
+_OF_KEEPALIVE: Final = {(SOL_SOCKET, SO_KEEPALIVE), (IPPROTO_TCP, TCP_KEEPIDLE)}
 _SHUT: Final = {SHUT_RD: Shut.RD, SHUT_WR: Shut.WR, SHUT_RDWR: Shut.RDWR}
 _STATES: Final = {
     LinkState.IDLE: options.TcpState.CLOSE,
@@ -226,6 +237,19 @@ class StreamSocket(MappingSocket):
         if link is None:
             return options.Life(options.TcpState.CLOSE, None)
         return options.Life(_STATES[link.state], link.opening.adapter.attributes.link.mtu_bytes)
+
+    def _apply(self, level: int, option: int) -> None:
+        link = self._link
+        if self._listening is not None:
+            self._listening.settings = options.stream_settings(self._options)
+        if link is None or link.stream is None:
+            return
+        with link.opening.adapter.lock:
+            if (level, option) == (IPPROTO_TCP, TCP_NODELAY):
+                link.stream.set_no_delay(self._options.no_delay)
+            elif (level, option) in _OF_KEEPALIVE:
+                link.stream.set_keepalive(options.keepalive_ns(self._options))
+                link.opening.mark(link)  # which plans its alarm
 
     def _take_error(self) -> int:
         return 0 if self._link is None else self._link.take_error()

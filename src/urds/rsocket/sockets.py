@@ -12,7 +12,7 @@ import socket as system
 import sys
 from socket import AF_INET, IPPROTO_TCP, IPPROTO_UDP, SO_ERROR, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET
 from struct import Struct
-from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from urds.rsocket import options, settings, socket_names
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
@@ -36,6 +36,8 @@ class Socket(SocketBase):
     """
 
     __slots__ = ("_family", "_kind", "_options", "_proto", "_wait_s")
+
+    _wait_s: float | None
 
     def __new__(
         cls,
@@ -93,8 +95,8 @@ class Socket(SocketBase):
     def _has_begun(self) -> bool:
         return self._behind() is not None
 
-    def _apply(self, level: int, option: int, value: Any) -> None:
-        """Tell what stands behind about an option that was set."""
+    def _apply(self, level: int, option: int) -> None:
+        """Tell what stands behind about an option that has been set."""
 
     # -- names
 
@@ -137,7 +139,7 @@ class Socket(SocketBase):
                 octets=octets,
                 has_begun=self._has_begun(),
             )
-            self._apply(level, option, value)
+            self._apply(level, option)
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
         """Return an option as an integer, or as octets if `buffer_bytes` is given.
@@ -245,7 +247,7 @@ class Socket(SocketBase):
         if inheritable:
             self._refuse("set_inheritable")
 
-    def sendfile(self, file: IO[bytes], offset: int = 0, count: int | None = None) -> int:
+    def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
         """Send a file from `offset` to its end, or `count` octets of it; return how many.
 
         Raises ValueError for a socket that never waits or is no stream.

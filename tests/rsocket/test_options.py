@@ -1,0 +1,149 @@
+"""Options of sockets over devices: what they do, who inherits them, when they are too late."""
+
+import errno
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rsocket.socket_pairs import HOST, WAIT_S, Pair, Task, pair_over, receive_exactly, using
+from urds.rsocket.constants import SOL_RDMA, RdmaOpt
+from urds.rsocket.sockets import Socket
+
+
+@pytest.fixture(params=("shm0", "tcp0"))
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with using(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def pair(device: str) -> Iterator[Pair]:
+    with pair_over(device) as made:
+        yield made
+
+
+def error_of(call, *arguments) -> int:
+    with pytest.raises(OSError) as caught:
+        call(*arguments)
+    assert caught.value.errno is not None
+    return caught.value.errno
+
+
+def test_values_are_taken_and_given_as_in_socket_socket(pair: Pair) -> None:
+    one = pair.client
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, b"\1\0\0\0")
+    assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 4) == b"\1\0\0\0"
+    assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 2) == b"\1\0"
+    with pytest.raises(OverflowError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1 << 31)
+    with pytest.raises(TypeError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, "on")
+    assert error_of(one.setsockopt, socket.SOL_SOCKET, socket.SO_KEEPALIVE, None, 4) == errno.EINVAL
+    assert error_of(one.getsockopt, socket.SOL_SOCKET, socket.SO_KEEPALIVE, -1) == errno.EINVAL
+
+
+@pytest.mark.parametrize("option", RdmaOpt)
+def test_what_a_connection_is_made_of_cannot_change(pair: Pair, option: RdmaOpt) -> None:
+    for one in (pair.client, pair.server, pair.listener):
+        assert error_of(one.setsockopt, SOL_RDMA, option, 64) == errno.EINVAL
+
+
+def test_accepted_sockets_have_the_listeners_options(device: str) -> None:
+    with Socket() as listener, Socket() as client:
+        listener.setsockopt(SOL_RDMA, RdmaOpt.RQSIZE, 50)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
+        listener.bind((HOST, 0))
+        listener.listen()
+        client.settimeout(WAIT_S)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 50
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
+            assert accepted.link.settings.receive_queue == 50
+            assert client.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 384
+
+
+def test_a_small_receive_queue_bounds_what_is_under_way(device: str) -> None:
+    """rsocket.md 19, point 5: the sender stops at the credits and goes on after reads."""
+    with Socket() as listener, Socket() as client:
+        listener.setsockopt(SOL_RDMA, RdmaOpt.RQSIZE, 16)
+        listener.bind((HOST, 0))
+        listener.listen()
+        client.settimeout(WAIT_S)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            data = bytes(range(256)) * 20
+            task = Task(lambda: [client.sendall(data[n : n + 1]) for n in range(len(data))])
+            assert receive_exactly(accepted, len(data)) == data
+            task.result()
+
+
+def test_a_small_window_carries_large_octets(device: str) -> None:
+    with Socket() as listener, Socket() as client:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        listener.bind((HOST, 0))
+        listener.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        client.settimeout(WAIT_S)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            data = bytes(range(256)) * 1000
+            task = Task(lambda: client.sendall(data))
+            assert receive_exactly(accepted, len(data)) == data
+            task.result()
+
+
+def test_info_and_segment_of_a_connection(pair: Pair) -> None:
+    octets = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    assert octets[0] == 1  # ESTABLISHED
+    assert struct.unpack_from("=I", octets, 80) == (384,)
+    assert pair.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x0a"
+    assert pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) > 0
+    with Socket() as idle:
+        assert idle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x07"
+
+
+def test_error_is_taken_once(pair: Pair) -> None:
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.client.close()
+    end_s = time.monotonic() + WAIT_S
+    while not pair.server.readiness().failed and time.monotonic() < end_s:
+        time.sleep(0.001)
+    assert pair.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+    assert pair.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    assert pair.server.recv(1) == b""
+
+
+def test_keepalive_sends_signs_of_life(pair: Pair) -> None:
+    pair.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end_s = time.monotonic() + 5
+    while not pair.client.stats.keepalives_sent and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert pair.client.stats.keepalives_sent
+    pair.client.sendall(b"x")
+    assert pair.server.recv(1) == b"x"
+
+
+def test_no_delay_reaches_a_connection_that_is_there(pair: Pair) -> None:
+    pair.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for number in range(100):
+        pair.client.sendall(bytes([number]))
+    assert receive_exactly(pair.server, 100) == bytes(range(100))
+
+
+def test_a_file_sets_what_sockets_are_made_of(device: str, tmp_path, monkeypatch) -> None:
+    from urds.rsocket import settings
+
+    monkeypatch.setattr(settings, "_process", settings._Process())  # whose state is a process's
+    (tmp_path / "rqsize_default").write_text("99")
+    settings.configure(directory=tmp_path)
+    with Socket() as one:
+        assert one.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 99

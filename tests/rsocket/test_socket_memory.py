@@ -1,0 +1,286 @@
+"""Mapped buffers, and large receives straight into memory of `allocate`."""
+
+import errno
+import gc
+import random
+import socket
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from tests.rsocket.socket_pairs import DEVICES, Pair, Task, pair_over, receive_exactly, using
+from urds.rsocket import allocate
+from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE, SOL_RDMA, RdmaOpt
+from urds.rsocket.settings import configure
+from urds.rsocket.sockets import Socket
+
+SLOTS = 8
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with using(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def pair(device: str) -> Iterator[Pair]:
+    with pair_over(device) as made:
+        yield made
+
+
+@pytest.fixture
+def mapping_pair(device: str, tmp_path) -> Iterator[Pair]:
+    """Yield a pair whose sides offer slots: by the configuration file, as the original's do."""
+    (tmp_path / "iomap_size").write_text(str(SLOTS))
+    configure(directory=tmp_path)
+    try:
+        with pair_over(device) as made:
+            yield made
+    finally:
+        configure(directory=None)
+
+
+def error_of(call, *arguments) -> int:
+    with pytest.raises(OSError) as caught:
+        call(*arguments)
+    assert caught.value.errno is not None
+    return caught.value.errno
+
+
+def show(source: Socket, sink: Socket) -> None:
+    """Let the sink know what the source has mapped or written: octets sent later say so."""
+    source.sendall(b"!")
+    assert sink.recv(1) == b"!"
+
+
+@contextmanager
+def offering(slots: int) -> Iterator[Pair]:
+    """Yield a pair whose listener offers slots by option."""
+    made = Pair.__new__(Pair)
+    with Socket() as listener, Socket() as client:
+        listener.setsockopt(SOL_RDMA, RdmaOpt.IOMAPSIZE, slots)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        client.settimeout(20)
+        client.connect(listener.getsockname())
+        made.listener, made.client = listener, client
+        made.server, _ = listener.accept()
+        with made.server:
+            made.server.settimeout(20)
+            yield made
+
+
+@pytest.mark.parametrize("byte_count", [1, 100, 20_000, 1 << 20])
+def test_a_mapped_write_arrives_before_what_is_sent_later(
+    mapping_pair: Pair, byte_count: int
+) -> None:
+    """rsocket.md 19, point 12."""
+    owner, writer = mapping_pair.both
+    buffer = bytearray(byte_count + 20)
+    assert owner.map_buffer(buffer, 1000) == 1000
+    show(owner, writer)
+    data = random.Random(byte_count).randbytes(byte_count)
+    assert writer.write_mapped(data, 1010) == byte_count
+    show(writer, owner)
+    assert buffer == bytes(10) + data + bytes(10)
+    owner.unmap_buffer(buffer)
+
+
+def test_an_offset_that_is_left_open_is_the_address(mapping_pair: Pair) -> None:
+    owner, writer = mapping_pair.both
+    buffer = bytearray(10)
+    offset = owner.map_buffer(buffer)
+    show(owner, writer)
+    assert writer.write_mapped(b"abc", offset + 2) == 3
+    show(writer, owner)
+    assert buffer == b"\0\0abc\0\0\0\0\0"
+
+
+def test_a_write_goes_on_in_the_next_mapping_and_stops_at_a_gap(mapping_pair: Pair) -> None:
+    owner, writer = mapping_pair.both
+    first, second = bytearray(4), bytearray(4)
+    owner.map_buffer(first, 0)
+    owner.map_buffer(second, 4)
+    show(owner, writer)
+    assert writer.write_mapped(b"abcdefghij", 2) == 6
+    assert writer.write_mapped(b"x", 8) == 0
+    show(writer, owner)
+    assert (first, second) == (b"\0\0ab", b"cdef")
+
+
+def test_nothing_is_mapped_without_a_slot(pair: Pair) -> None:
+    assert error_of(pair.client.map_buffer, bytearray(1)) == errno.ENOMEM
+    assert pair.server.write_mapped(b"x", 0) == 0
+
+
+def test_slots_are_the_peers_and_come_back(device: str) -> None:
+    with offering(2) as pair:
+        owner = pair.client
+        first, second, third = bytearray(1), bytearray(1), bytearray(1)
+        owner.map_buffer(first)
+        owner.map_buffer(second)
+        assert error_of(owner.map_buffer, third) == errno.ENOMEM
+        owner.unmap_buffer(first)
+        owner.map_buffer(third)
+        assert pair.server.getsockopt(SOL_RDMA, RdmaOpt.IOMAPSIZE) == 2
+        # The listener's slots are the accepted side's: the client has none to offer.
+        assert error_of(pair.server.map_buffer, bytearray(1)) == errno.ENOMEM
+
+
+def test_what_cannot_be_mapped(mapping_pair: Pair) -> None:
+    owner = mapping_pair.client
+    assert error_of(owner.map_buffer, bytearray(1), 0, 1) == errno.EINVAL
+    assert error_of(owner.map_buffer, bytearray(1), 0, 3) == errno.EINVAL
+    assert error_of(owner.map_buffer, bytearray(1), -2) == errno.EINVAL
+    assert error_of(owner.map_buffer, bytearray(2), (1 << 64) - 1) == errno.EINVAL
+    assert error_of(owner.map_buffer, bytearray(0)) == errno.EINVAL
+    with pytest.raises(TypeError):
+        owner.map_buffer(b"readonly")
+    with Socket() as idle:
+        assert error_of(idle.map_buffer, bytearray(1)) == errno.EINVAL
+        assert error_of(idle.write_mapped, b"x", 0) == errno.ENOTCONN
+
+
+def test_unmap_wants_exactly_what_was_mapped(mapping_pair: Pair) -> None:
+    owner = mapping_pair.client
+    buffer = bytearray(10)
+    owner.map_buffer(buffer)
+    assert error_of(owner.unmap_buffer, memoryview(buffer)[:5]) == errno.EINVAL
+    assert error_of(owner.unmap_buffer, bytearray(10)) == errno.EINVAL
+    owner.unmap_buffer(buffer)
+    assert error_of(owner.unmap_buffer, buffer) == errno.EINVAL
+    gc.collect()  # the tracebacks of the refusals
+    buffer.extend(b"free again")
+
+
+def test_a_local_mapping_takes_no_slot(pair: Pair) -> None:
+    buffer = bytearray(10)
+    assert pair.client.map_buffer(buffer, 5, PROT_NONE) == 5
+    assert pair.client.map_buffer(buffer, ANY_OFFSET, PROT_NONE) > 0
+    pair.client.unmap_buffer(buffer)
+    pair.client.unmap_buffer(buffer)
+
+
+def test_a_mapping_that_ended_takes_no_octets(mapping_pair: Pair) -> None:
+    owner, writer = mapping_pair.both
+    buffer = bytearray(10)
+    owner.map_buffer(buffer, 0, PROT_WRITE)
+    show(owner, writer)
+    owner.unmap_buffer(buffer)
+    show(owner, writer)
+    assert writer.write_mapped(b"late", 0) == 0
+    assert buffer == bytes(10)
+    show(writer, owner)
+
+
+def test_mapping_more_often_than_there_are_credits(mapping_pair: Pair) -> None:
+    """rsocket.md 19, point 12: the original loses a credit with each mapping."""
+    owner, writer = mapping_pair.both
+    buffer = bytearray(1)
+    for _ in range(1000):
+        owner.map_buffer(buffer, 0)
+        owner.unmap_buffer(buffer)
+    show(owner, writer)
+
+
+def test_datagrams_map_nothing(device: str) -> None:
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        assert error_of(one.map_buffer, bytearray(1)) == errno.EOPNOTSUPP
+        assert error_of(one.unmap_buffer, bytearray(1)) == errno.EOPNOTSUPP
+        assert error_of(one.write_mapped, b"x", 0) == errno.EOPNOTSUPP
+
+
+# -- receives in place
+
+
+@pytest.mark.parametrize("byte_count", [100, 16_384, 100_001, 3_000_000])
+def test_a_whole_receive_into_allocated_memory(pair: Pair, byte_count: int) -> None:
+    data = random.Random(byte_count).randbytes(byte_count)
+    room = allocate(byte_count + 100)
+    for _ in range(3):
+        task = Task(lambda: pair.server.recv_into(room[50:], byte_count, socket.MSG_WAITALL))
+        pair.client.sendall(data)
+        assert task.result() == byte_count
+        assert room[50 : 50 + byte_count] == data
+        assert bytes(room[:50]) == bytes(50)
+        assert bytes(room[50 + byte_count :]) == bytes(50)
+    pair.client.sendall(b"after")
+    assert receive_exactly(pair.server, 5) == b"after"
+
+
+def test_most_octets_are_not_copied(pair: Pair) -> None:
+    byte_count = 1 << 20
+    room = allocate(byte_count)
+    for _ in range(8):
+        task = Task(lambda: pair.server.recv_into(room, 0, socket.MSG_WAITALL))
+        while not pair.server._is_expecting and not task.is_done:
+            pass
+        pair.client.sendall(bytes(byte_count))
+        assert task.result() == byte_count
+    stats = pair.server.stats
+    assert stats.octets_direct > 6 << 20
+    assert stats.octets_direct + stats.octets_copied_out == 8 << 20
+
+
+def test_a_receive_in_place_ends_with_the_stream(pair: Pair) -> None:
+    room = allocate(1 << 20)
+    task = Task(lambda: pair.server.recv_into(room, 0, socket.MSG_WAITALL))
+    pair.client.sendall(b"x" * 100_000)
+    pair.client.close()
+    assert task.result() == 100_000
+    assert bytes(room[:100_000]) == b"x" * 100_000
+    assert pair.server.recv_into(room, 0, socket.MSG_WAITALL) == 0
+
+
+def test_a_receive_in_place_that_is_too_late_leaves_nothing_out(pair: Pair) -> None:
+    room = allocate(1 << 20)
+    pair.server.settimeout(0.1)
+    pair.client.sendall(b"a" * 50_000)
+    taken = pair.server.recv_into(room, 0, socket.MSG_WAITALL)
+    assert bytes(room[:taken]) == b"a" * taken
+    pair.server.settimeout(20)
+    pair.client.sendall(b"b" * 200_000)
+    left = receive_exactly(pair.server, 250_000 - taken)
+    assert left == b"a" * (50_000 - taken) + b"b" * 200_000
+
+
+def test_two_threads_that_receive_in_place_share_the_octets(pair: Pair) -> None:
+    rooms = [allocate(100_000), allocate(100_000)]
+    tasks = [
+        Task(lambda room=room: pair.server.recv_into(room, 0, socket.MSG_WAITALL)) for room in rooms
+    ]
+    pair.client.sendall(b"z" * 200_000)
+    pair.client.shutdown(socket.SHUT_WR)
+    assert sum(task.result() for task in tasks) == 200_000
+
+
+def test_allocated_memory_is_given_back(pair: Pair) -> None:
+    opening = pair.server.link.opening
+    gc.collect()
+    pair.client.sendall(b"!")
+    pair.server.recv(1)
+    before = opening.memory_bytes
+    room = allocate(1 << 20)
+    pair.client.setblocking(True)
+    task = Task(partial(pair.server.recv_into, room, 0, socket.MSG_WAITALL))
+    pair.client.sendall(bytes(1 << 20))
+    task.result()
+    mark = weakref.ref(room.obj)
+    del room, task
+    pair.client.sendall(b"?" * 100_000)
+    receive_exactly(pair.server, 100_000)
+    gc.collect()
+    assert mark() is None
+    pair.client.sendall(b"!")
+    pair.server.recv(1)
+    opening.adapter.progress()
+    assert opening.memory_bytes - before < 1 << 20
+
+
+def test_there_is_no_empty_memory() -> None:
+    with pytest.raises(ValueError):
+        allocate(0)
