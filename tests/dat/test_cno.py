@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,17 @@ def test_an_unwaitable_dispatcher_triggers_all_the_same(ia: InterfaceAdapter) ->
     evd.waitable = False
     evd.post("a")
     assert cno.wait(0) is evd
+
+
+def test_what_is_no_agent_is_refused(ia: InterfaceAdapter) -> None:
+    wrong: Any = print
+    cno = ia.create_cno()
+    with pytest.raises(dat.DatInvalidParameter):
+        ia.create_cno(wrong)
+    with pytest.raises(dat.DatInvalidParameter):
+        cno.agent = wrong
+    assert dat.dat_cno_modify_agent(cno, wrong) == dat.DAT_INVALID_PARAMETER
+    assert cno.query().agent is None
 
 
 def test_an_agent_is_called_once_until_it_is_set_again(ia: InterfaceAdapter) -> None:

@@ -124,6 +124,8 @@ def test_the_most_specific_refusal(
     with pytest.raises(dat.DatProviderNotFound) as caught:
         found.find(name, major=major, minor=minor, is_thread_safe=is_safe)
     assert caught.value.subtype == subtype
+    assert f"adapter '{name}' of version {major}.{minor}" in str(caught.value)
+    assert "there are card, shm0, tcp0, udp0" in str(caught.value)
 
 
 def test_the_devices_of_urds_are_built_in() -> None:

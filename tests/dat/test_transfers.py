@@ -1,5 +1,7 @@
 """Transfers: completion flags, segments, limits, failures. Source: dat.md sections 10 and 11."""
 
+from typing import Any
+
 import pytest
 
 from tests.dat.scene import (
@@ -167,6 +169,25 @@ def test_memory_is_checked_when_it_is_posted() -> None:
             dat.DAT_PROTECTION_VIOLATION,
             dat.Subtype.PROTECTION_READ,
         )
+
+
+def test_what_is_no_segment_is_refused_when_it_is_posted() -> None:
+    """In C a wrong pointer would be followed."""
+    with Scene() as scene:
+        ep, piece, remote = scene.a.ep, scene.a.piece(), scene.b.remote()
+        refused: list[tuple[Any, ...]] = [
+            (dat.dat_ep_post_recv, ep, 1, [remote], 0, 0),
+            (dat.dat_ep_post_send, ep, 1, [remote], 0, 0),
+            (dat.dat_ep_post_rdma_write, ep, 1, [remote], 0, remote, 0),
+            (dat.dat_ep_post_rdma_write, ep, 1, piece, 0, piece[0], 0),
+            (dat.dat_ep_post_rdma_read, ep, 1, piece, 0, None, 0),
+        ]
+        subtypes = []
+        for call, *arguments in refused:
+            ret = call(*arguments)
+            assert ret.type == dat.DAT_INVALID_PARAMETER
+            subtypes.append(ret.subtype)
+        assert subtypes == [dat.Subtype.INVALID_ARG3] * 3 + [dat.Subtype.INVALID_ARG5] * 2
 
 
 # -- failures

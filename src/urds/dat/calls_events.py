@@ -24,15 +24,14 @@ def dat_cno_create(
     ia: object, agent: ProxyAgent | None
 ) -> tuple[DatReturn, NotificationPoint | None]:
     """Make a notification point; `ret, cno`."""
-    return one_output(lambda: live(ia, InterfaceAdapter).create_cno(_checked(agent)))
+    return one_output(lambda: live(ia, InterfaceAdapter).create_cno(agent))
 
 
 def dat_cno_modify_agent(cno: object, agent: ProxyAgent | None) -> DatReturn:
     """Set the agent that the next trigger calls; `None` is none."""
 
     def call() -> None:
-        found = live(cno, NotificationPoint)
-        found.agent = _checked(agent)
+        live(cno, NotificationPoint).agent = agent
 
     return no_output(call)
 
@@ -147,9 +146,3 @@ def dat_evd_resize(evd: object, evd_min_qlen: int) -> DatReturn:
 def dat_evd_free(evd: object) -> DatReturn:
     """Free a dispatcher; its queued events are lost."""
     return no_output(lambda: live(evd, EventDispatcher).free())
-
-
-def _checked(agent: ProxyAgent | None) -> ProxyAgent | None:
-    if agent is not None and not isinstance(agent, ProxyAgent):
-        raise bad_argument(2, f"{agent!r} is no agent")
-    return agent

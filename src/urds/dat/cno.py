@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
-from urds.dat.errors import dat_error
+from urds.dat.errors import bad_argument, dat_error
 from urds.dat.handles import DatObject
 from urds.dat.numbers import HandleType
 from urds.dat.records import CnoParam, ProxyAgent
@@ -34,9 +34,12 @@ class NotificationPoint(DatObject):
     in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_CNO_IN_USE
 
     def __init__(self, ia: InterfaceAdapter, agent: ProxyAgent | None = None) -> None:
-        """Make a notification point of `ia`. Raises DatInsufficientResources."""
+        """Make a notification point of `ia`.
+
+        Raises DatInsufficientResources, DatInvalidParameter: `agent` is none.
+        """
         super().__init__(ia)
-        self._agent = agent
+        self._agent = _checked(agent)
         self._triggered_by: EventDispatcher | None = None
         self._waiting_count = 0
         self._desertions = 0  # how often the last dispatcher went
@@ -51,7 +54,7 @@ class NotificationPoint(DatObject):
     def agent(self, agent: ProxyAgent | None) -> None:
         with self.lock:
             self.demand_live()
-            self._agent = agent
+            self._agent = _checked(agent)
 
     def wait(self, timeout_s: float | None = None) -> EventDispatcher | None:
         """Wait for a trigger and return the dispatcher that it came from.
@@ -130,3 +133,9 @@ class NotificationPoint(DatObject):
     def _dispose(self) -> None:
         self._triggered_by = self._agent = None
         self.ia.adapter.notify()
+
+
+def _checked(agent: ProxyAgent | None) -> ProxyAgent | None:
+    if agent is not None and not isinstance(agent, ProxyAgent):
+        raise bad_argument(2, f"{agent!r} is no agent")
+    return agent

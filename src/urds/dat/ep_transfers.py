@@ -16,6 +16,7 @@ from urds.dat.evd_streams import is_signalled
 from urds.dat.events import dto_status
 from urds.dat.iov import pieces_of
 from urds.dat.numbers import CompletionFlag, DtoStatus, EpState
+from urds.dat.records import RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import SendFlag, WCStatus, WROpcode
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from urds.dat.ep import Endpoint
     from urds.dat.memory import RemoteMemory
-    from urds.dat.records import LmrTriplet, RmrTriplet
+    from urds.dat.records import LmrTriplet
     from urds.verbs.engine.keys import WindowBinding
     from urds.verbs.engine.work import SGE, WC
 
@@ -108,8 +109,13 @@ class Transfers:
         cookie: Any,
         flags: int,
     ) -> None:
-        """Post a read or write. Raises DatLengthError: too long for the peer or the limit."""
+        """Post a read or write.
+
+        Raises DatLengthError: too long for the peer's segment or the limit.
+        """
         wanted = self.demand_request(flags, RDMA_FLAGS, argument=6)
+        if not isinstance(remote, RmrTriplet):
+            raise bad_argument(5, f"{remote!r} is no piece of a peer's memory")
         attr, is_read = self._ep.attr, opcode is WROpcode.RDMA_READ
         segments_max = attr.max_rdma_read_iov if is_read else attr.max_rdma_write_iov
         sg = self.pieces(iov, segments_max, write=is_read)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urds.dat.errors import bad_argument, dat_error
+from urds.dat.records import LmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.engine.work import SGE
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from urds.dat.pz import ProtectionZone
-    from urds.dat.records import LmrTriplet
     from urds.verbs.engine.keys import KeyTable, Region
 
 
@@ -25,14 +25,16 @@ def pieces_of(
 ) -> list[SGE]:
     """Return the segments as the engine takes them; those of length 0 mean nothing and go.
 
-    `write`: the memory will be written. Raises DatInvalidParameter: too many segments, one outside
-    its region. DatProtectionViolation: a region of another zone. DatPrivilegesViolation: a context
-    that is not valid, or a region that may not be written.
+    `write`: the memory will be written. Raises DatInvalidParameter: too many segments, one that is
+    none or outside its region. DatProtectionViolation: a region of another zone.
+    DatPrivilegesViolation: a context that is not valid, or a region that may not be written.
     """
     if len(iov) > segments_max:
         raise bad_argument(2, f"{len(iov)} segments, limit {segments_max}")
     found = []
     for segment in iov:
+        if not isinstance(segment, LmrTriplet):
+            raise bad_argument(3, f"{segment!r} is no piece of local memory")
         if segment.segment_length == 0:
             continue
         _check(segment, keys.region(segment.lmr_context), pz, write=write)

@@ -86,7 +86,7 @@ class Registry:
         with self._lock:
             if info in self._providers:
                 kind = ReturnType.PROVIDER_ALREADY_REGISTERED
-                raise dat_error(kind, detail=f"{info}")
+                raise dat_error(kind, detail=_text_of(info))
             self._providers[info] = provider
 
     def remove(self, info: ProviderInfo) -> None:
@@ -95,7 +95,7 @@ class Registry:
             provider = self._providers.get(info)
             if provider is None:
                 subtype = Subtype.NAME_NOT_REGISTERED
-                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, subtype, f"{info}")
+                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, subtype, _text_of(info))
             if provider.opened:
                 detail = f"{provider.opened} adapters of {info.ia_name} are open"
                 raise dat_error(ReturnType.PROVIDER_IN_USE, detail=detail)
@@ -127,7 +127,9 @@ class Registry:
             static = static_entries() if _closest(known, wanted) is not None else []
             refusal = _closest([*known, *map(_info, static)], wanted)
             if refusal is not None:
-                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, refusal, f"{wanted}")
+                names = dict.fromkeys(info.ia_name for info in [*known, *map(_info, static)])
+                detail = f"{_text_of(wanted)}; there are {', '.join(names) or 'none'}"
+                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, refusal, detail)
             for entry in static:
                 if _closest([_info(entry)], wanted) is None and _load(entry):
                     break
@@ -201,6 +203,12 @@ def _read(path: Path) -> list[ConfEntry]:
 
 def _info(entry: ConfEntry) -> ProviderInfo:
     return ProviderInfo(entry.ia_name, entry.major, entry.minor, entry.is_thread_safe)
+
+
+def _text_of(info: ProviderInfo) -> str:
+    safety = "thread-safe" if info.is_thread_safe else "not thread-safe"
+    version = f"{info.dapl_version_major}.{info.dapl_version_minor}"
+    return f"adapter {info.ia_name!r} of version {version}, {safety}"
 
 
 def _load(entry: ConfEntry) -> bool:

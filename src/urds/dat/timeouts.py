@@ -15,7 +15,8 @@ def ns_of_us(timeout_us: int, *, argument: int) -> int | None:
     Raises DatInvalidParameter: not 0 to 2**32 - 1.
     """
     if not 0 <= timeout_us <= DAT_TIMEOUT_INFINITE:
-        raise bad_argument(argument, f"timeout of {timeout_us} us, from 0 to {2**32 - 1}")
+        detail = f"timeout of {timeout_us} us, from 0 to {DAT_TIMEOUT_INFINITE}"
+        raise bad_argument(argument, detail)
     return None if timeout_us == DAT_TIMEOUT_INFINITE else timeout_us * _NS_PER_US
 
 
@@ -27,5 +28,5 @@ def ns_of_s(timeout_s: float | None, *, argument: int) -> int | None:
     if timeout_s is None:
         return None
     if not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise bad_argument(argument, f"timeout of {timeout_s} s")
+        raise bad_argument(argument, f"timeout of {timeout_s} s, from 0 on and finite")
     return math.ceil(timeout_s * _US_PER_S) * _NS_PER_US
