@@ -392,16 +392,16 @@ def test_what_nobody_takes_is_dropped_and_counted(device: str) -> None:
 
 
 def test_a_device_that_fails_leaves_its_peers_to_udp() -> None:
+    """A closed device takes what its send queue has room for, and refuses the next one."""
+    settings = DatagramSettings(send_slots=1, udp_again_ns=10**18)
     with ends() as made:
-        here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
+        here, there = made.link("shm0", settings=settings), made.link("shm0", host="127.0.0.3")
         use_queue_pairs(here, there)
         here.openings[0].adapter.close()
-
-        def arrives() -> bool:
-            here.send(b"hello", address_of(there))
-            return there.wait(lambda: there.readiness().readable, 0.005)
-
-        until(arrives)
+        here.send(b"lost", address_of(there))
+        for payload in (b"refused by the queue pair", b"by UDP from the start"):
+            here.send(payload, address_of(there))
+            assert take(there) == (payload, address_of(here))
 
 
 def test_a_closed_socket_leaves_nothing_behind() -> None:

@@ -322,8 +322,6 @@ class DatagramLink:
             if what.is_data and not isinstance(error, BlockingIOError):
                 raise
             core.stats.dropped_unsent += 1
-            if error.errno == errno.ECONNREFUSED:
-                self._error = error.errno  # of an earlier datagram: its sender shall hear of it
 
     def _leave_device(self, core: Datagrams, what: ByQueuePair) -> None:
         """Do without a device that failed; the datagram at hand goes by UDP."""
