@@ -3,6 +3,7 @@
 import errno
 import os
 import select
+import time
 
 import pytest
 
@@ -144,6 +145,33 @@ class TestRpoll:
         assert counts[-1] == 1
         assert opening.adapter.attending_count == 0
 
+    def test_a_change_right_after_a_look_ends_the_sleep(self, opening, pipe, monkeypatch) -> None:
+        """The bell is quieted before the look: after it, it would silence this change."""
+        socket = FakeSocket(opening)
+        look = polling._Watch._look_at_changed
+
+        def widened(self):
+            found = look(self)
+            monkeypatch.undo()
+            socket.become(READABLE)
+            return found
+
+        ask = polling._Watch._ask_kernel
+
+        def first_sleep(self, timeout_ms):
+            monkeypatch.setattr(polling._Watch, "_ask_kernel", ask)
+            socket.become(WRITABLE)  # not asked for: a wake-up in vain
+            return ask(self, timeout_ms)
+
+        asked = [(pipe[0], IN), (socket, IN)]
+        monkeypatch.setattr(polling._Watch, "_look_at_changed", widened)
+        watch = polling._Watch([(file, events) for file, events in asked])
+        with watch:
+            monkeypatch.setattr(polling._Watch, "_ask_kernel", first_sleep)
+            begin_s = time.monotonic()
+            assert watch.wait(5) == {1: IN}
+            assert time.monotonic() - begin_s < 4
+
     def test_no_such_descriptor(self, opening, pipe) -> None:
         number = os.dup(pipe[0])
         os.close(number)
@@ -272,6 +300,19 @@ class TestRepoll:
             socket.openings = (opening,)
             socket.become(WRITABLE)
             assert poll.poll() == [("socket", OUT)]
+
+    def test_a_change_right_before_the_sleep_ends_it(self, opening, pipe, monkeypatch) -> None:
+        """Nobody sleeps yet, so nobody is rung for: who is about to sleep must see the list."""
+        socket = FakeSocket(opening)
+        with Repoll() as poll:
+            poll.register(pipe[0], IN)
+            poll.register(socket, IN, "socket")
+            assert poll.poll(0) == []
+            attend = poll._attend
+            monkeypatch.setattr(poll, "_attend", lambda: (attend(), socket.become(READABLE)))
+            begin_s = time.monotonic()
+            assert poll.poll(5) == [("socket", IN)]
+            assert time.monotonic() - begin_s < 4
 
     def test_refusals(self, opening, pipe) -> None:
         socket = FakeSocket(opening)
