@@ -1,5 +1,7 @@
 """Service points, and requests that name their endpoint. Source: dat.md sections 4.3, 8 and 9."""
 
+import errno
+
 import pytest
 
 from tests.dat.scene import MESSAGE_BYTES, SECOND_NS, WAIT_S, End, Scene
@@ -132,13 +134,14 @@ def test_requests_that_are_queued_outlive_their_service_point() -> None:
 def test_a_request_needs_an_unconnected_endpoint_with_all_it_takes() -> None:
     with Scene() as scene:
         other, end = End(scene.network, name="a2"), scene.b
+        foreign = End(scene.network, name="a3").ep
         attr = dat.EpAttr(max_recv_dtos=0, max_request_dtos=0)
         bare = end.pz.create_ep(None, None, None, attr)
         with end.ia.listen(QUAL, evd=end.requests):
             ask(scene, other)
             cr = end.requests.wait(WAIT_S).cr
         limit = end.ia.provider_attr.max_private_data_size
-        for wrong in (None, end.ep, bare, other.ep, end.recv):
+        for wrong in (None, end.ep, bare, other.ep, foreign, end.recv):
             ret = dat.dat_cr_accept(cr, wrong, 0, None)
             assert (ret.type, ret.subtype) == (
                 dat.DAT_INVALID_HANDLE,
@@ -155,6 +158,41 @@ def test_a_request_needs_an_unconnected_endpoint_with_all_it_takes() -> None:
         assert dat.dat_cr_accept(cr, good, 0, None) == dat.DAT_SUCCESS
         scene.settle(lambda: good.state is State.CONNECTED)
         assert dat.dat_cr_query(cr, 0)[0].type == dat.DAT_INVALID_HANDLE
+
+
+def test_an_accept_that_fails_below_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same request is accepted when the device can again."""
+    with Scene(connected=False) as scene:
+        scene.b.ia.listen(QUAL, evd=scene.b.requests)
+        ask(scene)
+        cr, before = scene.b.requests.wait(WAIT_S).cr, scene.b.ep.query()
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOMEM, "no room")
+
+        with monkeypatch.context() as context:
+            context.setattr(scene.b.ep.link, "accept", refuse)
+            ret = dat.dat_cr_accept(cr, scene.b.ep, 0, None)
+        assert ret.type == dat.DAT_INSUFFICIENT_RESOURCES
+        assert scene.b.ep.query() == before
+        assert dat.dat_cr_accept(cr, scene.b.ep, 0, None) == dat.DAT_SUCCESS
+        scene.wait_for_state(State.CONNECTED)
+
+
+def test_a_request_that_cannot_be_passed_on_still_learns_that_its_peer_is_gone() -> None:
+    with Scene(connected=False) as scene:
+        full = scene.b.ia.create_evd(1, dat.EvdFlag.CR | dat.EvdFlag.SOFTWARE)
+        full.post("in the way")
+        scene.b.ia.listen(QUAL, evd=scene.b.requests)
+        scene.b.ia.listen(QUAL + 1, evd=full)
+        ask(scene)
+        cr = scene.b.requests.wait(WAIT_S).cr
+        assert dat.dat_cr_handoff(cr, QUAL + 1).type == dat.DAT_INVALID_PARAMETER
+        scene.a.ep.disconnect()
+        scene.run(SECOND_NS)
+        cr.accept(scene.b.ep)
+        scene.run()
+        assert scene.b.connection_events() == [Number.CONNECTION_ACCEPT_COMPLETION_ERROR]
 
 
 def test_requests_that_nobody_answers_end_with_the_adapter() -> None:

@@ -77,7 +77,7 @@ class ConnectionRequest(DatObject):
                 if not self._is_gone:
                     chosen.link.accept(connection, bytes(private_data))
             except OSError as error:
-                chosen.state = state
+                chosen.undo_accept(state)
                 raise from_os_error(error) from error
             if self._is_gone:
                 chosen.link.break_soon()

@@ -374,6 +374,12 @@ class Endpoint(DatObject):
         self.move(Input.ACCEPT)
         self._remote, self._local = remote, local
 
+    def undo_accept(self, state: EpState) -> None:
+        """Go back to the state before `begin_accept`: the request could not be answered."""
+        self.state = state
+        if state is EpState.UNCONNECTED:
+            self._remote = self._local = None
+
     def note_request(self, remote: tuple[str, int], local: tuple[str, int]) -> None:
         """Note whose request met the reserved service point of this endpoint."""
         self.move(Input.REQUEST)
