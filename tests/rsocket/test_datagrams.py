@@ -428,6 +428,18 @@ def test_a_closed_socket_leaves_nothing_behind() -> None:
         assert left() == before
 
 
+def test_a_close_may_be_asked_for_with_the_lock_of_a_device() -> None:
+    with ends() as made:
+        link = made.link("shm0", "tcp0")
+        closed = threading.Event()
+        link.on_change = closed.set
+        with link.openings[0].adapter.lock:
+            link.close_soon()
+            assert not closed.wait(0.02)
+        assert closed.wait(10)
+        assert link.is_closed
+
+
 def test_the_child_of_a_fork_lets_go_of_the_port() -> None:
     with ends() as made:
         link = made.link("shm0")

@@ -68,7 +68,7 @@ class _Process:
     """The service of this process, once there is one."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may call while its thread is in here
         self.service: DatagramService | None = None
 
 

@@ -208,6 +208,10 @@ class DatagramLink:
         self._tell_devices()
         self.settle()
 
+    def close_soon(self) -> None:
+        """Close from the service's thread: the caller may hold the lock of any device."""
+        service().call_soon(self.close)
+
     # -- as the receiver of devices: the lock of one of them is held
 
     def handle_datagram(self, octets: memoryview) -> None:

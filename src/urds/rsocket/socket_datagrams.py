@@ -234,9 +234,8 @@ class DatagramSocket(Socket):
             self._link.close()
 
     def _let_go_soon(self) -> None:
-        link = self._link
-        if link is not None and link.openings:
-            link.openings[0].adapter.call_soon(link.close)
+        if self._link is not None:
+            self._link.close_soon()
 
     def _abandon_in_child(self) -> None:
         super()._abandon_in_child()
