@@ -428,6 +428,43 @@ def test_a_closed_socket_leaves_nothing_behind() -> None:
         assert left() == before
 
 
+def test_threads_that_share_sockets_and_devices_get_nothing_wrong() -> None:
+    """Each of four sockets is used by two threads; all share two devices, and all close at once."""
+    with ends() as made:
+        openings = [made.opening(name, "127.0.0.1") for name in ("shm0", "tcp0")]
+        links = [DatagramLink(openings, HASTY) for _ in range(4)]
+        made.links += links
+        for link in links:
+            link.bind(("127.0.0.1", 0))
+        addresses = [address_of(link) for link in links]
+        wrong: list[object] = []
+        counts = [0, 0, 0, 0]
+
+        def work(index: int) -> None:
+            link = links[index]
+            with contextlib.suppress(OSError):  # the close
+                for number in range(1_000_000):
+                    link.send(b"from %d" % index, addresses[number % 4])
+                    link.wait(lambda: link.readiness().readable, 0.001)
+                    while (datagram := link.receive()) is not None:
+                        payload, source = datagram
+                        if payload != b"from %d" % addresses.index(source):
+                            wrong.append(datagram)
+                        counts[index] += 1
+
+        threads = [threading.Thread(target=work, args=(index % 4,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda: min(counts) >= 100 or bool(wrong))
+        for link in links:
+            link.close()
+        for thread in threads:
+            thread.join(20)
+        assert not wrong
+        assert not any(thread.is_alive() for thread in threads)
+        assert all(link.stats.received_by_queue_pair for link in links)
+
+
 def test_a_close_may_be_asked_for_with_the_lock_of_a_device() -> None:
     with ends() as made:
         link = made.link("shm0", "tcp0")
