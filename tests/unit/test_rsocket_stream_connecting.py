@@ -105,6 +105,27 @@ def test_private_data_that_cannot_be_are_refused(change: dict[str, object], mess
     stream.adopt(PEER.emit())  # nothing of the refused ones is left
 
 
+def test_slots_without_the_flag_are_none() -> None:
+    stream = fresh()
+    stream.adopt(replace(PEER, flags=ConnectFlag.OWN, iomap_slots=4).emit())
+    with pytest.raises(OSError, match="the peer offers 0") as caught:
+        stream.map_buffer(Host(BASE).allocate(10))
+    assert caught.value.errno == errno.ENOMEM
+
+
+def test_a_large_table_alone_makes_no_peer_of_ours() -> None:
+    """Without the flag it is told halves, and not whether an entry came."""
+    stream = fresh(StreamSettings(is_receive_fixed=True, receive_bytes=1 << 17))
+    stream.adopt(replace(PEER, target_sgl=Sge(0x7F00_0000, 7, 16)).emit())
+    assert not stream.is_own_peer
+    post = stream.poll_transmit()
+    assert post is not None and post.word == 0x8000_0180
+    for _ in range(64):
+        stream.receive_data(1024)
+    assert len(stream.receive(32 * 1024)) == 32 * 1024
+    assert stream.poll_transmit() is None
+
+
 def test_short_private_data_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="39 octets"):
         fresh().adopt(PEER.emit()[:39])

@@ -153,6 +153,22 @@ def test_a_mapping_is_known_before_what_is_sent_later() -> None:
     assert right.stream.is_mapped(0) and right.read() == b"2"
 
 
+def test_data_do_not_overtake_a_mapping_that_waits() -> None:
+    """A credit has come, and the update has not been posted yet."""
+    peer = StreamSettings(receive_queue=16, iomap_slots=4)
+    pair = Pair(StreamSettings(no_delay=True), peer, is_settled=True)
+    left, right = pair.left, pair.right
+    for _ in range(16):
+        left.send(b"1")
+        pair.run()
+    left.stream.map_buffer(left.host.allocate(100), 0)
+    right.read()
+    right.post()
+    right.deliver()
+    left.send(b"2")
+    assert [post.kind for post in left.post()] == [PostKind.IOMAP, PostKind.DATA]
+
+
 # -- slots
 
 
@@ -270,6 +286,20 @@ def test_mapping_and_unmapping_without_a_credit_piles_up_nothing() -> None:
     pair.run()
     assert [post.kind for post in left.log].count(PostKind.IOMAP) == 1
     assert pair.right.stream.is_mapped(1000)
+
+
+def test_an_original_never_hears_of_a_mapping_that_ended_before_it_was_told() -> None:
+    peer = StreamSettings(receive_queue=16, iomap_slots=2, is_own=False)
+    pair = Pair(StreamSettings(no_delay=True), peer, is_settled=True)
+    for _ in range(16):
+        pair.left.send(b"1")
+        pair.run()
+    memory = pair.left.host.allocate(10)
+    pair.left.stream.map_buffer(memory, 0)
+    pair.left.stream.unmap(memory)
+    pair.right.read()
+    pair.run()
+    assert PostKind.IOMAP not in [post.kind for post in pair.left.log]
 
 
 # -- credits

@@ -90,6 +90,20 @@ def test_a_chunk_is_no_longer_than_it_may_be() -> None:
     assert data_lengths(pair) == [10_000, 10_000, 5000]
 
 
+def test_octets_do_not_overtake_those_that_wait_for_space() -> None:
+    """Space has come and nothing is under way, but the older octets have not been posted yet."""
+    settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
+    pair = Pair(StreamSettings(), settings, is_settled=True)
+    pair.left.send(b"a" * 600)
+    pair.run()
+    assert pair.right.read() == b"a" * 512
+    pair.right.post()
+    pair.right.deliver()
+    assert pair.left.send(b"b") == 1
+    pair.run()
+    assert pair.right.read() == b"a" * 88 + b"b"
+
+
 # -- room
 
 
@@ -206,6 +220,24 @@ def test_nothing_is_lent_while_pending_octets_cannot_go() -> None:
     pair.run()
     assert pair.right.stream.readable_bytes == 488
     assert pair.left.send(bytes(20_000), may_borrow=True) == 24
+
+
+def test_waiting_octets_may_need_all_the_space_that_comes() -> None:
+    """Then a refused lender is not told to try again."""
+    settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
+    pair = Pair(StreamSettings(), settings, is_settled=True)
+    pair.left.send(bytes(1024))
+    pair.run()
+    assert pair.left.send(bytes(20_000), may_borrow=True) == 0
+    pair.right.read()
+    pair.right.post()
+    pair.right.deliver()
+    assert not pair.left.stream.is_writable
+    pair.run()
+    assert not pair.left.stream.is_writable
+    pair.right.read()
+    pair.run()
+    assert pair.left.stream.is_writable
 
 
 # -- completions

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.stream_pair import Pair, Side
 from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import PostKind, StreamSettings
+from urds.rsocket.stream import Memory, PostKind, StreamSettings
 from urds.rsocket.wire.connect_data import ConnectData, Sge
 from urds.rsocket.wire.messages import Op, emit_word
 
@@ -270,6 +270,21 @@ def test_small_messages_do_not_grow_a_window() -> None:
     assert pair.right.stream.stats.window_grown == 0
 
 
+def test_a_window_that_was_full_once_does_not_grow_for_small_messages() -> None:
+    """Its first half is full before the second is published: too early to tell."""
+    pair = Pair()
+    pair.left.send(bytes(4 * KIB))
+    pair.left.post()
+    pair.left.deliver()
+    pair.right.read()
+    for _ in range(200):
+        pair.left.send(bytes(100))
+        pair.run()
+        pair.right.read()
+        pair.run()
+    assert pair.right.stream.stats.window_grown == 0
+
+
 def test_a_fixed_window_does_not_grow() -> None:
     pair = Pair(FIXED, FIXED, is_settled=True)
     exchange(pair, 1_000_000)
@@ -352,6 +367,18 @@ def test_a_message_over_memory_that_does_not_continue_is_refused() -> None:
         pair.right.stream.receive_data(4 * KIB + 1)
 
 
+def test_memory_under_another_key_does_not_continue() -> None:
+    """Addresses that meet are not enough."""
+    pair = Pair(is_settled=True)
+    right = pair.right.stream
+    window = ConnectData.parse(right.offer()).data_buffer
+    foreign = Memory(memoryview(bytearray(1 << 16)), window.address, window.key + 1)
+    assert right.expect(foreign, 1 << 16) == 8 * KIB  # just behind the window
+    pair.right.post()
+    with pytest.raises(RemoteProtocolError, match="1 octets beyond its piece"):
+        right.receive_data(8 * KIB + 1)
+
+
 def write_entry(pair: Pair, slot: int, entry: Sge) -> None:
     """Write into the table of the right side as a hostile peer may."""
     table = ConnectData.parse(pair.right.stream.offer()).target_sgl
@@ -376,6 +403,16 @@ def test_more_entries_than_the_table_holds_are_refused() -> None:
     write_entry(pair, 1, Sge(1 << 40, 99, 10))
     with pytest.raises(RemoteProtocolError, match="entry 5 of a table that holds 4"):
         pair.right.stream.receive_data(word)
+
+
+def test_entries_under_different_keys_are_two_spaces() -> None:
+    pair = Pair(is_settled=True)
+    for slot, entry in ((2, Sge(1 << 40, 8, 100)), (3, Sge((1 << 40) + 100, 9, 100))):
+        write_entry(pair, slot, entry)
+        pair.right.stream.receive_data(emit_word(Op.CREDIT, 384 | 1 << 28))
+    assert pair.right.send(bytes(20_000), may_borrow=True) == 8 * KIB + 200
+    spans = [(post.rkey, len(post.octets)) for post in pair.right.post()]
+    assert spans[1:] == [(8, 100), (9, 100)]
 
 
 def test_an_entry_of_an_original_may_be_seen_a_word_early() -> None:

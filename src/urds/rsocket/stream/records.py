@@ -54,7 +54,8 @@ class Post:
     """One RDMA write for the queue pair, always signalled.
 
     `octets` stay unchanged until its completion. With `is_borrowed` they are the caller's memory,
-    else the core's. Without octets, address and key are 0.
+    else the core's; the shell drops them once the caller has his memory back. Without octets,
+    address and key are 0.
     """
 
     kind: PostKind
@@ -63,6 +64,7 @@ class Post:
     rkey: int
     word: int | None  # immediate data; None is a plain write
     is_borrowed: bool = False
+    borrowed_bytes: int = 0  # how many octets, dropped or not
 
 
 class Shut(IntEnum):

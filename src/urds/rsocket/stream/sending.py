@@ -279,7 +279,10 @@ class Sending:
     def _post(self, octets: bytes | memoryview, byte_count: int, is_borrowed: bool) -> None:
         """Make a data message; its credit, slot and space are known to be there."""
         space = self._spaces[0]
-        post = Post(_DATA, octets, space.address, space.rkey, _DATA_WORD | byte_count, is_borrowed)
+        word = _DATA_WORD | byte_count
+        post = Post(_DATA, octets, space.address, space.rkey, word, is_borrowed)
+        if is_borrowed:
+            post.borrowed_bytes = byte_count
         if byte_count == space.byte_count:
             del self._spaces[0]
         else:
@@ -308,7 +311,10 @@ class Sending:
         else:
             self.buffered_octets += len(octets)
             self._stats.octets_copied_in += len(octets)
-        self.ready.append(Post(PostKind.DIRECT, octets, address, rkey, None, is_borrowed))
+        post = Post(PostKind.DIRECT, octets, address, rkey, None, is_borrowed)
+        if is_borrowed:
+            post.borrowed_bytes = len(octets)
+        self.ready.append(post)
 
     def _note_blocked(self) -> None:
         """Count what pending octets wait for, once until they move."""
@@ -335,7 +341,7 @@ class Sending:
             return post
         self.data_slots += 1
         if post.is_borrowed:
-            self.borrowed_octets -= len(post.octets)
+            self.borrowed_octets -= post.borrowed_bytes
         elif post.kind is not PostKind.IOMAP:
             self.buffered_octets -= len(post.octets)
         return post
@@ -347,7 +353,7 @@ class Sending:
         self._pending.clear()
         self._block, self._block_used, self.pending_octets = None, 0, 0
         kept = [post for post in self.in_flight if post.kind in (PostKind.DATA, PostKind.DIRECT)]
-        self.borrowed_octets = sum(len(post.octets) for post in kept if post.is_borrowed)
+        self.borrowed_octets = sum(post.borrowed_bytes for post in kept)
         self.buffered_octets = sum(len(post.octets) for post in kept if not post.is_borrowed)
 
     def drop_all(self) -> None:

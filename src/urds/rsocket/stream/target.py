@@ -47,9 +47,8 @@ class Target:
         self._is_merging = False
 
     def adopt(self, first: Sge, *, is_merging: bool) -> None:
-        """Take the space of the connect data. Raises RemoteProtocolError."""
+        """Take the space of the connect data, which is judged."""
         self._is_merging = is_merging
-        check_range(first.address, first.length, "data buffer")
         if first.length:
             self.spaces.append(Space(first.address, first.key, first.length))
 
