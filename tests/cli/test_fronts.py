@@ -8,7 +8,7 @@ from tests.cli.commands import urds
 
 TOOLS = (
     *("demo", "ping", "info", "dat demo", "dat test", "dat load", "verbs bench"),
-    *("rsocket rstream", "rsocket udpong", "rsocket rcopy"),
+    *("rsocket rstream", "rsocket riostream", "rsocket udpong", "rsocket rcopy", "rsocket bench"),
 )
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 BOTH = pytest.mark.parametrize("front", ["typer", "plain"])

@@ -32,22 +32,22 @@ def main() -> int:
 
 def _serve(way: str) -> None:
     from urds.cli.rsocket_bench_end import End
-    from urds.cli.rsocket_ways import LOOPBACK, listening
+    from urds.cli.rsocket_ways import KERNEL, LOOPBACK, listening
 
     sock = _new_socket(way)
     with listening(sock, (LOOPBACK, 0)):
         _tell({"port": sock.getsockname()[1]})
         with sock.accept()[0] as accepted:
-            End(accepted).serve()
+            End(accepted, is_kernel=way == KERNEL).serve()
 
 
 def _measure(way: str, port: int) -> None:
     from urds.cli.rsocket_bench_end import End
-    from urds.cli.rsocket_ways import LOOPBACK
+    from urds.cli.rsocket_ways import KERNEL, LOOPBACK
 
     with _new_socket(way) as sock:
         sock.connect((LOOPBACK, port))
-        end = End(sock)
+        end = End(sock, is_kernel=way == KERNEL)
         _tell({"port": port})
         for line in sys.stdin:
             command = json.loads(line)

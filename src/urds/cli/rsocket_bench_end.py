@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Any, Final
 
 from urds.cli.rsocket_probes import Probe, costs, probe_of
-from urds.cli.rsocket_ways import AnySocket
+from urds.cli.rsocket_ways import AnySocket, new_memory
 
 SIZE_MAX: Final = 16 << 20
 _BULK_BYTES: Final = 256 << 10  # a receive takes what is there, up to so much, for small messages
@@ -45,12 +45,12 @@ Numbers = dict[str, float]
 class End:
     """A connected socket of either side."""
 
-    def __init__(self, sock: AnySocket) -> None:
+    def __init__(self, sock: AnySocket, *, is_kernel: bool) -> None:
         self._sock = sock
         sock.setblocking(True)  # no timeout: with one, Python itself waits, and not for all
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._out = memoryview(bytearray(SIZE_MAX))
-        self._in = memoryview(bytearray(SIZE_MAX))
+        self._in = new_memory(SIZE_MAX, is_kernel=is_kernel)
         self._out[:] = bytes(range(256)) * (SIZE_MAX // 256)  # written memory: no zero page
         self._in[:] = self._out
         self._probe: Probe | None = None

@@ -27,7 +27,7 @@ from urds.cli.rsocket_rcopy_wire import (
     Request,
     received,
 )
-from urds.cli.rsocket_ways import AnySocket, listening, new_socket
+from urds.cli.rsocket_ways import AnySocket, listening, new_memory, new_socket
 from urds.errors import WireError
 
 _TOOL: Final = "rsocket rcopy"
@@ -43,20 +43,21 @@ def serve(options: RcopyOptions, *, wait_s: float | None = None) -> None:
     with listening(listener, address) as listener:
         tell_port(listener.getsockname()[1], json_wanted=options.json_wanted)
         listener.settimeout(wait_s)
+        chunk = new_memory(CHUNK_BYTES, is_kernel=options.is_kernel)
         while True:
             sock = listener.accept()[0]
             with sock:
                 sock.settimeout(_STALLED_S)
-                _serve_one(sock, root)
+                _serve_one(sock, root, chunk)
             if wait_s is not None:
                 return
 
 
-def _serve_one(sock: AnySocket, root: Path) -> None:
+def _serve_one(sock: AnySocket, root: Path, chunk: memoryview) -> None:
     try:
         request = Request.receive(sock)
         try:
-            _take(sock, request, root)
+            _take(sock, request, root, chunk)
         except OSError as failure:
             complain(_TOOL, f"{request.name}: {failure.strerror or failure}")
             _refuse(sock, failure)
@@ -64,7 +65,7 @@ def _serve_one(sock: AnySocket, root: Path) -> None:
         complain(_TOOL, str(failure))
 
 
-def _take(sock: AnySocket, request: Request, root: Path) -> None:
+def _take(sock: AnySocket, request: Request, root: Path, chunk: memoryview) -> None:
     """Receive one file. Raises OSError: what the client is to be told."""
     target = placed(request.name, root)
     descriptor, name = tempfile.mkstemp(prefix=".rcopy-", dir=target.parent)
@@ -72,7 +73,7 @@ def _take(sock: AnySocket, request: Request, root: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             sock.sendall(Reply(0).emit())
-            digest = _write(sock, file, request.size_bytes)
+            digest = _write(sock, file, request.size_bytes, chunk)
             if received(sock, DIGEST_BYTES) != digest:
                 raise OSError(errno.EBADMSG, "the digest is not that of what arrived")
             os.fchmod(file.fileno(), 0o644)
@@ -100,10 +101,9 @@ def placed(name: str, root: Path) -> Path:
     return target
 
 
-def _write(sock: AnySocket, file: IO[bytes], size_bytes: int) -> bytes:
-    """Write so many octets from the stream; return their digest."""
+def _write(sock: AnySocket, file: IO[bytes], size_bytes: int, chunk: memoryview) -> bytes:
+    """Write so many octets from the stream, by way of `chunk`; return their digest."""
     digest, left_bytes = hashlib.sha256(), size_bytes
-    chunk = memoryview(bytearray(CHUNK_BYTES))
     while left_bytes:
         # One whole chunk where that can be: rsockets place it straight into this memory.
         place = chunk[: min(left_bytes, CHUNK_BYTES)]

@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from urds.cli.exits import Exit, UsageError
 from urds.cli.output import TITLE, Output
 from urds.cli.rsocket_addresses import FORMATS, local_address, resolved
 from urds.cli.rsocket_processes import own_server, serve_child, tell_port
+from urds.cli.rsocket_sides import Side
 from urds.cli.rsocket_transfers import (
     HEADING,
     SIZE_MAX,
-    SYNC_BYTES,
     Manner,
     Plan,
     Row,
@@ -31,7 +30,6 @@ from urds.cli.rsocket_transfers import (
     bandwidth_plan,
     latency_plan,
     line,
-    measured,
     sizes,
 )
 from urds.cli.rsocket_ways import (
@@ -44,21 +42,21 @@ from urds.cli.rsocket_ways import (
 )
 
 PORT: Final = 7471
-_MODULE: Final = "urds.cli.rsocket_rstream"
 _BUFFER_BYTES: Final = 512 << 10
 _CUSTOM_SIZE: Final = 1000
 _CUSTOM_TRANSFERS: Final = 1000
-_PATTERN_BYTES: Final = 251  # a prime: a shift by any power of two is seen
-# Letter, the word that stands for it, what it does.
-TESTS: Final = {
-    "s": "socket", "a": "async", "b": "blocking", "f": "fork", "n": "nonblocking",
-    "r": "resolve", "v": "verify",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RstreamOptions:
     """Options of `urds rsocket rstream`, rstream's letters in the command line."""
+
+    # Letter of a -T, and the word that stands for it.
+    TESTS: ClassVar[dict[str, str]] = {
+        "s": "socket", "a": "async", "b": "blocking", "f": "fork", "n": "nonblocking",
+        "r": "resolve", "v": "verify",
+    }  # fmt: skip
+    IOMAP_SLOTS: ClassVar[int] = 0
 
     host: str | None = None
     is_server: bool = False
@@ -77,7 +75,7 @@ class RstreamOptions:
 
     def has(self, letter: str) -> bool:
         """Tell whether a `-T` is given, by its letter or its word."""
-        return letter in self.tests or TESTS[letter] in self.tests
+        return letter in self.tests or self.TESTS.get(letter) in self.tests
 
     @property
     def is_kernel(self) -> bool:
@@ -91,11 +89,21 @@ class RstreamOptions:
             return Manner.POLL
         return Manner.SPIN if self.has("n") else Manner.BLOCK
 
+    def side(self, stream: Stream, *, is_client: bool, size_bytes_max: int) -> Side:
+        """Return a connected side that does what these options say."""
+        return Side(
+            stream,
+            is_client=is_client,
+            is_verified=self.has("v"),
+            is_kernel=self.is_kernel,
+            size_bytes_max=size_bytes_max,
+        )
+
     def check(self) -> None:
         """Raise UsageError for what cannot be."""
         for name in self.tests:
-            if name not in TESTS and name not in TESTS.values():
-                raise UsageError(f"-T {name}, one of {', '.join(TESTS)}")
+            if name not in self.TESTS and name not in self.TESTS.values():
+                raise UsageError(f"-T {name}, one of {', '.join(self.TESTS)}")
         if sum(map(self.has, "abn")) > 1:
             raise UsageError("-T a, b and n exclude each other")
         if self.address_format not in FORMATS:
@@ -123,7 +131,10 @@ class RstreamOptions:
 
 
 def run(options: RstreamOptions) -> Exit:
-    """Measure and print the table, or serve one client."""
+    """Measure and print the table, or serve one client.
+
+    The server of its own runs the module of the options, which calls `serve_child`.
+    """
     options.check()
     choose_devices(device_names(options.device))
     if options.is_server:
@@ -131,7 +142,7 @@ def run(options: RstreamOptions) -> Exit:
     elif options.host is not None:
         _measure(options, options.host, options.port or PORT)
     else:
-        with own_server(_MODULE, replace(options, is_server=True)) as port:
+        with own_server(type(options).__module__, replace(options, is_server=True)) as port:
             _measure(options, LOOPBACK, port)
     return Exit.OK
 
@@ -150,49 +161,6 @@ def plans(options: RstreamOptions) -> tuple[list[Plan], list[Plan]]:
     return ([], custom) if transfers > 1 else (custom, [])
 
 
-class _Side:
-    """One connected side: sends first, or second."""
-
-    def __init__(self, stream: Stream, *, is_client: bool, is_verified: bool) -> None:
-        self._stream = stream
-        self._is_client = is_client
-        self._is_verified = is_verified
-        self._sent = memoryview(bytearray(_pattern(SYNC_BYTES)))
-        self._got = memoryview(bytearray(SYNC_BYTES))
-
-    def measure(self, plan: Plan) -> Row:
-        """Do what a plan says, from a moment that both sides share."""
-        if plan.size_bytes > len(self._sent):
-            self._sent = memoryview(bytearray(_pattern(plan.size_bytes)))
-            self._got = memoryview(bytearray(plan.size_bytes))
-        turns = (self._send, self._receive) if self._is_client else (self._receive, self._send)
-        for turn in turns:
-            turn(SYNC_BYTES, 1)
-        start_s = time.perf_counter()
-        for _ in range(plan.iterations):
-            for turn in turns:
-                turn(plan.size_bytes, plan.transfers)
-        return measured(plan, time.perf_counter() - start_s)
-
-    def _send(self, size_bytes: int, count: int) -> None:
-        data = self._sent[:size_bytes]
-        for _ in range(count):
-            self._stream.send(data)
-
-    def _receive(self, size_bytes: int, count: int) -> None:
-        place = self._got[:size_bytes]
-        for number in range(count):
-            self._stream.receive(place)
-            if self._is_verified:
-                if place != self._sent[:size_bytes]:
-                    raise OSError(f"transfer {number} of {size_bytes} octets is not what was sent")
-                place[:] = bytes(size_bytes)
-
-
-def _pattern(size_bytes: int) -> bytes:
-    return (bytes(range(_PATTERN_BYTES)) * (size_bytes // _PATTERN_BYTES + 1))[:size_bytes]
-
-
 def prepare(sock: AnySocket, options: RstreamOptions) -> None:
     """Set the options of a socket that is connected or will be."""
     space_bytes = options.buffer_bytes or _BUFFER_BYTES
@@ -204,8 +172,8 @@ def prepare(sock: AnySocket, options: RstreamOptions) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.keepalive_s)
 
 
-def prepare_inline(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
-    """Choose the inline data of an rsocket that has not begun: later there is no choice."""
+def prepare_rdma(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
+    """Choose what an rsocket can be told only before it connects or listens."""
     if not options.is_kernel:
         from urds import rsocket
 
@@ -213,6 +181,8 @@ def prepare_inline(sock: AnySocket, options: RstreamOptions, *, is_latency: bool
         if options.inline_bytes is not None:
             inline_bytes = options.inline_bytes
         sock.setsockopt(rsocket.SOL_RDMA, rsocket.RDMA_INLINE, inline_bytes)
+        if options.IOMAP_SLOTS:
+            sock.setsockopt(rsocket.SOL_RDMA, rsocket.RDMA_IOMAPSIZE, options.IOMAP_SLOTS)
 
 
 def _phases(options: RstreamOptions) -> Iterator[tuple[bool, list[Plan]]]:
@@ -221,6 +191,10 @@ def _phases(options: RstreamOptions) -> Iterator[tuple[bool, list[Plan]]]:
         yield True, latency
     if bandwidth:
         yield False, bandwidth
+
+
+def _largest(wanted: list[Plan]) -> int:
+    return max(plan.size_bytes for plan in wanted)
 
 
 # -- the client
@@ -233,7 +207,8 @@ def _measure(options: RstreamOptions, host: str, port: int) -> None:
     rows: list[Row] = []
     target = resolved(host, port, options.address_format, by_verbs=options.has("r"))
     for is_latency, wanted in _phases(options):
-        with _connected(options, target, is_latency=is_latency) as side:
+        with _connected(options, target, is_latency=is_latency) as stream:
+            side = options.side(stream, is_client=True, size_bytes_max=_largest(wanted))
             for plan in wanted:
                 rows.append(side.measure(plan))
                 if not options.json_wanted:
@@ -245,16 +220,15 @@ def _measure(options: RstreamOptions, host: str, port: int) -> None:
 @contextmanager
 def _connected(
     options: RstreamOptions, target: tuple[int, Any], *, is_latency: bool
-) -> Iterator[_Side]:
+) -> Iterator[Stream]:
     family, address = target
     with new_socket(is_kernel=options.is_kernel, family=family) as sock:
         prepare(sock, options)
-        prepare_inline(sock, options, is_latency=is_latency)
+        prepare_rdma(sock, options, is_latency=is_latency)
         if options.bind is not None:
             sock.bind(local_address(options.bind, 0, family)[1])
         sock.connect(address)
-        stream = Stream(sock, options.manner)
-        yield _Side(stream, is_client=True, is_verified=options.has("v"))
+        yield Stream(sock, options.manner)
         sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -266,7 +240,7 @@ def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
     family, address = local_address(options.bind or "", options.port or 0, None)
     listener = new_socket(is_kernel=options.is_kernel, family=family)
     prepare(listener, options)
-    prepare_inline(listener, options, is_latency=True)
+    prepare_rdma(listener, options, is_latency=True)
     with listening(listener, address) as listener:
         tell_port(listener.getsockname()[1], json_wanted=options.json_wanted)
         listener.settimeout(wait_s)
@@ -281,7 +255,7 @@ def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
 def _serve_connection(sock: AnySocket, wanted: list[Plan], options: RstreamOptions) -> None:
     with sock:
         stream = Stream(sock, options.manner)
-        side = _Side(stream, is_client=False, is_verified=options.has("v"))
+        side = options.side(stream, is_client=False, size_bytes_max=_largest(wanted))
         for plan in wanted:
             side.measure(plan)
         # The client ends first: what it still reads must not meet a reset.

@@ -74,9 +74,9 @@ RSTREAM: Final = Tool(
     "rstream",
     "Measure latency and bandwidth of a stream, in rstream's table.\n\n"
     "Total counts both directions; usec/xfer of a latency row is one way. Without -s and --serve"
-    " the server is a process of its own on this host. Both sides need the same options. Calls wait;"
-    " with -T n those that would wait are repeated at once, which rstream does by itself: that needs"
-    " a processor for each side. With -T s the same program measures TCP of the kernel.",
+    " the server is a process of its own on this host. Both sides need the same options. Calls"
+    " wait; with -T n those that would wait are repeated at once, which rstream does by itself and"
+    " which needs a processor for each side. With -T s the same program measures the kernel's TCP.",
     (
         ("urds rsocket rstream", "rsockets over shared memory, about a minute"),
         ("urds rsocket rstream -T s", "the same by the kernel's TCP"),
@@ -105,6 +105,26 @@ RSTREAM: Final = Tool(
             " (implies s), r resolve by verbs, v verify."
         ),
         _DEVICE,
+    ),
+)
+
+RIOSTREAM: Final = Tool(
+    "riostream",
+    "Measure writes into a mapped buffer of the peer, in rstream's table.\n\n"
+    "As rstream, by riomap and riowrite: the octets go straight into the buffer that the other side"
+    " has mapped, and whoever waits looks at its last octet, for nothing tells of a mapped write."
+    " Kernel sockets have nothing like it.",
+    (
+        ("urds rsocket riostream", "mapped writes over shared memory"),
+        ("urds rsocket riostream --device tcp -S 65536 -C 100 -T v", "one size over TCP, verified"),
+    ),
+    "rsocket_riostream",
+    "RiostreamOptions",
+    tuple(
+        _tests("b wait for the device (the default), n spin, r resolve by verbs, v verify.")
+        if option.name == "tests"
+        else option
+        for option in RSTREAM.options
     ),
 )
 
@@ -190,4 +210,4 @@ BENCH: Final = Tool(
     ),
 )  # fmt: skip
 
-TOOLS: Final = (RSTREAM, UDPONG, RCOPY, BENCH)
+TOOLS: Final = (RSTREAM, RIOSTREAM, UDPONG, RCOPY, BENCH)

@@ -34,7 +34,7 @@ class Stream:
 
     def __init__(self, sock: AnySocket, manner: Manner) -> None:
         self.sock = sock
-        self._manner = manner
+        self.manner = manner
         # No timeout with BLOCK: with one, Python itself waits, in poll, before each call.
         sock.setblocking(manner is Manner.BLOCK)
         # The descriptor of an rsocket costs something from the moment on that it is asked for.
@@ -46,7 +46,7 @@ class Stream:
 
     def send(self, data: memoryview) -> None:
         """Send all of it. Raises OSError, TimeoutError where nothing moves."""
-        if self._manner is Manner.BLOCK:
+        if self.manner is Manner.BLOCK:
             self.sock.sendall(data)
             return
         spins = 0
@@ -60,7 +60,7 @@ class Stream:
 
     def receive(self, place: memoryview) -> None:
         """Fill all of it. Raises OSError, ConnectionError at the end of the stream."""
-        flags = socket.MSG_WAITALL if self._manner is Manner.BLOCK else 0
+        flags = socket.MSG_WAITALL if self.manner is Manner.BLOCK else 0
         spins = 0
         while place:
             try:
@@ -75,7 +75,7 @@ class Stream:
             spins = 0
 
     def _wait(self, events: int, spins: int) -> None:
-        if self._manner is Manner.POLL:
+        if self.manner is Manner.POLL:
             self._poll.modify(self._fd, events)
             if not self._poll.poll(_STALLED_S * 1000):
                 raise TimeoutError(f"nothing moved for {_STALLED_S:g} s")

@@ -8,6 +8,7 @@ and end is repeated; data are not: they are counted.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import sys
@@ -20,7 +21,7 @@ from struct import Struct
 from typing import Any, Final
 
 from urds.cli.exits import Exit, UsageError
-from urds.cli.output import TITLE, Output
+from urds.cli.output import TITLE, Output, complain
 from urds.cli.rsocket_addresses import local_address, resolved
 from urds.cli.rsocket_processes import is_abandoned, own_server, serve_child, tell_port
 from urds.cli.rsocket_transfers import number, octets
@@ -202,7 +203,14 @@ def _measure(options: UdpongOptions, host: str, port: int) -> None:
         client = _Client(_Datagrams(sock, options), address)
         client.log_in()
         for size_bytes in options.sizes:
-            rows.append(_row(client, size_bytes, options))
+            try:
+                rows.append(_row(client, size_bytes, options))
+            except OSError as refusal:
+                if refusal.errno != errno.EMSGSIZE or not rows:
+                    raise
+                # A device's datagrams end where its MTU does; what it carries has been measured.
+                complain("rsocket udpong", f"{octets(size_bytes)} left out: {refusal.strerror}")
+                continue
             if not options.json_wanted:
                 output.line(_line(rows[-1]))
     if options.json_wanted:

@@ -110,6 +110,15 @@ def new_socket(
     return rsocket.Socket(family, kind)
 
 
+def new_memory(octets: int, *, is_kernel: bool) -> memoryview:
+    """Return zeroed memory to receive into: what rsockets reach without a copy, if it is theirs."""
+    if is_kernel:
+        return memoryview(bytearray(octets))
+    from urds import rsocket
+
+    return rsocket.allocate(octets)
+
+
 @contextmanager
 def listening(sock: AnySocket, address: Any, *, backlog: int = 16) -> Iterator[AnySocket]:
     """Listen at an address; port 0 takes a free one."""

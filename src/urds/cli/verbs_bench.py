@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -216,9 +216,7 @@ def _measure_writes(
     times_us = _times_us(write_and_wait, seconds)
     measured.latencies.append(_latency(kind, "WRITE", size_bytes, times_us))
     start_s, count = time.perf_counter(), 0
-    while count < _ITERATIONS_MIN or (
-        count < _ITERATIONS_MAX and time.perf_counter() - start_s < seconds
-    ):
+    for _ in _repeats(seconds):
         end.write(rkey, address)
         count += 1
     end.flush()
@@ -234,9 +232,7 @@ def _round_trip(end: End) -> None:
 def _stream(end: End, seconds: float) -> tuple[int, float]:
     """Send without pause; return how many, and the time until the peer has the last one."""
     start_s, count = time.perf_counter(), 1
-    while count < _ITERATIONS_MIN or (
-        count < _ITERATIONS_MAX and time.perf_counter() - start_s < seconds
-    ):
+    for _ in _repeats(seconds):
         end.send()
         count += 1
     end.send(LAST)
@@ -246,17 +242,23 @@ def _stream(end: End, seconds: float) -> tuple[int, float]:
     return count, spent_s
 
 
-def _times_us(work: Any, seconds: float) -> list[float]:
+def _times_us(work: Callable[[], object], seconds: float) -> list[float]:
     """Return what each repetition took, after a tenth that warms up."""
     times_us: list[float] = []
-    end_s = time.perf_counter() + seconds
-    while len(times_us) < _ITERATIONS_MIN or (
-        len(times_us) < _ITERATIONS_MAX and time.perf_counter() < end_s
-    ):
+    for _ in _repeats(seconds):
         start_s = time.perf_counter()
         work()
         times_us.append((time.perf_counter() - start_s) * _US)
     return times_us[len(times_us) // 10 :]
+
+
+def _repeats(seconds: float) -> Iterator[None]:
+    """Yield until the time is over, but not more or less often than the limits say."""
+    end_s = time.perf_counter() + seconds
+    for count in range(_ITERATIONS_MAX):
+        if count >= _ITERATIONS_MIN and time.perf_counter() >= end_s:
+            return
+        yield
 
 
 def _latency(kind: str, operation: str, size_bytes: int, times_us: Sequence[float]) -> Latency:
