@@ -299,10 +299,11 @@ def test_a_forgotten_socket_warns_and_ends_its_connection(pair: Pair) -> None:
 
 
 def test_a_closed_socket_leaves_no_descriptor(pair: Pair) -> None:
+    with Socket() as bound:
+        bound.bind((HOST, 0))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with Socket() as client:
-            client.bind((HOST, 0))
             client.fileno()
             client.settimeout(WAIT_S)
             client.connect(pair.listener.getsockname())

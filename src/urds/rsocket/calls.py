@@ -95,7 +95,11 @@ def rshutdown(descriptor: int, how: int = SHUT_RDWR) -> None:
 
 
 def rclose(descriptor: int) -> None:
-    """Close. Raises OSError: EBADF."""
+    """Close, an instance of `repoll_create` too. Raises OSError: EBADF."""
+    from urds.rsocket import repoll
+
+    if repoll.close_instance(descriptor):
+        return
     socket = _known(descriptor)
     _sockets.pop(descriptor, None)
     _close_on_exec.discard(descriptor)

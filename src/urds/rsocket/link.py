@@ -94,7 +94,8 @@ class Link:
         self._connection: Connection | None = None
         self._rest: list[Opening] = []  # devices that a connect has not tried
         self._connect_timeout_ns: int | None = None
-        self._borrowed: list[Request] = []
+        self._borrowed: list[tuple[Request, Post]] = []
+        self._early: list[int] = []  # words of the peer before its offer
         self._is_closed = False
         self._is_disconnecting = False
         self._alarm_ns: int | None = None
@@ -197,9 +198,25 @@ class Link:
             taken = stream.receive_into(view, peek=peek)
             if taken:
                 self._carry(stream)
-            elif stream.error and not stream.readable_bytes and len(view):
-                raise OSError(stream.take_error(), self.reason or "the connection is broken")
+            elif len(view):
+                self._check_whole(stream)
             return taken
+
+    def receive(self, byte_count_max: int, *, peek: bool = False) -> bytes:
+        """Return octets that are there, in one copy; otherwise as `receive_into`."""
+        with self.opening.adapter.lock:
+            stream = self._connected()
+            octets = stream.receive(byte_count_max, peek=peek)
+            if octets:
+                self._carry(stream)
+            elif byte_count_max:
+                self._check_whole(stream)
+            return octets
+
+    def _check_whole(self, stream: Stream) -> None:
+        """Raise OSError if the connection broke and nothing is left of what arrived."""
+        if stream.error and not stream.readable_bytes:
+            raise OSError(stream.take_error(), self.reason or "the connection is broken")
 
     def shut_down(self, how: Shut) -> None:
         """End one direction or both. Raises OSError: ENOTCONN."""
@@ -234,8 +251,9 @@ class Link:
             return
         self.opening.adapter.kick(qp)
         if self._borrowed:
-            for request in self._borrowed:
+            for request, post in self._borrowed:
                 stream.stats.octets_copied_in += request.detach()
+                post.octets = b""
             self._borrowed.clear()
 
     def _post(self, qp: QueuePair, post: Post) -> None:
@@ -249,7 +267,7 @@ class Link:
         )
         request = qp.post_send(wr, 0)  # only datagrams and timers look at the time
         if post.is_borrowed and request is not None:
-            self._borrowed.append(request)
+            self._borrowed.append((request, post))
 
     # -- readiness
 
@@ -377,8 +395,18 @@ class Link:
         if wc.opcode is not WCOpcode.RECV_RDMA_WITH_IMM:
             self._spoil(f"{wc.opcode.name} where a write with immediate data was due")
             return
+        if not stream.is_connected:
+            # The peer may be there first: its words wait until the event brings its offer.
+            if len(self._early) == self.settings.receive_queue:
+                self._spoil("more words before the offer than there are credits")
+                return
+            self._early.append(wc.imm_data)
+            return
+        self._take_word(stream, wc.imm_data)
+
+    def _take_word(self, stream: Stream, word: int) -> None:
         try:
-            stream.receive_data(wc.imm_data)
+            stream.receive_data(word)
         except RemoteProtocolError as error:
             self._spoil(str(error))
 
@@ -399,11 +427,10 @@ class Link:
     def settle(self) -> None:
         """Say what is to be said, and tell what has changed."""
         stream = self.stream
-        if stream is None:
-            return
-        self._carry(stream)
-        self._leave_if_done()
-        self._plan_alarm(stream)
+        if stream is not None:
+            self._carry(stream)
+            self._leave_if_done()
+            self._plan_alarm(stream)
         self._tell()
 
     def _handle_event(self, event: ConnectionEvent) -> None:
@@ -425,11 +452,8 @@ class Link:
         if self.state is LinkState.CONNECTING:
             self._fail_connect(event)
         elif self.state is LinkState.CONNECTED:
-            is_orderly = event.kind is ConnectionEventKind.DISCONNECTED
-            self._lose(
-                0 if is_orderly else errno.ECONNRESET,
-                event.reason or f"connection ended: {event.kind.name}",
-            )
+            # In order means that the peer's last word came before: then the stream is over already.
+            self._lose(errno.ECONNRESET, event.reason or f"connection ended: {event.kind.name}")
         self.opening.mark(self)
 
     def _establish(self, event: ConnectionEvent) -> None:
@@ -444,6 +468,9 @@ class Link:
             return
         self.state = LinkState.CONNECTED
         self.local, self.peer = connection.local, connection.peer
+        early, self._early = self._early, []
+        for word in early:
+            self._take_word(stream, word)
         self.opening.mark(self)
 
     def _fail_connect(self, event: ConnectionEvent) -> None:

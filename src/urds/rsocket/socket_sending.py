@@ -19,6 +19,7 @@ from urds.rsocket.link import LinkState
 from urds.rsocket.refusals import closed, refusal
 from urds.rsocket.socket_waiting import Patience
 from urds.rsocket.sockets import Socket
+from urds.rsocket.stream import BORROW_BYTES_MIN
 
 if TYPE_CHECKING:
     from urds.rsocket.link import Link
@@ -79,15 +80,18 @@ class SendingSocket(Socket):
     ) -> int:
         """Send all buffers, one after the other; return how many octets were taken.
 
-        Raises OSError: ENOTSUP for control messages, EISCONN for an address; else as `send`.
+        Small ones are copied into one message. Raises OSError: ENOTSUP for control messages,
+        EISCONN for an address; else as `send`.
         """
         if tuple(ancdata):
             raise refusal(errno.ENOTSUP, "control messages")
         views = [memoryview(one).cast("B") for one in buffers]
         if address is not None:
             return self.sendto(b"", flags, address)
+        if sum(map(len, views)) < BORROW_BYTES_MIN:
+            return self._send(memoryview(b"".join(views)), flags)
         patience, sent = self._patience(flags), 0
-        for view in views or [memoryview(b"")]:
+        for view in views:
             try:
                 taken = self._send(view, flags, patience)
             except (BlockingIOError, TimeoutError):

@@ -31,6 +31,9 @@ from urds.rsocket.socket_waiting import Patience
 from urds.rsocket.stream import Shut
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from urds.rsocket.opening import Opening
     from urds.rsocket.stream import StreamStats
     from urds.verbs.providers.base import Address
 
@@ -222,6 +225,14 @@ class StreamSocket(MappingSocket):
         """What happened on the connection so far; None before there is one."""
         stream = None if self._link is None else self._link.stream
         return None if stream is None else stream.stats
+
+    @property
+    def openings(self) -> Sequence[Opening]:
+        """The devices that can change its readiness; once connected the one that connects."""
+        link = self._link
+        if link is None or link.state is LinkState.CONNECTING:
+            return super().openings
+        return (link.opening,)
 
     def _behind(self) -> Link | Listening | None:
         return self._listening if self._link is None else self._link
