@@ -173,23 +173,23 @@ class Window(Publishing):
         return done
 
     def receive(self, byte_count_max: int, *, peek: bool) -> bytes:
-        """Return octets that are to be read as `receive_into`, in one copy if in one stretch."""
-        wanted = min(byte_count_max, self.readable_bytes)
+        """Return octets that are to be read as `receive_into`, in one copy."""
+        left = min(byte_count_max, self.readable_bytes)
         if self._expected is not None:
-            wanted = min(wanted, self._ahead)
-        if not wanted:
-            return b""
-        first = self._stretches[0]
-        if wanted <= first.byte_count:
-            start = first.offset
-            octets = bytes(first.area.view[start : start + wanted])
-            if not peek:
-                self._consume(first, wanted)
-            return octets
-        gathered = bytearray(wanted)
-        done = self.receive_into(memoryview(gathered), peek=peek)
-        assert done == wanted, "what is readable can be read"
-        return bytes(gathered)
+            left = min(left, self._ahead)
+        taken, parts = [], []
+        for stretch in self._stretches:
+            if not left:
+                break
+            byte_count = min(stretch.byte_count, left)
+            left -= byte_count
+            taken.append((stretch, byte_count))
+            parts.append(stretch.area.view[stretch.offset : stretch.offset + byte_count])
+        octets = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        if not peek:
+            for stretch, byte_count in taken:
+                self._consume(stretch, byte_count)
+        return octets
 
     def _consume(self, stretch: Stretch, byte_count: int) -> None:
         """Note that octets of the first stretch were copied out."""
