@@ -104,7 +104,6 @@ class Endpoint(DatObject):
             self._local: tuple[str, int] | None = None
             self._remote: tuple[str, int] | None = None
             if srq is not None:
-                srq.engine.attached += 1
                 soft, hard = self.attr.srq_soft_hw, self.attr.max_recv_dtos
                 self.engine.set_recv_watermarks(high_watermark(soft), high_watermark(hard))
             self.hold(pz)
@@ -419,8 +418,6 @@ class Endpoint(DatObject):
         self.link.dispose()
         self.ia.adapter.remove(self.engine)
         self.ia.disown(self.engine)
-        if self.srq is not None:
-            self.srq.engine.attached -= 1
 
     # -- inside
 
