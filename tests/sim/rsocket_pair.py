@@ -303,8 +303,19 @@ class Pair:
             op, argument = parse_word(flight.post.word)
             if op is Op.CREDIT:
                 self.expect_none(side, self.peer(side).ledger.grant(argument & CREDIT_LIMIT_MASK))
-            self.peer(side).words.append(flight.post.word)
+            self._arrive(side, self.peer(side), flight.post.word)
         return True
+
+    def _arrive(self, side: Side, peer: Side, word: int) -> None:
+        """Let a word wait for the peer. Each takes a receive; without one the sender would stall.
+
+        Beside the messages with credits these may be there: an entry for each slot of the table,
+        two updates for the halves of the credits, SHUTDOWN and DISCONNECT.
+        """
+        peer.words.append(word)
+        receives = peer.settings.receive_queue + peer.ledger.table.length + 4
+        if side.ledger.is_update_paid and len(peer.words) > receives:
+            raise self.fail(f"{len(peer.words)} words wait for {peer.name}, of {receives} receives")
 
     def _land(self, side: Side, flight: Flight, octet_count: int) -> None:
         octets = bytes(flight.octets[flight.landed : flight.landed + octet_count])
