@@ -243,8 +243,9 @@ class World:
                     f"{actor.side.name} had {actor.accepted} octets accepted, "
                     f"{peer.side.name} got {peer.got}"
                 )
-            is_unread = not actor.side.core.is_ended and not actor.is_deaf
-            if self.pair.is_cut and is_unread and not self.pair.error:
+            has_end = actor.side.core.is_ended or actor.is_deaf
+            is_over = self.pair.is_cut or not peer.side.core.can_write
+            if is_over and not has_end and not self.pair.error:
                 raise self.fail(f"{actor.side.name} has no end: {actor.side.core.state.name}")
             for mapping in actor.mappings:
                 if not self.pair.is_cut and mapping.memory.view != mapping.shadow:
