@@ -153,7 +153,7 @@ class TestUntil:
             assert opening.adapter.attending_count == 0
             assert not socket.watchers
 
-        run(main)
+        asyncio.run(asyncio.wait_for(main(), 20), debug=True)  # finds calls from other threads
 
     def test_a_cancelled_wait_leaves_nothing_behind(self) -> None:
         async def main() -> None:
@@ -223,6 +223,7 @@ class TestTransport:
                 thread = threading.Thread(target=lambda: stream.come(b"answer"))
                 thread.start()
                 thread.join()
+                assert transport._is_scheduled  # now: the call may be over before it is seen
 
             stream.while_sending = from_elsewhere
             transport.write(b"question")

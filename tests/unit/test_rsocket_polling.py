@@ -172,6 +172,32 @@ class TestRpoll:
             assert watch.wait(5) == {1: IN}
             assert time.monotonic() - begin_s < 4
 
+    def test_a_change_before_there_is_a_bell_ends_the_sleep(
+        self, opening, pipe, monkeypatch
+    ) -> None:
+        socket = FakeSocket(opening)
+        make = polling.Bell
+
+        def late():
+            socket.become(READABLE)
+            return make()
+
+        monkeypatch.setattr(polling, "Bell", late)
+        begin_s = time.monotonic()
+        assert rpoll([(pipe[0], IN), (socket, IN)], 5000) == [(socket, IN)]
+        assert time.monotonic() - begin_s < 4
+
+    def test_the_kernel_counts_whole_milliseconds_and_none_too_few(self, pipe, monkeypatch) -> None:
+        asked, ask = [], polling._Watch._ask_kernel
+
+        def noted(self, timeout_ms):
+            asked.append(timeout_ms)
+            return ask(self, timeout_ms)
+
+        monkeypatch.setattr(polling._Watch, "_ask_kernel", noted)
+        assert rpoll([(pipe[0], IN)], 1.9) == []
+        assert max(asked) == 2
+
     def test_no_such_descriptor(self, opening, pipe) -> None:
         number = os.dup(pipe[0])
         os.close(number)
@@ -244,6 +270,19 @@ class TestRepoll:
             opening.adapter.happenings.append(lambda: socket.become(READABLE))
             assert poll.poll() == [("mine", IN)]
             assert poll.poll(0) == [("mine", IN)]
+
+    def test_whoever_changes_something_wakes_the_driver(self, opening, pipe) -> None:
+        """A change without a packet, and a member that can only be waited for otherwise."""
+        socket, adapter = FakeSocket(opening), opening.adapter
+        with Repoll() as poll:
+            poll.register(socket, IN, "socket")
+            adapter.happenings.append(lambda: poll.register(pipe[1], OUT, "pipe"))
+            assert poll.poll(5) == [("pipe", OUT)]
+            assert adapter.notify_count == 1
+            poll.unregister(pipe[1])
+            adapter.happenings.append(lambda: socket.become(READABLE))
+            assert poll.poll(5) == [("socket", IN)]
+            assert adapter.notify_count == 2
 
     def test_its_own_descriptor_shows_what_is_ready(self, opening, pipe) -> None:
         socket = FakeSocket(opening)

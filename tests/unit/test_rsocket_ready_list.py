@@ -1,6 +1,7 @@
 """The ready list of a Repoll: who is on it, what a wait costs, and that no change is lost."""
 
 import errno
+import os
 import select
 
 import pytest
@@ -16,7 +17,7 @@ from tests.unit.rsocket_fakes import (
     FakeSocket,
 )
 from urds.rsocket.ready_list import Member, ReadyList
-from urds.rsocket.watching import Watchers, revents
+from urds.rsocket.watching import Bell, Watchers, revents
 
 IN, OUT, HUP, ERR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP, select.EPOLLERR
 
@@ -237,3 +238,19 @@ def test_a_watcher_may_leave_while_it_is_told() -> None:
     watchers.tell()
     watchers.tell()
     assert told == [1, 2, 2]
+
+
+def test_a_bell_that_is_closed_is_silent() -> None:
+    bell = Bell()
+    number = bell.fileno()
+    assert not select.select([number], [], [], 0)[0]
+    bell.ring()
+    bell.ring()
+    assert select.select([number], [], [], 0)[0]
+    bell.quiet()
+    assert not select.select([number], [], [], 0)[0]
+    bell.close()
+    bell.ring()
+    bell.close()
+    with pytest.raises(OSError):
+        os.fstat(number)

@@ -142,7 +142,6 @@ class Bell:
         """Make one. Raises OSError: EMFILE."""
         self._descriptor = Descriptor()
         self._lock = threading.Lock()
-        self._is_closed = False
         self._number = self._descriptor.fileno()
 
     def fileno(self) -> int:
@@ -158,15 +157,13 @@ class Bell:
         self._set(False)
 
     def close(self) -> None:
-        """Close the descriptor; safe twice, and against a ring on another thread."""
+        """Close the descriptor; safe twice. A later ring, of a thread that was slow, is silent."""
         with self._lock:
-            self._is_closed = True
             self._descriptor.close()
 
     def _set(self, is_set: bool) -> None:
         with self._lock:
-            if not self._is_closed:
-                self._descriptor.set(is_set)
+            self._descriptor.set(is_set)
 
 
 @contextmanager
