@@ -253,10 +253,12 @@ class DatagramSocket(Socket):
         if level == SOL_RDMA:
             super().setsockopt(level, option, value, value_bytes)
             return
+        if value is None:
+            raise refusal(errno.EINVAL, f"{value_bytes} octets at no address")
         link = self._open_link()
         link.set_udp_option(level, option, value)
         if (level, option) == (system.SOL_SOCKET, system.SO_RCVBUF) and link.local is None:
-            slots = max(1, 2 * int(value) // SLOT_BYTES)
+            slots = max(1, int(link.get_udp_option(level, option)) // SLOT_BYTES)
             link.settings = DatagramSettings(receive_slots=slots)
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
