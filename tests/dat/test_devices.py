@@ -160,6 +160,27 @@ def test_an_endpoint_connects_again_as_soon_as_it_is_reset(pair: Pair, graceful:
             end.ep.reset()
 
 
+def test_what_was_put_off_before_a_reset_touches_no_later_connection(pair: Pair) -> None:
+    """The lock is held as by an engine's call that broke the connection and is not over yet."""
+    client, server = pair.client, pair.server
+    pair.ask().accept(server.ep)
+    assert pair.events() == [ESTABLISHED, ESTABLISHED]
+    with client.ia.lock:
+        client.ep.link.break_soon()
+        client.ep.disconnect()
+        client.ep.reset()
+        param = client.ep.query()
+        assert (param.remote_ia_address_ptr, param.remote_port_qual) == (None, 0)
+        assert param.local_port_qual == 0
+        client.ep.connect(server.ia.address, pair.conn_qual, timeout_s=WAIT_S)
+    assert pair.events() == [DISCONNECTED, DISCONNECTED]
+    server.ep.reset()
+    event = pair.requests.wait(WAIT_S)
+    assert isinstance(event, dat.ConnectionRequestEvent)
+    event.cr.accept(server.ep)
+    assert pair.events() == [ESTABLISHED, ESTABLISHED]
+
+
 def test_what_is_under_way_arrives_before_a_graceful_end(pair: Pair) -> None:
     client, server = pair.client, pair.server
     for number in range(8):

@@ -479,6 +479,8 @@ def test_following_another_endpoint() -> None:
         wrong, arg = dat.DAT_INVALID_PARAMETER, dat.Subtype
         assert ret(scene.a.ep, 0, 0, None, 0) == (wrong, arg.INVALID_ARG3)
         assert ret(scene.a.ep, 9, 5, None, 0) == (wrong, arg.INVALID_ARG4)
+        long = scene.a.ia.provider_attr.max_private_data_size + 1
+        assert ret(scene.a.ep, 9, long, bytes(long), 0) == (wrong, arg.INVALID_ARG4)
         assert ret(other.ep, 9, 0, None, 0)[0] == dat.DAT_INVALID_STATE
         scene.b.ia.listen(QUAL, evd=scene.b.requests)
         assert ret(scene.a.ep, 9_000_000, 0, None, 0) == (dat.DAT_SUCCESS, 0)

@@ -14,7 +14,7 @@ from urds.dat.ep_state import CONNECTING, Input
 from urds.dat.numbers import EpState, EventNumber
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr
-from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters
+from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
 
 if TYPE_CHECKING:
     from urds.dat.ep import Endpoint
@@ -57,41 +57,36 @@ class Link:
     # -- how it begins
 
     def prepare(self) -> None:
-        """Lead the queue pair to INIT: from here on receives may be posted."""
+        """Lead the queue pair to INIT: from here on receives may be posted.
+
+        What arrives before the event of the connection that it comes by is held until then.
+        """
+        self._ep.engine.hold_receives = True
         attr = QPAttr(qp_state=QPState.INIT, qp_access_flags=_REMOTE_ACCESS)
         self._ep.engine.modify(attr, _TO_INIT, self._adapter.now_ns())
 
     def connect(self, peer: Address, private_data: bytes, timeout_ns: int | None) -> None:
         """Ask for a connection. Raises OSError for what can be told at once."""
-        from urds.verbs.providers.base import PortSpace
-
         now_ns = self._adapter.now_ns()
         self._deadline_ns = None if timeout_ns is None else now_ns + timeout_ns
-        self._ep.engine.hold_receives = True
-        try:
-            self.connection = self._adapter.connect(
-                self._ep.engine,
-                peer,
-                PortSpace.TCP,
-                self._parameters(private_data),
-                on_event=self._handle_event,
-                timeout_ns=timeout_ns,
-            )
-        except OSError:
-            self._ep.engine.hold_receives = False
-            raise
+        self.connection = self._adapter.connect(
+            self._ep.engine,
+            peer,
+            PortSpace.TCP,
+            self._parameters(private_data),
+            on_event=self._handle_event,
+            timeout_ns=timeout_ns,
+        )
 
     def accept(self, connection: Connection, private_data: bytes) -> None:
         """Answer a request. Raises OSError; then nothing has changed."""
         before = connection.on_event
         connection.on_event = self._handle_event
-        self._ep.engine.hold_receives = True
         self.connection = connection
         try:
             connection.accept(self._ep.engine, self._parameters(private_data))
         except OSError:
             connection.on_event = before
-            self._ep.engine.hold_receives = False
             self.connection = None
             raise
 
@@ -122,7 +117,6 @@ class Link:
         now_ns = self._adapter.now_ns()
         self._life += 1
         self._ep.engine.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, now_ns)
-        self._ep.engine.hold_receives = False
         self.prepare()
 
     def dispose(self) -> None:
@@ -157,7 +151,6 @@ class Link:
         private_data = event.parameters.private_data if is_active else b""
         assert ep.connect_evd is not None, "no connection without its dispatcher"
         ep.connect_evd.post_connection(ep, EventNumber.CONNECTION_ESTABLISHED, private_data)
-        # What arrived meanwhile comes after the event of the connection that it came by.
         ep.engine.hold_receives = False
 
     def _lose(self, event: ConnectionEvent) -> None:
