@@ -56,6 +56,17 @@ def test_s2_a_buffer_is_outstanding_until_its_event_is_dequeued() -> None:
         assert (scene.b.counts, scene.b.info) == ((2, 2), (0, 0))
 
 
+def test_without_a_dispatcher_a_buffer_is_not_outstanding_once_it_is_filled() -> None:
+    """Nobody can dequeue its event."""
+    with Scene(buffers=3, connected=False) as scene:
+        end = scene.b
+        ep = end.pz.create_ep(None, end.request, end.connection, dat.EpAttr(), end.srq)
+        connect_endpoints(scene.a.ep, ep, end.requests)
+        scene.a.send()
+        assert scene.a.request.wait(WAIT_S).status is DTO.SUCCESS
+        assert (end.counts, ep.recv_query()) == ((2, 2), (0, 0))
+
+
 @pytest.mark.rule("dat-allocated-with-srq", "dat-nbufs")
 def test_s3_the_first_fragment_takes_a_buffer() -> None:
     with Scene(buffers=10) as scene:

@@ -151,17 +151,13 @@ class Transfers:
             raise from_os_error(error) from error
         adapter.kick(self._ep.engine)
 
-    def post_receive(self, sg: Sequence[SGE], cookie: Any, flags: CompletionFlag) -> None:
+    def post_receive(self, sg: list[SGE], cookie: Any, flags: CompletionFlag) -> None:
         """Post a receive. Raises DatInsufficientResources: `max_recv_dtos` are outstanding."""
         _demand_slot("recv", len(self._receives), self._ep.attr.max_recv_dtos)
         number = next(self._numbers)
         self._receives[number] = _Posted(cookie, flags)
         adapter = self._ep.ia.adapter
-        try:
-            self._ep.engine.post_recv(RecvWR(number, list(sg)), adapter.now_ns())
-        except OSError as error:
-            del self._receives[number]
-            raise from_os_error(error) from error
+        self._ep.engine.post_recv(RecvWR(number, sg), adapter.now_ns())
         adapter.kick(self._ep.engine)
 
     # -- completions, from the engine
