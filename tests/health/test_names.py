@@ -12,7 +12,9 @@ NOT_A_PARAMETER = {"timeout", "size", "len", "length", "duration", "delay"}
 
 # Parameters that carry the name a program already uses with `socket.socket` or its relatives.
 # One line per function: its dotted name, the parameter, why the world's name stays.
-WORLD_NAMES: dict[tuple[str, str], str] = {}
+WORLD_NAMES: dict[tuple[str, str], str] = {
+    ("urds.rsocket.repoll.Repoll.poll", "timeout"): "called in place of select.epoll.poll",
+}
 
 # Words that have one meaning throughout a package: in verbs and in pyverbs, as in `ibv_sge`, a
 # length is a number of octets.
