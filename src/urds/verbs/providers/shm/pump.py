@@ -2,8 +2,9 @@
 
 Handing a message from thread to thread costs more than everything else about it, so whoever waits
 for a completion looks at the rings himself. One thread at a time, the *leader*, sleeps in epoll;
-other waiters sleep on a condition, and whoever makes one of them ready wakes it. The background
-thread leads when nobody waits and nobody has driven lately; a waiter sends it away.
+other waiters sleep each on a bell of its own. Whoever makes one of them ready wakes that one, and
+a leader who is done wakes one to lead. The background thread leads when nobody waits and nobody
+has driven lately; a waiter sends it away.
 
 While nobody leads, peers ring for nobody: they write, and the next who drives finds it. While
 somebody leads, bells are his alone: a bell that another thread hears before he wakes has rung for
@@ -20,8 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from urds.verbs.providers.waiters import Waiter, Waiters
 
 NAP_NS: Final = 100_000_000  # the longest sleep of a leader: the net below a lost bell
 PARK_NS: Final = 5_000_000  # so long after the last driver the background thread takes over
@@ -44,11 +46,6 @@ class Driven(Protocol):
         """Return when something is due."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    is_ready: Callable[[], bool]
-
-
 class Pump:
     """The threads of one adapter."""
 
@@ -62,9 +59,9 @@ class Pump:
         self._condition = threading.Condition(lock)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         epoll.register(self._bell, select.EPOLLIN)
-        self._waiters: list[_Waiter] = []
-        self._leader: _Waiter | None = None  # who sleeps in epoll
-        self._background = _Waiter(lambda: self._is_closed or bool(self._waiters))
+        self._waiters = Waiters()
+        self._leader: Waiter | None = None  # who sleeps in epoll
+        self._background = Waiter(lambda: self._is_closed or bool(self._waiters))
         self._driven_ns = 0
         self._outside_count = 0
         self._is_closed = False
@@ -93,7 +90,7 @@ class Pump:
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Drive until `is_ready()` or time is over; return what it said last."""
         end_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-        waiter = _Waiter(is_ready)
+        waiter = Waiter(is_ready)
         with self._lock:
             self._waiters.append(waiter)
             try:
@@ -104,17 +101,18 @@ class Pump:
                 # other closely the thread looks after them by itself, and is not woken.
                 now_ns = time.monotonic_ns()
                 is_left = now_ns - self._driven_ns > PARK_NS
-                if self._waiters or self._outside_count or is_left:
-                    self._condition.notify_all()
                 self._driven_ns = now_ns
+                if self._waiters and self._leader is None:
+                    self._waiters.hand_on()
+                elif self._outside_count or is_left:
+                    self._condition.notify_all()
 
     def wake_ready(self) -> None:
         """Wake those who sleep although they are ready."""
         leader = self._leader
         if leader is not None and leader.is_ready():
             self._wake_leader()
-        if len(self._waiters) > 1 and any(waiter.is_ready() for waiter in self._waiters):
-            self._condition.notify_all()
+        self._waiters.wake_ready()
 
     def wake(self) -> None:
         """Wake whoever leads, for something is to be done now."""
@@ -131,6 +129,7 @@ class Pump:
             self._wake_leader()
             while self._leader is not None:
                 self._condition.wait(_seconds(PARK_NS))
+            self._waiters.wake_all()
             self._condition.notify_all()
             self._epoll.unregister(self._bell)
             os.close(self._bell)
@@ -148,7 +147,7 @@ class Pump:
 
     # -- inside
 
-    def _wait(self, waiter: _Waiter, end_ns: int | None) -> bool:
+    def _wait(self, waiter: Waiter, end_ns: int | None) -> bool:
         self._driven.turn(())
         while True:
             if waiter.is_ready():
@@ -162,9 +161,9 @@ class Pump:
                 continue
             if self._leader is self._background and not self._outside_count:
                 self._wake_leader()
-            self._condition.wait(_seconds(rest_ns))
+            waiter.sleep(self._lock, _seconds(rest_ns))
 
-    def _lead(self, waiter: _Waiter, rest_ns: int) -> None:
+    def _lead(self, waiter: Waiter, rest_ns: int) -> None:
         """Sleep until something arrives or is due, without the lock; then take it in."""
         ready: list[tuple[int, int]] = []
         if self._driven.fall_asleep():
@@ -180,6 +179,7 @@ class Pump:
                 self._leader = None
             self._driven.awake()
         if self._is_closed:
+            self._waiters.wake_all()
             self._condition.notify_all()
             return
         descriptors = [descriptor for descriptor, _ in ready]
@@ -188,8 +188,8 @@ class Pump:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
         self._driven.turn(descriptors)
-        if len(self._waiters) > 1 or waiter is self._background:
-            self._condition.notify_all()
+        if waiter is self._background:
+            self._waiters.hand_on()
 
     def _run(self) -> None:
         with self._lock:

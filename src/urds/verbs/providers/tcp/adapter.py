@@ -37,6 +37,7 @@ from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
 BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: verbs-and-roce.md 14.3
 PRIVATE_DATA_MAX: Final = 508  # of 512 that MPA carries, four are the counts of reads
 _QPN_FIRST: Final = 0x10
+_LEAVING_MIN: Final = 64  # streams that are over: up to here nobody looks which are closed
 _QPN_END: Final = 1 << 24
 _CONNECTED: Final = frozenset({QPState.RTR, QPState.RTS, QPState.SQD})
 
@@ -63,6 +64,7 @@ class TcpAdapter(Adapter):
         self.strangers: set[TcpConnection] = set()  # accepted, and silent so far
         self.listeners: set[TcpListener] = set()
         self._leaving: set[Stream] = set()
+        self._leaving_max = _LEAVING_MIN
         self._queue_pairs: dict[int, QueuePair] = {}
         self._owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
@@ -191,7 +193,10 @@ class TcpAdapter(Adapter):
 
     def leave(self, stream: Stream) -> None:
         """Remember a stream that is over, whose last octets still leave."""
-        self._leaving = {each for each in self._leaving if each.is_open} | {stream}
+        self._leaving.add(stream)
+        if len(self._leaving) > self._leaving_max:
+            self._leaving = {each for each in self._leaving if each.is_open}
+            self._leaving_max = max(_LEAVING_MIN, 2 * len(self._leaving))
 
     # -- connections
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from urds.verbs.providers.waiters import Waiter, Waiters
+
 Handler = Callable[[int], None]
 Ready = Callable[[], bool]
 
@@ -48,14 +50,14 @@ class Reactor:
 
     def __init__(self, lock: threading.RLock, *, name: str) -> None:
         self._lock = lock
-        self._turned = threading.Condition(lock)  # the driver has changed something, or left
+        self._polled = threading.Condition(lock)  # for `close`: a thread has left its poll
         self._parked = threading.Condition(lock)
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._timers: list[Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._deferred: list[Callable[[], None]] = []
-        self._waiting: list[Ready] = []
+        self._waiting = Waiters()
         self._is_driven = False  # a thread of the application is in `_turn`
         self._is_processing = False
         self._turn_count = 0
@@ -108,10 +110,8 @@ class Reactor:
 
     def tell(self) -> None:
         """Wake those who wait for what another thread has just made true."""
-        if self._waiting and not self._is_processing and any(ready() for ready in self._waiting):
-            self._turned.notify_all()
-            if self._polling_count:
-                self._ring()
+        if not self._is_processing and self._waiting.wake_ready() and self._polling_count:
+            self._ring()
 
     def attend(self) -> None:
         """Count one who sleeps outside; the thread takes the crank unless somebody has it."""
@@ -137,22 +137,25 @@ class Reactor:
             if is_ready() or self._is_processing:
                 return is_ready()
             deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-            self._waiting.append(is_ready)
+            waiter = Waiter(is_ready)
+            self._waiting.append(waiter)
             try:
                 while not self._closed:
-                    self._wait_once(deadline_ns)
+                    self._wait_once(waiter, deadline_ns)
                     if is_ready():
                         return True
                     if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                         return False
                 return is_ready()
             finally:
-                self._waiting.remove(is_ready)
+                self._waiting.remove(waiter)
+                if not self._is_driven:
+                    self._waiting.hand_on()
 
-    def _wait_once(self, deadline_ns: int | None) -> None:
+    def _wait_once(self, waiter: Waiter, deadline_ns: int | None) -> None:
         if self._is_driven:
             left_ns = None if deadline_ns is None else deadline_ns - time.monotonic_ns()
-            self._turned.wait(None if left_ns is None else max(0, left_ns) / _NS)
+            waiter.sleep(self._lock, None if left_ns is None else max(0, left_ns) / _NS)
             return
         self._is_driven = True
         try:
@@ -160,8 +163,6 @@ class Reactor:
         finally:
             self._is_driven = False
             self._leave()
-            if len(self._waiting) > 1:
-                self._turned.notify_all()  # another one takes over, or is ready
 
     def _leave(self) -> None:
         """Leave the crank to the thread, which looks for what was put off when it is parked."""
@@ -227,7 +228,7 @@ class Reactor:
             self._lock.acquire()
             self._polling_count -= 1
             if self._closed:
-                self._turned.notify_all()  # `close` waits for those who poll
+                self._polled.notify_all()
         # If another thread was faster, what it left is still ready and comes with the next poll.
         return events if turn_count == self._turn_count else []
 
@@ -275,14 +276,14 @@ class Reactor:
             if self._closed:
                 return
             self._closed = True
-            self._turned.notify_all()
+            self._waiting.wake_all()
             self._parked.notify_all()
             self._ring()
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)
         with self._lock:
             # Who is not back from the poll yet would sleep on a descriptor that is gone.
-            self._turned.wait_for(lambda: not self._polling_count, JOIN_S)
+            self._polled.wait_for(lambda: not self._polling_count, JOIN_S)
             self._handlers.clear()
             self._timers.clear()
             self._soon.clear()

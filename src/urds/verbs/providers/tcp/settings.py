@@ -1,8 +1,17 @@
 """Times, limits and counters of the `tcp` provider."""
 
-from dataclasses import dataclass
+import resource
+from dataclasses import dataclass, field
+from typing import Final
 
 _MS = 1_000_000
+_DESCRIPTORS_MAX: Final = 16_384  # that a bound is made of
+
+
+def _descriptors_max() -> int:
+    """Return how many descriptors the process may have, or a number that is enough."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,8 +20,10 @@ class TcpProviderSettings:
 
     address: str = "127.0.0.1"  # whose GID the opening has, and where its datagrams leave from
     stranger_ns: int = 5_000 * _MS  # to say a whole MPA frame
-    strangers_max: int = 64  # connections that have not said it yet
-    strangers_per_host_max: int = 16
+    # Connections that have not said it yet, and those of one host. Who opens thousands of them
+    # looks like a flood at first, so the bounds are high where there are descriptors for it.
+    strangers_max: int = field(default_factory=lambda: _descriptors_max() // 4)
+    strangers_per_host_max: int = field(default_factory=lambda: _descriptors_max() // 8)
     connect_ns: int = 10_000 * _MS  # to be connected and answered, where no one says otherwise
     farewell_ns: int = 2_000 * _MS  # for our last octets to leave and the peer to close
     crc: bool = False  # insist on CRC32C: slow without the `crc32c` distribution
