@@ -118,10 +118,22 @@ def _addresses(*titles: str) -> tuple[Column, ...]:
     )
 
 
-_QUEUE_COLUMNS: Final = (
-    *_addresses("LocalAddr", "LPort", "RemoteAddr", "RPort"),
-    *(Column("Tos", 3), Column("Seq", 20), Column("Bytes", 10)),
-)
+def _queue(letter: str, key: str, which: str, about: str) -> Table:
+    """Return the table of a queue of messages; `key` is also its name in a snapshot."""
+    return Table(
+        letter=letter,
+        key=key,
+        title=f"{which} Message Queue",
+        help=about,
+        columns=(
+            *_addresses("LocalAddr", "LPort", "RemoteAddr", "RPort"),
+            *(Column("Tos", 3), Column("Seq", 20), Column("Bytes", 10)),
+        ),
+        verbose_columns=(),
+        records=lambda report, _: getattr(report.snapshot, key),
+        cells=_message_cells,
+    )
+
 
 TABLES: Final = (
     Table(
@@ -169,36 +181,9 @@ TABLES: Final = (
         records=_paths,
         cells=_path_cells,
     ),
-    Table(
-        letter="r",
-        key="receive_queue",
-        title="Receive Message Queue",
-        help="messages that wait for a receive",
-        columns=_QUEUE_COLUMNS,
-        verbose_columns=(),
-        records=lambda report, _: report.snapshot.receive_queue,
-        cells=_message_cells,
-    ),
-    Table(
-        letter="s",
-        key="send_queue",
-        title="Send Message Queue",
-        help="messages not sent yet",
-        columns=_QUEUE_COLUMNS,
-        verbose_columns=(),
-        records=lambda report, _: report.snapshot.send_queue,
-        cells=_message_cells,
-    ),
-    Table(
-        letter="t",
-        key="retransmit_queue",
-        title="Retransmit Message Queue",
-        help="messages sent and not acknowledged",
-        columns=_QUEUE_COLUMNS,
-        verbose_columns=(),
-        records=lambda report, _: report.snapshot.retransmit_queue,
-        cells=_message_cells,
-    ),
+    _queue("r", "receive_queue", "Receive", "messages that wait for a receive"),
+    _queue("s", "send_queue", "Send", "messages not sent yet"),
+    _queue("t", "retransmit_queue", "Retransmit", "messages sent and not acknowledged"),
     Table(
         letter="T",
         key="tcp_sockets",
