@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import threading
+from array import array
 
 import pytest
 
@@ -481,17 +482,23 @@ def test_the_child_of_a_fork_lets_go_of_the_port() -> None:
     with ends() as made:
         link = made.link("shm0")
         host, port = address_of(link)
-        reader, writer = os.pipe()
+        ours, childs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            os.close(writer)
-            os.read(reader, 1)  # lives until the parent is done
+            ours.close()
+            childs.send(b"forked")
+            childs.recv(1)  # lives until the parent is done
             os._exit(0)
-        try:
+        with ours, childs:
+            assert ours.recv(6) == b"forked"
             link.close()
             made.link("shm0", host=host, port=port)
-        finally:
-            with contextlib.suppress(OSError):
-                os.close(writer)
-            os.close(reader)
-            os.waitpid(pid, 0)
+        os.waitpid(pid, 0)
+
+
+def test_items_of_any_size_are_sent_as_octets() -> None:
+    with ends() as made:
+        here, there = made.link(), made.link(host="127.0.0.3")
+        for data in (bytearray(b"octets"), array("H", [1, 2, 3]), memoryview(b"view")[1:]):
+            assert here.send(data, address_of(there)) == len(bytes(data))
+            assert take(there)[0] == bytes(data)

@@ -229,7 +229,7 @@ class World:
         else:
             place, qpn = found
             way = QueuePairWay(event.device, place, qpn, 0x01234567)
-            core.handle_found(event.token, way, self.now_ns)
+            core.handle_found(event.token, way)
         self._serve(host)
 
     # -- time

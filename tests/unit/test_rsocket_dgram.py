@@ -4,6 +4,8 @@ import errno
 from ipaddress import ip_address
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from urds.errors import LocalProtocolError
 from urds.rsocket.dgram import (
@@ -71,7 +73,7 @@ def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
     asked = core.poll_event()
     assert isinstance(asked, LookUp)
     way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
-    core.handle_found(asked.token, way, now_ns)
+    core.handle_found(asked.token, way)
     return way
 
 
@@ -90,7 +92,7 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
     )
     assert isinstance(send(core, b"two"), ByUdp), "until somebody is found"
     way = QueuePairWay(0, "vector", 0x99, QKEY)
-    core.handle_found(1, way, 10 * S)
+    core.handle_found(1, way)
 
     third = send(core, b"three")
     assert isinstance(third, ByQueuePair)
@@ -141,6 +143,15 @@ def test_a_datagram_by_queue_pair_names_its_sender() -> None:
     assert [core.receive() for _ in range(4)] == [
         (b"hello", THERE), (b"again", THERE), (b"", ("127.0.0.3", 1)), None,
     ]  # fmt: skip
+
+
+def test_of_senders_only_so_many_are_remembered() -> None:
+    core = datagrams(settings=DatagramSettings(receive_slots=1000))
+    sources = [("127.0.0.2", port) for port in range(1, 600)]
+    for source in sources:
+        core.receive_queue_pair(by_queue_pair(b"x", source))
+    assert [core.receive() for _ in sources] == [(b"x", source) for source in sources]
+    assert len(core._sources) <= 256  # private: it shows nowhere but in memory
 
 
 def test_peek_leaves_the_datagram() -> None:
@@ -232,6 +243,27 @@ def test_malformed_octets_by_queue_pair_are_dropped_and_counted(octets: bytes) -
     assert core.receive() is None
 
 
+@given(
+    st.one_of(
+        st.binary(max_size=100),
+        st.binary(max_size=40).map(lambda rest: control(opening=None) + rest),
+        st.binary(max_size=40).map(lambda rest: data(b"") + rest),
+        st.tuples(st.just(control()), st.integers(0, 43), st.integers(0, 255)).map(
+            lambda it: it[0][: it[1]] + bytes([it[2]]) + it[0][it[1] + 1 :]
+        ),
+    )
+)
+def test_whatever_comes_is_taken_or_counted(octets: bytes) -> None:
+    core = datagrams()
+    send(core, b"x")
+    core.receive_udp(octets, THERE, 10 * S)
+    core.receive_queue_pair(octets)
+    stats, taken = core.stats, core.peek()
+    counts = stats.received_by_udp + stats.controls_received + stats.dropped_malformed
+    assert counts + stats.received_by_queue_pair == 2
+    assert taken is None or taken[0] in octets
+
+
 def test_a_control_message_of_who_was_not_sent_to_starts_nothing() -> None:
     core = datagrams()
     assert core.receive_udp(control(), THERE, 0) is None
@@ -277,6 +309,16 @@ def test_after_a_look_up_in_vain_the_next_one_waits_longer_each_time() -> None:
         core.handle_not_found(asked.token, now_ns)
         waits.append((now_ns - began_ns) / S)
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60]
+
+
+def test_a_peer_that_has_changed_is_looked_up_at_once() -> None:
+    core = datagrams()
+    send(core, b"x")
+    for number in range(3):
+        core.receive_udp(control(opening=b"peer-%03d" % number), THERE, 10 * S)
+        asked = core.poll_event()
+        assert isinstance(asked, LookUp)
+        core.handle_not_found(asked.token, 10 * S)
 
 
 def test_a_peer_without_a_queue_pair_stays_with_udp() -> None:
@@ -352,7 +394,7 @@ def test_a_change_ends_the_look_up_of_what_was_before() -> None:
         GiveUp(1),
         LookUp(2, 0, (THERE[0], 9000), b"peer-two"),
     ]
-    core.handle_found(1, QueuePairWay(0, "old", 1, QKEY), 10 * S)
+    core.handle_found(1, QueuePairWay(0, "old", 1, QKEY))
     assert core.state_of(THERE) is DestinationState.LOOKING_UP, "nobody wants that answer"
 
 
@@ -387,7 +429,7 @@ def test_the_look_up_of_an_evicted_destination_is_given_up() -> None:
     assert isinstance(core.poll_event(), LookUp)
     send(core, b"x", ("127.0.0.2", 1))
     assert core.poll_event() == GiveUp(1)
-    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY), 10 * S)
+    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY))
     assert not core.knows(THERE)
 
 

@@ -21,12 +21,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from urds.rsocket import devices
 from urds.rsocket.datagram_device import DatagramDevice
 from urds.rsocket.datagram_service import service
 from urds.rsocket.datagram_udp import UdpSocket
+from urds.rsocket.datagram_waiters import DatagramWaiters
 from urds.rsocket.dgram import (
     Address,
     ByQueuePair,
@@ -41,13 +41,14 @@ from urds.rsocket.link import Readiness
 from urds.rsocket.opening import Opening
 from urds.rsocket.wire.datagram_ways import OPENING_BYTES
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 BATCH_MAX: Final = 64  # datagrams of one reading: other sockets come after
-_VIRTUAL_NS: Final = 1_000_000_000  # that a simulated device runs ahead of the real UDP socket
-_PAUSE_S: Final = 0.002  # between two looks at a simulated device
 _PORT_MAX: Final = 0xFFFF
 _UNSPECIFIED: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
-Octets = bytes | bytearray | memoryview
+Octets = bytes | memoryview
 
 
 class DatagramLink:
@@ -75,7 +76,7 @@ class DatagramLink:
         self._core: Datagrams | None = None
         self._devices: list[DatagramDevice] = []
         self._error = 0
-        self._waiting: set[Callable[[], None]] = set()
+        self._waiters = DatagramWaiters(self.openings)
         _alive.add(self)
 
     # -- addresses
@@ -114,7 +115,7 @@ class DatagramLink:
 
     # -- datagrams
 
-    def send(self, data: Octets, address: Address | None = None) -> int:
+    def send(self, data: "ReadableBuffer", address: Address | None = None) -> int:
         """Send a copy of `data`, without waiting, and return its length; binds if need be.
 
         By which way is the core's matter. A datagram for which there is no room is lost and
@@ -124,18 +125,20 @@ class DatagramLink:
         target = address if address is not None else self.peer
         if target is None:
             raise OSError(errno.EDESTADDRREQ, "no address given, and the socket is not connected")
+        # Of items of any size: what counts are their octets.
+        octets = data if isinstance(data, bytes) else memoryview(data).cast("B")
         core = self._bound()
         self._raise_error()
         # The clock is read for each datagram: whether one has to go over UDP again depends on it.
         now_ns = time.monotonic_ns()
         with self._lock:
-            what = core.send(data, target, now_ns) if core.knows(target) else None
+            what = core.send(octets, target, now_ns) if core.knows(target) else None
         if what is None:
-            what = self._send_first(core, data, target, now_ns)
+            what = self._send_first(core, octets, target, now_ns)
         self._carry(core, what)
         if core.has_events:
             self._serve(core)
-        return len(data)
+        return len(octets)
 
     def receive(self) -> tuple[bytes, Address] | None:
         """Take a datagram and its sender, None if there is none.
@@ -170,9 +173,7 @@ class DatagramLink:
         def is_over() -> bool:
             return self.is_closed or is_ready()
 
-        if self.openings and all(each.adapter.has_own_time for each in self.openings):
-            return devices.wait(self.openings, is_over, timeout_s)
-        return self._wait_here(is_over, timeout_s)
+        return self._waiters.wait(is_over, timeout_s)
 
     # -- options, state, end
 
@@ -205,7 +206,7 @@ class DatagramLink:
             self._udp.close()
             for device in self._devices:
                 device.close()
-        self._tell_devices()
+        self._waiters.tell_devices()
         self.settle()
 
     def close_soon(self) -> None:
@@ -230,9 +231,7 @@ class DatagramLink:
         core = self._core
         assert core is not None, "who looks up is bound"
         with self._lock:
-            core.handle_found(token, way, time.monotonic_ns())
-        if core.has_events:
-            service().call_soon(lambda: self._serve(core))
+            core.handle_found(token, way)
 
     def handle_not_found(self, token: int) -> None:
         """Ask the next device, though not from here."""
@@ -245,8 +244,7 @@ class DatagramLink:
 
     def settle(self) -> None:
         """Tell who shows or waits for readiness."""
-        for wake in list(self._waiting):
-            wake()
+        self._waiters.wake()
         if self.on_change is not None:
             self.on_change()
 
@@ -288,16 +286,16 @@ class DatagramLink:
         service().watch(self._udp.fileno(), self._handle_udp)
 
     def _send_first(
-        self, core: Datagrams, data: Octets, target: Address, now_ns: int
+        self, core: Datagrams, octets: Octets, target: Address, now_ns: int
     ) -> ByUdp | ByQueuePair:
         """Send to an address that is not known, or not spelled like this. Raises OSError."""
-        core.check_size(len(data))
+        core.check_size(len(octets))
         target = self._numeric(target)
         local_host = self._udp.host_towards(target)
         with self._lock:
             if not core.knows(target):
                 core.add_destination(target, local_host)
-            return core.send(data, target, now_ns)
+            return core.send(octets, target, now_ns)
 
     def _numeric(self, target: Address) -> Address:
         """Return an address as the kernel writes it. Raises OSError: EINVAL, EAFNOSUPPORT."""
@@ -374,40 +372,10 @@ class DatagramLink:
                 self._carry(core, answer)
         self._serve(core)
         if is_new:
-            self._tell_devices()
+            self._waiters.tell_devices()
             self.settle()
 
-    def _tell_devices(self) -> None:
-        """Have those ask again who wait at a device of ours, or for one of several."""
-        for opening in self.openings:
-            with opening.adapter.lock:
-                for watcher in list(opening.watchers):
-                    watcher()
-                opening.adapter.notify()
-
     # -- leaves
-
-    def _wait_here(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait with simulated devices, whose time runs in whoever waits, or with none."""
-        changed = threading.Event()
-        simulated = [each.adapter for each in self.openings if not each.adapter.has_own_time]
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._waiting.add(changed.set)
-        try:
-            while True:
-                for adapter in simulated:
-                    adapter.wait(is_over, _VIRTUAL_NS)
-                if is_over():
-                    return True
-                left_s = None if end_s is None else end_s - time.monotonic()
-                if left_s is not None and left_s <= 0:
-                    return False
-                if simulated:
-                    left_s = _PAUSE_S if left_s is None else min(left_s, _PAUSE_S)
-                changed.wait(left_s)
-                changed.clear()
-        finally:
-            self._waiting.discard(changed.set)
 
     def _raise_error(self) -> None:
         if self._error:

@@ -205,17 +205,12 @@ class Datagrams:
         self.stats.received_by_queue_pair += 1
         self._deliver(memoryview(octets)[self._qp_header_bytes :], source)
 
-    def handle_found(self, token: int, way: QueuePairWay, now_ns: int) -> None:
+    def handle_found(self, token: int, way: QueuePairWay) -> None:
         """Use what a look-up found."""
         destination = self._destinations.end_look_up(token)
-        if destination is None:
-            return
-        if self._devices[way.device] is None:
-            self._look_up_next(destination, now_ns)
-            return
-        destination.state, destination.way = DestinationState.BY_QUEUE_PAIR, way
-        destination.look_ups_in_vain = 0
-        self.stats.ways_found += 1
+        if destination is not None:
+            destination.state, destination.way = DestinationState.BY_QUEUE_PAIR, way
+            self.stats.ways_found += 1
 
     def handle_not_found(self, token: int, now_ns: int) -> None:
         """Try the next device of a peer, or leave it at UDP for a while."""
