@@ -69,8 +69,14 @@ def test_without_a_connection_the_endpoint_is_free_again(how: str) -> None:
         scene.b.ep.free()
 
 
-def test_a_used_qualifier_leaves_the_endpoint_alone() -> None:
+def test_a_used_qualifier_leaves_endpoint_and_dispatcher_alone() -> None:
     with Scene(connected=False) as scene, scene.b.ia.listen(QUAL, evd=scene.b.requests):
+        evd = scene.b.ia.create_evd(4, dat.EvdFlag.CR)
+        ret, rsp = dat.dat_rsp_create(scene.b.ia, QUAL, scene.b.ep, evd)
+        assert (ret.type, rsp) == (dat.DAT_CONN_QUAL_IN_USE, None)
+        ret, psp = dat.dat_psp_create(scene.b.ia, QUAL, evd, dat.DAT_PSP_CONSUMER_FLAG)
+        assert (ret.type, psp) == (dat.DAT_CONN_QUAL_IN_USE, None)
+        evd.free()
         ret, rsp = dat.dat_rsp_create(scene.b.ia, QUAL, scene.b.ep, scene.b.requests)
         assert (ret.type, rsp) == (dat.DAT_CONN_QUAL_IN_USE, None)
         assert scene.b.ep.state is State.UNCONNECTED

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from urds.dat.addresses import port_of
-from urds.dat.ep_state import Input
+from urds.dat.ep_state import Input, next_state
 from urds.dat.errors import from_os_error
 from urds.dat.evd import EventDispatcher
 from urds.dat.evd_streams import Role
@@ -45,23 +45,19 @@ class ReservedServicePoint(DatObject):
             live(ep, Endpoint)
             live(evd, EventDispatcher, Role.CR.subtype)
             ia.demand_own(ep, evd)
-            ep.move(Input.RESERVE)
+            reserved = next_state(ep.state, Input.RESERVE)
             super().__init__(ia)
             self.conn_qual, self.ep, self.evd = conn_qual, ep, evd
             self._is_met = False
+            evd.attach(Role.CR, self)
             try:
-                evd.attach(Role.CR, self)
                 self._listener = ia.adapter.listen(
                     (ia.address, port), PortSpace.TCP, backlog=1, on_event=self._handle_event
                 )
-            except Exception as error:
-                evd.forget_user(self)
-                for other in list(self._holds):
-                    self.drop(other)
-                ep.move(Input.UNRESERVE)
-                if isinstance(error, OSError):
-                    raise from_os_error(error) from error
-                raise
+            except OSError as error:
+                evd.detach(Role.CR, self)
+                raise from_os_error(error) from error
+            ep.state = reserved
             self.hold(ep)
             self.enlist()
 
