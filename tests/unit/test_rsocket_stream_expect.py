@@ -269,30 +269,91 @@ def test_messages_in_place_are_not_read_before_those_ahead() -> None:
     assert PostKind.CREDIT in [post.kind for post in right.post()]
 
 
-def test_a_reader_that_expects_gets_no_larger_window() -> None:
-    """It would only make for more copies. 20 waits of 64 KiB: 8 KiB of each are copied at most.
-
-    The peer is always ahead, so that it fills all that is published between two waits.
-    """
-    pair = Pair(is_settled=True)
-    right, octets = pair.right, OCTETS[: 64 * KIB] * 21
+def wait_for_all(pair: Pair, byte_count: int, waits: int) -> None:
+    """Let a peer that is always ahead send as much as these waits take, and more."""
+    right, octets = pair.right, bytes(byte_count * (waits + 1))
     taken = 0
-    for number in range(20):
-        memory, offset = expected(right, 64 * KIB)
+    for _ in range(waits):
+        memory, offset = expected(right, byte_count)
         done = 0
         while right.stream.expected_left or done < offset:
             pair.run()
             taken += pair.left.send(octets[taken:], may_borrow=True)
             pair.run()
             done = copy_ahead(right, memory, offset, done)
-        assert done + right.stream.end_expect() == 64 * KIB
-        start = number * 64 * KIB
-        assert memory.view == octets[start : start + 64 * KIB]
+        assert done + right.stream.end_expect() == byte_count
         right.host.release(memory)
-    stats = right.stream.stats
-    assert stats.window_grown == 0
-    assert stats.octets_copied_out <= 20 * 8 * KIB
-    assert stats.octets_copied_out + stats.octets_direct == 20 * 64 * KIB
+
+
+def test_short_waits_grow_the_window_until_it_covers_them() -> None:
+    """A copy of 64 KiB costs less than a peer that has to wait for each place."""
+    pair = Pair(StreamSettings(), StreamSettings(window_max_bytes=1 << 17), is_settled=True)
+    wait_for_all(pair, 64 * KIB, 20)
+    stats = pair.right.stream.stats
+    assert pair.right.stream._window._ring.byte_count == 128 * KIB
+    direct = stats.octets_direct
+    wait_for_all(pair, 64 * KIB, 5)
+    assert stats.octets_direct == direct
+
+
+def test_a_long_wait_holds_the_window_back() -> None:
+    """512 KiB: an eighth is copied of each at most, and the window does not outgrow it."""
+    pair = Pair(is_settled=True)
+    right = pair.right.stream
+    wait_for_all(pair, 512 * KIB, 8)
+    assert right._window._ring.byte_count == 64 * KIB
+    assert right.stats.octets_copied_out <= 8 * 64 * KIB
+    assert right.stats.octets_copied_out + right.stats.octets_direct == 8 * 512 * KIB
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "held"),
+    [(1 << 20, 128 * KIB), (1 << 21, 256 * KIB), (1 << 24, 256 * KIB)],
+)
+def test_an_eighth_of_a_long_wait_is_kept_in_the_window(byte_count: int, held: int) -> None:
+    pair = Pair(StreamSettings(), StreamSettings(is_receive_fixed=True, receive_bytes=1 << 20))
+    pair.run()
+    memory = Memory(memoryview(bytearray(0)), 0x1000, 1)
+    assert pair.right.stream.expect(memory, byte_count) == 1 << 20
+    for _ in range(1 << 4):
+        pair.right.stream.receive_data(1 << 16)
+        pair.right.stream.receive(1 << 16)
+        pair.right.post()
+    unfilled = pair.right.stream._window._unfilled
+    sizes = [piece.byte_count for piece in unfilled if piece.area.memory is not memory]
+    assert sizes == [held // 2] * 2
+
+
+def test_a_window_that_is_large_already_is_held_back_too() -> None:
+    """It grew to 512 KiB for a reader who did not expect; its last pieces are copied still."""
+    pair = Pair(StreamSettings(), StreamSettings(window_max_bytes=1 << 19), is_settled=True)
+    right = pair.right.stream
+    taken, octets = 0, bytes(4 << 20)
+    while right._window._ring.byte_count < 1 << 19:
+        taken += pair.left.send(octets[taken:], may_borrow=True)
+        pair.run()
+        pair.right.read()
+        pair.run()
+    wait_for_all(pair, 512 * KIB, 2)
+    copied = right.stats.octets_copied_out
+    wait_for_all(pair, 512 * KIB, 4)
+    assert 0 < right.stats.octets_copied_out - copied <= 4 * 64 * KIB
+
+
+def test_a_reader_who_expects_no_more_gets_all_of_the_window_again() -> None:
+    """Once the long wait is over and an octet more was read."""
+    pair = Pair(StreamSettings(), StreamSettings(is_receive_fixed=True, receive_bytes=1 << 20))
+    pair.run()
+    wait_for_all(pair, 1 << 20, 3)
+    window = pair.right.stream._window
+    pair.right.read()
+    pair.run()
+    assert window._unfilled_octets <= 128 * KIB
+    assert pair.left.send(b"next") == 4
+    pair.run()
+    pair.right.read()
+    pair.run()
+    assert window._unfilled_octets >= (1 << 20) - window._ring.step
 
 
 def test_after_the_end_nothing_is_expected() -> None:

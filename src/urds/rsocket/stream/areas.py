@@ -9,7 +9,7 @@ from urds.rsocket.stream.records import Memory
 
 
 class Area:
-    """A part of a memory, `byte_count` octets from `start`, published in steps."""
+    """A part of a memory: `byte_count` octets from `start`."""
 
     __slots__ = ("byte_count", "free", "is_left", "memory", "published_to", "start", "step", "view")
 
@@ -18,20 +18,24 @@ class Area:
         self.view = memory.view
         self.start = start
         self.byte_count = byte_count
-        self.step = step  # divides `byte_count`
+        self.step = step  # less than that is not published
         self.free = byte_count
         self.published_to = start  # offset in the memory at which publishing goes on
         self.is_left = False
 
-    def take_free(self, *, is_one_step: bool) -> "Stretch | None":
-        """Publish what is free and in one piece, whole steps of it; None if there is no step."""
-        end = self.start + self.byte_count
-        steps = min(self.free, end - self.published_to) // self.step
-        if not steps:
+    def take_free(self, *, byte_count_max: int) -> "Stretch | None":
+        """Publish what is free and in one piece, whole steps of it if there are any.
+
+        None if less than a step is free. A rest before the end of the ring is published as well.
+        """
+        if self.free < self.step or not byte_count_max:
             return None
-        stretch = Stretch(self, self.published_to, self.step if is_one_step else steps * self.step)
-        self.free -= stretch.byte_count
-        self.published_to += stretch.byte_count
+        end = self.start + self.byte_count
+        byte_count = min(self.free, end - self.published_to)
+        byte_count = min(byte_count // self.step * self.step or byte_count, byte_count_max)
+        stretch = Stretch(self, self.published_to, byte_count)
+        self.free -= byte_count
+        self.published_to += byte_count
         if self.published_to == end:
             self.published_to = self.start
         return stretch

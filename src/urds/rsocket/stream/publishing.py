@@ -5,7 +5,9 @@
 To peers of ours space is published in eighths of the window, so that the peer need never stop
 while the application reads; to an original in halves, by its own rule. A window that the peer has
 filled while the application had read all of it is too small, and is doubled: a new memory is
-published after all that is, and the old one given back once it is empty.
+published after all that is, and the old one given back once it is empty. While an application waits
+for much in memory of its own, only a small part of the window is published: the octets in it are
+the ones to be copied.
 
 Credits count messages. The limit is absolute, 16 bits of what was read plus what may wait. An
 update is due when an entry can be published or half of the credits is used up; one update brings
@@ -50,6 +52,8 @@ class Publishing:
         "_grow_at",
         "_grown",
         "_half",
+        "_held_bytes",
+        "_held_until",
         "_index",
         "_is_fine",
         "_is_full",
@@ -93,7 +97,7 @@ class Publishing:
             self._window_max = settings.window_max_bytes // WINDOW_UNIT_BYTES * WINDOW_UNIT_BYTES
         # Space
         self._ring = Area(memory, start, window_bytes, half)
-        first = self._ring.take_free(is_one_step=True)
+        first = self._ring.take_free(byte_count_max=half)
         assert first is not None, "a window has two halves"
         self._unfilled = [first]  # published, in the order in which the peer fills it
         self._unfilled_octets = half
@@ -101,6 +105,9 @@ class Publishing:
         self._read = 0  # octets since the beginning
         self._is_full = False  # all that was published was filled, since it was looked at last
         self._grown: list[Memory] = []  # windows after the first
+        # Up to `_held_until` octets read, no more than `_held_bytes` of the ring are not free.
+        self._held_until = -1
+        self._held_bytes = 0
         self._grow_at = window_bytes  # octets read before the window may grow
         # The peer's table
         self._is_fine = self._is_own_peer = False
@@ -174,12 +181,22 @@ class Publishing:
         if piece is not None:
             self._expected_piece = None
         else:
-            piece = self._ring.take_free(is_one_step=not self._is_fine)
+            piece = self._ring.take_free(byte_count_max=self._most_to_publish())
             if piece is None:
                 return None
         self._unfilled_octets += piece.byte_count
         self._unfilled.append(piece)
         return piece
+
+    def _most_to_publish(self) -> int:
+        """Return how much of the ring may be one entry now; 0 if it has to wait."""
+        if not self._is_fine:
+            return self._ring.step
+        if self._read > self._held_until:
+            return self._ring.byte_count
+        # Two parts, so that the second is there while the peer fills the first.
+        part = self._held_bytes // 2
+        return part if self._ring.byte_count - self._ring.free <= part else 0
 
     # -- growing
 
@@ -191,7 +208,8 @@ class Publishing:
         """
         self._is_full = False
         ring = self._ring
-        if self._read < self._grow_at or ring.byte_count >= self._window_max or self.is_stopped:
+        window_max = self._held_bytes if self._read <= self._held_until else self._window_max
+        if self._read < self._grow_at or ring.byte_count >= window_max or self.is_stopped:
             return
         window_bytes = min(ring.byte_count * 2, self._window_max)
         self._grow_at = self._read + window_bytes

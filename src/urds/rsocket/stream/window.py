@@ -17,6 +17,7 @@ Source: rsocket.md 4, 6, 18 (rule 2b).
 """
 
 from collections import deque
+from typing import Final
 
 from urds.errors import LocalProtocolError, RemoteProtocolError
 from urds.rsocket.stream.areas import Area, Stretch
@@ -29,6 +30,9 @@ from urds.rsocket.stream.records import (
     StreamSettings,
     StreamStats,
 )
+
+HELD_WAIT_BYTES_MIN: Final = 1 << 19  # of a wait for which the window is held back
+HELD_BYTES_MAX: Final = 1 << 18
 
 
 class Window(Publishing):
@@ -236,6 +240,7 @@ class Window(Publishing):
         """
         if self._expected is not None:
             raise LocalProtocolError("another receive is expected already")
+        self._hold_back(byte_count)
         ahead = self.readable_bytes + self._unfilled_octets
         rest = byte_count - ahead
         if not DIRECT_BYTES_MIN <= rest <= LENGTH_MAX or self.is_stopped:
@@ -244,10 +249,18 @@ class Window(Publishing):
         area.free = 0
         self._expected, self._expected_piece = area, Stretch(area, ahead, rest)
         self._ahead, self._landed = ahead, 0
-        # A reader that expects needs no larger window; it would only make for more copies.
-        self._grow_at = self._read + byte_count + self._ring.byte_count
         self.may_be_due = True
         return ahead
+
+    def _hold_back(self, byte_count: int) -> None:
+        """Publish less of the window until a long wait is over: an eighth of what it waits for.
+
+        More would be copied instead of arriving in place at the next one. Less would leave the
+        peer idle between two waits, which costs shorter waits more than the copy.
+        """
+        if byte_count >= HELD_WAIT_BYTES_MIN:
+            self._held_until = self._read + byte_count
+            self._held_bytes = min(byte_count // 8, HELD_BYTES_MAX)
 
     @property
     def expected_left(self) -> int:
