@@ -18,6 +18,7 @@ from urds.cli.rsocket_rcopy import split
 from urds.cli.rsocket_rcopy_server import placed
 
 KERNEL = ("--kernel",)
+WAYS = {"kernel": KERNEL, "shm0": ("--device", "shm"), "tcp0": ("--device", "tcp")}
 REPLY = struct.Struct(">4s2xHQ")
 
 
@@ -27,13 +28,13 @@ def request(name: str, size_bytes: int) -> bytes:
 
 @contextmanager
 def server(
-    into: Path, *, file_kib_max: int | None = None
+    into: Path, *, file_kib_max: int | None = None, way: tuple[str, ...] = KERNEL
 ) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Run a server on a free port; yield the port and the process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = command("plain", "rsocket", "rcopy", *KERNEL, "--serve", "--into", str(into))
+    words = command("plain", "rsocket", "rcopy", *way, "--serve", "--into", str(into))
     limit = f"ulimit -f {file_kib_max};" if file_kib_max else ""
     with subprocess.Popen(
         ["bash", "-c", f'{limit} exec "$@"', "server", *words, "-p", str(port)],
@@ -60,8 +61,9 @@ def into(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("front", ["typer", "plain"])
-def test_a_file_arrives_whole(source: Path, into: Path, front: str) -> None:
-    done = urds("rsocket", "rcopy", *KERNEL, str(source), "--into", str(into), front=front)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_arrives_whole(source: Path, into: Path, way: str, front: str) -> None:
+    done = urds("rsocket", "rcopy", *WAYS[way], str(source), "--into", str(into), front=front)
     assert (done.code, done.err) == (0, "")
     figures, verdict = done.out.splitlines()[-2:]
     assert figures.startswith("2500003 bytes in ")
@@ -116,6 +118,30 @@ def test_what_is_not_whole_and_right_leaves_the_old_file(
         assert process.stderr is not None
         assert "name: " in process.stderr.readline()
     assert {path.name: path.read_bytes() for path in into.iterdir()} == {"name": b"old"}
+
+
+def test_a_server_that_dies_in_the_middle_leaves_no_file_of_that_name(into: Path) -> None:
+    with (
+        server(into) as (port, process),
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        client.sendall(request("name", 1 << 20))
+        client.recv(REPLY.size, socket.MSG_WAITALL)
+        client.sendall(bytes(1 << 19))
+        process.kill()
+        process.wait()
+    assert not (into / "name").exists()
+
+
+@pytest.mark.parametrize("way", ["shm0", "tcp0"])
+def test_a_full_disk_is_told_over_rsockets(tmp_path: Path, into: Path, way: str) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(bytes(8_000_000))
+    with server(into, file_kib_max=1024, way=WAYS[way]) as (port, _):
+        done = urds("rsocket", "rcopy", *WAYS[way], str(big), "127.0.0.1", "-p", str(port))
+    assert done.code == 1
+    assert "File too large" in done.err
+    assert list(into.iterdir()) == []
 
 
 def test_a_full_disk_is_told_before_everything_was_sent(tmp_path: Path, into: Path) -> None:

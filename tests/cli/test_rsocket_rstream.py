@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.cli.commands import interrupt, urds
+from urds.cli.rsocket_rstream import RstreamOptions, plans
 from urds.cli.rsocket_transfers import (
     HEADING,
     bandwidth_plan,
@@ -16,6 +17,8 @@ from urds.cli.rsocket_transfers import (
 )
 
 KERNEL = ("-T", "s")
+WAYS = {"kernel": KERNEL, "shm0": ("--device", "shm"), "tcp0": ("--device", "tcp0")}
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
 SHORT = ("-I", "3", "-C", "2", "-S", "64")
 
 
@@ -58,15 +61,37 @@ def test_the_table_has_rstreams_columns(front: str) -> None:
     assert re.fullmatch(r"custom +64 +2 +3 +768 +\d+\.\d\ds +\d+\.\d\d +\d+\.\d\d", row)
 
 
+@EACH_WAY
 @pytest.mark.parametrize("manner", ["a", "async", "b", "n"])
-def test_each_manner_moves_and_verifies(manner: str) -> None:
+def test_each_manner_moves_and_verifies(manner: str, way: str) -> None:
     done = urds(
-        *("rsocket", "rstream", *KERNEL, "-T", manner, "-T", "v"),
+        *("rsocket", "rstream", *WAYS[way], "-T", manner, "-T", "v"),
         *("-S", "300000", "-C", "3", "-I", "2", "--json"),
     )
     assert (done.code, done.err) == (0, "")
     [row] = json.loads(done.out)
     assert (row["name"], row["size_bytes"], row["total_bytes"]) == ("custom", 300_000, 3_600_000)
+
+
+@EACH_WAY
+@pytest.mark.parametrize(
+    "more",
+    [("-B", "20000"), ("-i", "16"), ("-k", "5"), ("-T", "r"), ("-b", "127.0.0.1")],
+    ids=" ".join,
+)
+def test_options_that_every_way_knows(more: tuple[str, ...], way: str) -> None:
+    done = urds("rsocket", "rstream", *WAYS[way], *SHORT, *more)
+    assert (done.code, done.err) == (0, "")
+    assert len(done.out.splitlines()) == 2
+
+
+def test_latency_comes_before_bandwidth_on_connections_of_their_own() -> None:
+    latency, bandwidth = plans(RstreamOptions())
+    assert [plan.name for plan in latency] == ["64_lat", "4k_lat", "64k_lat", "1m_lat"]
+    assert [plan.name for plan in bandwidth] == ["64_bw", "4k_bw", "64k_bw", "1m_bw"]
+    latency, bandwidth = plans(RstreamOptions(size="all"))
+    assert (len(latency), len(bandwidth)) == (33, 33)
+    assert plans(RstreamOptions(transfers=1, iterations=9))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -105,6 +130,15 @@ def test_a_server_that_is_not_there_is_a_failure_on_one_line() -> None:
     assert done.err == "urds rsocket rstream: Connection refused\n"
 
 
-def test_ctrl_c_ends_both_processes() -> None:
-    done = interrupt("rsocket", "rstream", *KERNEL, "-I", "1000000", "-C", "100", after="name")
+def test_nobody_at_the_port_of_any_device() -> None:
+    done = urds("rsocket", "rstream", "-s", "127.0.0.1", "-p", "9", *SHORT)
+    assert done.code == 1
+    assert "Connection refused" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@EACH_WAY
+def test_ctrl_c_ends_both_processes(way: str) -> None:
+    """The server holds this test's pipe for errors: it would not be read to its end."""
+    done = interrupt("rsocket", "rstream", *WAYS[way], "-I", "1000000", "-C", "100", after="name")
     assert (done.code, done.err) == (130, "")

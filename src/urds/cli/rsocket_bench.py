@@ -63,18 +63,18 @@ def run(options: RsocketBenchOptions) -> Exit:
     output = Output(json_wanted=options.json_wanted)
     found: dict[str, Any] = {}
     if options.is_breakdown:
-        from urds.cli import rsocket_bench_breakdown as breakdown
+        from urds.cli.rsocket_bench_breakdown import measure as break_down
 
-        found["breakdown"] = breakdown.measure(options, output)
+        found["breakdown"] = break_down(options, output)
     if options.kind == "curve":
-        from urds.cli import rsocket_bench_curve as curve
+        from urds.cli.rsocket_bench_curve import measure as measure_curve
 
-        found["curve"] = curve.measure(options, output)
+        found["curve"] = measure_curve(options, output)
     elif options.kind == "connections":
-        from urds.cli import rsocket_bench_connections as connections
+        from urds.cli.rsocket_bench_connections import measure as measure_connections
 
         count = options.connections or _CONNECTIONS
-        found["connections"] = connections.measure(options, output, count)
+        found["connections"] = measure_connections(options, output, count)
     elif options.kind is not None or not options.is_breakdown:
         found |= _measure_lines(options, output)
     if options.json_wanted:

@@ -19,7 +19,8 @@ _MODULE: Final = "urds.cli.rsocket_bench_holders"
 _ECHOES: Final = 300
 _SPARE_DESCRIPTORS: Final = 100
 _STEP: Final = 256  # connections between two looks of the progress
-_END_S: Final = 60.0
+_END_S: Final = 40.0
+_LOOK_S: Final = 0.05
 _LEFT_DESCRIPTORS_MAX: Final = 0
 
 
@@ -66,12 +67,20 @@ class _Both:
         self._server.tell({})
         return {"client": self.do("held"), "server": self._server.hear()}
 
-    def held_without_connections(self) -> dict[str, dict[str, int]]:
-        """Wait until the server has seen the end of all; return what both hold then."""
+    def held_at_the_end(self, before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Wait until both have let go of everything, for a while; return what they hold then.
+
+        A close returns at once, and the connection ends in the background.
+        """
         end_s = time.monotonic() + _END_S
-        while (held := self.held())["server"]["connections"] and time.monotonic() < end_s:
-            time.sleep(0.05)
-        return held
+        while True:
+            held = self.held()
+            is_over = not held["server"]["connections"] and all(
+                one["descriptors"] <= before[side]["descriptors"] for side, one in held.items()
+            )
+            if is_over or time.monotonic() >= end_s:
+                return held
+            time.sleep(_LOOK_S)
 
 
 def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
@@ -92,7 +101,8 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
     idle_s = both.do("echo_one", count=_ECHOES)["median"]
     show(0.9, "close")
     close_s = both.do("close")["close"]
-    after = both.held_without_connections()
+    closed_s = time.monotonic()
+    after = both.held_at_the_end(before)
     more = max(1, count - 1)
     total_s = sum(phases_s.values())
     return {
@@ -109,6 +119,7 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
         "alone_us": alone_s * 1e6,
         "among_idle_us": idle_s * 1e6,
         "close_us": close_s * 1e6 / count,
+        "gone_s": time.monotonic() - closed_s,
         "left": {
             side: {
                 "connections": after[side]["connections"],
@@ -133,6 +144,7 @@ def _print(output: Output, rows: list[dict[str, Any]]) -> None:
         ("  ask, us each", "{phases_us[ask]:.1f}"),
         ("  wait until connected, us each", "{phases_us[wait]:.1f}"),
         ("  close, us each", "{close_us:.1f}"),
+        ("  all gone after, s", "{gone_s:.2f}"),
         ("octets each, client", "{bytes_each[client]:.0f}"),
         ("octets each, server", "{bytes_each[server]:.0f}"),
         ("  after an echo, client", "{bytes_each_used[client]:.0f}"),

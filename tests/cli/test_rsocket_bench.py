@@ -1,0 +1,134 @@
+"""`urds rsocket bench`, run as a user runs it; what it measures is not judged."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import ROOT, interrupt, urds
+from urds.cli.rsocket_bench_breakdown import ROWS, STUDY
+from urds.cli.rsocket_bench_curve import SIZES, below
+from urds.cli.rsocket_probes import COPYING
+
+SHORT = ("--seconds", "0.01")
+
+
+def bench(*arguments: str) -> dict[str, object]:
+    done = urds("rsocket", "bench", *arguments, *SHORT, "--json")
+    assert (done.code, done.err) == (0, "")
+    found: dict[str, object] = json.loads(done.out)
+    return found
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_rr_and_stream_stand_beside_the_kernel(front: str) -> None:
+    done = urds("rsocket", "bench", "--size", "64", *SHORT, front=front)
+    assert (done.code, done.err) == (0, "")
+    rr, stream = done.out.split("TCP_STREAM: ")
+    assert "TCP_RR: " in rr
+    for table in (rr, stream):
+        ways = [
+            line.split()[0] for line in table.splitlines() if line.endswith(tuple("0123456789"))
+        ]
+        assert ways == ["kernel", "shm0", "tcp0"]
+        assert "x kernel" in table
+
+
+def test_figures_are_of_what_was_asked_for() -> None:
+    found = bench("rr", "--size", "8", "--device", "shm")
+    rows = found["rr"]
+    assert isinstance(rows, list)
+    assert [(row["way"], row["size_bytes"]) for row in rows] == [("kernel", 8), ("shm0", 8)]
+    assert all(row["per_s"] > 0 and row["median_us"] <= row["p99_us"] for row in rows)
+
+
+@pytest.mark.parametrize("device", ["shm", "tcp"])
+def test_the_curve_counts_copies_and_wake_ups(device: str) -> None:
+    found = bench("curve", "--device", device, "--size", "1", "--size", "200000")
+    curves = found["curve"]
+    assert isinstance(curves, dict)
+    assert list(curves) == ["kernel", f"{device}0"]
+    small, large = curves[f"{device}0"]["rows"]
+    assert (small["size_bytes"], large["size_bytes"]) == (1, 200_000)
+    # Each octet is copied at least once by somebody; over shm0 that is all in user space.
+    assert large["copies"] >= 0.99 if device == "shm" else large["copies"] > 0
+    assert large["sleeps_per_mib"] >= 0
+
+
+def test_a_point_below_a_smaller_size_is_found() -> None:
+    rates = {64: 1.0, 128: 2.0, 256: 1.9, 512: 1.0, 1024: 2.5}
+    rows = [{"size_bytes": size, "gb_per_s_max": rate} for size, rate in rates.items()]
+    found = [(one["size_bytes"], one["of_size_bytes"], one["is_dip"]) for one in below(rows)]
+    assert found == [(256, 128, False), (512, 128, True)]
+
+
+def test_the_curve_goes_from_one_octet_to_16_mib_and_around_64_kib() -> None:
+    assert (SIZES[0], SIZES[-1]) == (1, 16 << 20)
+    assert {49_152, 65_536, 65_537, 98_304, 131_072} < set(SIZES)
+
+
+def test_the_breakdown_is_beside_the_studys() -> None:
+    found = bench("--breakdown", "--device", "shm", "--size", "1024")
+    part = found["breakdown"]
+    assert isinstance(part, dict)
+    [column] = part["devices"]["shm0"]
+    assert list(column["percent"]) == list(ROWS) == list(STUDY)
+    assert sum(column["percent"].values()) == pytest.approx(100)
+    assert sum(column["parts_percent"].values()) == pytest.approx(100)
+    for side in ("client", "server"):
+        assert set(column["per_message"][side]) == {"locks", "fences", "clocks"}
+    assert column["per_message"]["client"]["locks"] > 0
+    assert "getrusage" in part["method"]
+
+
+def test_the_studys_columns_are_whole() -> None:
+    for index in range(3):
+        assert sum(shares[index] for shares in STUDY.values()) == pytest.approx(100, abs=0.5)
+
+
+@pytest.mark.parametrize(("file", "name"), COPYING)
+def test_a_function_that_the_copies_are_counted_in_exists(file: str, name: str) -> None:
+    """Its argument, too: the last name in the reader is one of the function's."""
+    [path] = [path for path in (ROOT / "src").rglob("*.py") if path.as_posix().endswith(file)]
+    functions = {
+        node.name: {argument.arg for argument in node.args.args}
+        for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert functions[name] & {"part", "octet_count", "octets", "packet"}
+
+
+@pytest.mark.parametrize("device", ["shm", "tcp"])
+def test_connections_leave_nothing(device: str) -> None:
+    found = bench("connections", "20", "--device", device)
+    rows = found["connections"]
+    assert isinstance(rows, list)
+    assert [row["way"] for row in rows] == ["kernel", f"{device}0"]
+    for row in rows:
+        assert row["connections"] == 20
+        assert row["echoes_per_s"] > 0
+        assert row["left"]["server"]["connections"] == 0
+        assert row["left"]["client"]["descriptors"] <= 0
+
+
+def test_ctrl_c_ends_all_processes() -> None:
+    done = interrupt("rsocket", "bench", "curve", "--device", "shm", after="kernel")
+    assert (done.code, done.err) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing",), "nothing: one of rr, stream, curve, connections"),
+        (("rr", "5"), "only connections has a count"),
+        (("connections", "0"), "0 connections, from 1"),
+        (("--size", "0"), "--size 0, from 1 to"),
+        (("--seconds", "0"), "--seconds 0, from"),
+        (("--device", "nosuch"), "--device nosuch, there are"),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
+    done = urds("rsocket", "bench", *arguments)
+    assert done.code == 2
+    assert words in done.err
