@@ -109,6 +109,14 @@ def test_strangers_are_bounded() -> None:
         still_serves(server)
 
 
+def test_one_host_may_open_many_connections_at_once(server: Server) -> None:
+    strangers = [socket.create_connection(server.address) for _ in range(40)]
+    counts(server.adapter, lambda: len(server.adapter.strangers) == 40)
+    assert server.adapter.stats.strangers_refused == 0
+    for stranger in strangers:
+        stranger.close()
+
+
 @pytest.mark.parametrize("lingers", [False, True])
 def test_a_flood_of_connections_leaves_nothing_behind(server: Server, lingers: bool) -> None:
     for _ in range(200):

@@ -260,7 +260,7 @@ class Exchange:
     # -- changes of state
 
     def _establish(self, connection: CmConnection, message: Message | None, now_ns: int) -> None:
-        connection.state = CmState.ESTABLISHED
+        connection.state, connection.octets = CmState.ESTABLISHED, b""
         self._deadlines.cancel(connection.local_id)
         self.stats.established += 1
         self._tell(connection, CmEventKind.ESTABLISHED, message)

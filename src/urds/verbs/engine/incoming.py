@@ -5,7 +5,6 @@ queue or from the shared one. It completes in message order, whenever its buffer
 Source: dat.md sections 12.1 and 13.5.
 """
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from urds.verbs.engine.keys import AccessError
@@ -32,6 +31,8 @@ _SOLICITED = int(PacketFlag.SOLICITED)
 class IncomingMessages:
     """The receives of one connected queue pair that have been taken and not yet completed."""
 
+    __slots__ = ("_held", "_qp", "_queue", "_shared", "_taken", "_taken_up_to", "_tracker")
+
     def __init__(self, qp: "QueuePair", queue: ReceiveQueue, *, shared: bool) -> None:
         self._qp = qp
         self._queue = queue
@@ -40,7 +41,7 @@ class IncomingMessages:
         # Taken receives by message number; the numbers may have gaps with BY_ARRIVAL only.
         self._taken: dict[int, RecvWR] = {}
         self._taken_up_to = 0  # without gaps: the highest message that has a receive
-        self._held: deque[tuple[int, WC, bool]] = deque()
+        self._held: list[tuple[int, WC, bool]] = []  # no deque: see SendQueue
 
     def take(self, msn: int, acceptance: Acceptance) -> bool:
         """Give message `msn` a receive if it has none; return whether it has one now.
@@ -94,7 +95,7 @@ class IncomingMessages:
     def release(self) -> None:
         """Deliver the completions that were held back."""
         while self._held:
-            msn, wc, solicited = self._held.popleft()
+            msn, wc, solicited = self._held.pop(0)
             self._tracker.complete(msn)
             self._qp.recv_cq.push(wc, solicited=solicited)
 

@@ -25,6 +25,11 @@ def timeout_ns(code: int) -> int | None:
 class LossTimer:
     """One timer for all that is unanswered. `deadline_ns` is `None` while nothing is."""
 
+    __slots__ = (
+        "_backoff", "_most_ns", "_patience_ns", "_probe", "_since_ns", "_smooth_ns",
+        "_variation_ns", "_wait_ns", "deadline_ns",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.deadline_ns: int | None = None
         self._most_ns = MOST_NS

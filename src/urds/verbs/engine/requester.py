@@ -61,6 +61,12 @@ _STATUS: Final = {
 class Requester:
     """The half of a queue pair that asks its peer."""
 
+    __slots__ = (
+        "_answered_open", "_current", "_flight", "_is_stopped", "_look_again_ns", "_next_msn",
+        "_next_psn", "_paused_psn", "_paused_until_ns", "_qp", "_queue", "_resources_open",
+        "_rnr_left", "_timer", "_writes_open",
+    )  # fmt: skip
+
     def __init__(self, qp: "QueuePair", first_psn: int) -> None:
         self._qp = qp
         self._queue = SendQueue(qp)

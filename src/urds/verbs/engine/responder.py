@@ -12,7 +12,6 @@ repeated as long as the peer asks, for it may get lost. Source: verbs-and-roce.m
 """
 
 import sys
-from collections import OrderedDict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -80,6 +79,12 @@ class _Reading:
 class Responder:
     """The half of a queue pair that serves its peer."""
 
+    __slots__ = (
+        "_ack_due", "_ahead", "_answers", "_atomic_results", "_expected", "_final", "_final_due",
+        "_gap_due", "_gap_told", "_incoming", "_messages_done", "_open", "_open_bytes", "_qp",
+        "_reads_open", "_receives_done", "_refused_psn", "_told",
+    )  # fmt: skip
+
     def __init__(self, qp: "QueuePair", incoming: IncomingMessages, expected_psn: int) -> None:
         self._qp = qp
         self._incoming = incoming
@@ -96,9 +101,9 @@ class Responder:
         self._refused_psn: int | None = None  # an RNR NAK to send
         self._final: Packet | None = None  # what ended this queue pair
         self._final_due = False
-        self._answers: deque[_Reading | Packet] = deque()
+        self._answers: list[_Reading | Packet] = []  # no deque: see SendQueue
         self._reads_open = 0
-        self._atomic_results: OrderedDict[int, int] = OrderedDict()
+        self._atomic_results: dict[int, int] = {}
 
     # -- packets in
 
@@ -335,7 +340,7 @@ class Responder:
         cell[:] = after.to_bytes(ATOMIC_BYTES, sys.byteorder)
         self._atomic_results[psn] = before
         if len(self._atomic_results) > ATOMIC_RESULTS_MAX:
-            self._atomic_results.popitem(last=False)
+            del self._atomic_results[next(iter(self._atomic_results))]
         return before
 
     def _source(self, request: Packet, offset: int, length: int) -> memoryview:
@@ -406,14 +411,14 @@ class Responder:
         Reads before a request that ended it were good and are answered still.
         """
         if self._final is None:
-            self._answers = deque(answer for answer in self._answers if isinstance(answer, Packet))
+            self._answers = [answer for answer in self._answers if isinstance(answer, Packet)]
         self._ahead.clear()
         self._refused_psn = None
 
     def _next_answer(self) -> Packet | None:
         reading = self._answers[0]
         if isinstance(reading, Packet):
-            self._answers.popleft()
+            self._answers.pop(0)
             return reading
         request, offset = reading.request, reading.offset
         end = min(request.length, offset + self._qp.mtu_bytes)
@@ -436,7 +441,7 @@ class Responder:
         return packet
 
     def _finish_reading(self) -> None:
-        self._answers.popleft()
+        self._answers.pop(0)
         self._reads_open -= 1
 
     def _atomic_answer(self, psn: int, value: int) -> Packet:

@@ -19,6 +19,8 @@ AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stay
 class AheadPackets:
     """Packets by PSN (counted without wrapping), at most `AHEAD_MAX` beyond the expected."""
 
+    __slots__ = ("_packets",)
+
     def __init__(self) -> None:
         self._packets: dict[int, Packet] = {}
 

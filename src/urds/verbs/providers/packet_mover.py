@@ -161,7 +161,10 @@ class PacketMover(Adapter):
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` in the next `settle`, which the call under way ends with, or soon."""
         self._soon.append(action)
-        self._nudge()
+        # Whoever is in a batch comes to it himself; to wake another thread costs more than most
+        # actions. A finaliser may call from outside, without the lock.
+        if not (self._depth and self.lock._is_owned()):  # type: ignore[attr-defined]  # as Condition asks
+            self._nudge()
 
     def _batch(self) -> "_Batch":
         """Put off what calls within want carried away, and carry it away at the end."""

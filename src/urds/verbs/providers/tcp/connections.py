@@ -342,7 +342,9 @@ class TcpConnection(Connection):
         else:
             self._adapter.reactor.call_soon(lambda: self._hand_on(event))
         first_write = is_initiator and agreed.first_frame == FirstFrame.WRITE
-        self._stream.start(self._mpa.remainder, first_write=first_write)
+        remainder = self._mpa.remainder
+        del self._mpa  # the set-up is over; thousands of connections live on
+        self._stream.start(remainder, first_write=first_write)
 
     def _hand_on(self, event: ConnectionEvent) -> None:
         if not self._is_silent:

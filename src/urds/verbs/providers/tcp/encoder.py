@@ -6,7 +6,6 @@ answers stay at home, a negative one becomes the TERMINATE that ends the stream,
 counts as acknowledged when its octets have been handed to TCP (`confirm`). docs/adr/0007.
 """
 
-from collections import deque
 from typing import Final
 
 from urds.verbs.engine.numbers import PSN_MASK
@@ -77,7 +76,7 @@ class Encoder:
         self._payload_bytes_max = payload_bytes_max
         self._psn = psn  # of the next request packet
         self._counts = [0] * len(Queue)  # messages emitted per untagged queue; SEND: by the engine
-        self._handed: deque[tuple[int, int]] = deque()  # (octets emitted by then, packet number)
+        self._handed: list[tuple[int, int]] = []  # (octets emitted by then, packet number)
         self.octets_emitted = 0
         self.is_terminated = False  # a TERMINATE is among what was emitted
         self.peer_wrote_last = False  # the refused request of a plain peer was tagged
@@ -140,7 +139,7 @@ class Encoder:
         while self._handed and self._handed[0][0] <= octets_sent:
             if limit is not None and not is_before(self._handed[0][1], limit):
                 break
-            psn = self._handed.popleft()[1]
+            psn = self._handed.pop(0)[1]
         if psn is None:
             return None
         return Packet(PacketKind.ACK, 0, psn=psn, syndrome=Syndrome.ACK)
