@@ -365,6 +365,7 @@ def test_overflow_loses_the_event_reports_it_and_breaks_the_feeders(ia: Interfac
     evd, feeders = ia.create_evd(2, EvdFlag.DTO), [FakeFeeder(ia), FakeFeeder(ia)]
     for feeder in feeders:
         evd.attach(Role.RECV, feeder, THRESHOLD)
+        evd.attach(Role.REQUEST, feeder, THRESHOLD)
     taken: list[int] = []
     results = [
         feeders[0].complete(evd, number, on_taken=partial(taken.append, number))

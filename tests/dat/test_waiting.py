@@ -47,9 +47,15 @@ def until_somebody_waits(evd: EventDispatcher) -> None:
     pytest.fail("nobody began to wait")
 
 
-def wakes(pool: ThreadPoolExecutor, evd: EventDispatcher, act: Callable[[], object]) -> object:
+def wakes(
+    pool: ThreadPoolExecutor,
+    evd: EventDispatcher,
+    act: Callable[[], object],
+    *,
+    threshold: int = 1,
+) -> object:
     """Let a thread wait, act, and return what became of the wait, which must end soon."""
-    waiting: Future[object] = pool.submit(evd.wait, LIMIT_S)
+    waiting: Future[object] = pool.submit(evd.wait, LIMIT_S, threshold)
     until_somebody_waits(evd)
     begin_s = time.monotonic()
     act()
@@ -79,6 +85,23 @@ def test_made_unwaitable_by_another_thread(ia: InterfaceAdapter, pool: ThreadPoo
     error = wakes(pool, evd, lambda: dat.dat_evd_set_unwaitable(evd))
     assert isinstance(error, dat.DatInvalidState)
     assert error.subtype == Subtype.INVALID_STATE_EVD_UNWAITABLE
+
+
+def test_an_asynchronous_dispatcher_that_dies_wakes_who_waits_for_more_than_it_holds(
+    ia: InterfaceAdapter, pool: ThreadPoolExecutor
+) -> None:
+    evd = ia.async_evd
+    assert isinstance(evd, EventDispatcher)
+
+    def overflow() -> None:
+        evd.resize(2)
+        with ia.lock:
+            for _ in range(3):
+                ia.post_async(dat.EventNumber.ASYNC_IA_CATASTROPHIC, ia)
+
+    error = wakes(pool, evd, overflow, threshold=4)
+    assert isinstance(error, dat.DatInvalidState)
+    assert error.subtype == Subtype.INVALID_STATE_EVD_ASYNC
 
 
 def test_o4_an_abrupt_close_aborts_the_wait(ia: InterfaceAdapter, pool: ThreadPoolExecutor) -> None:
