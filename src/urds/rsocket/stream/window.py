@@ -16,7 +16,6 @@ filled it, and what arrives there later is read with `receive_into` like everyth
 Source: rsocket.md 4, 6, 18 (rule 2b).
 """
 
-from collections import deque
 from typing import Final
 
 from urds.errors import LocalProtocolError, RemoteProtocolError
@@ -63,7 +62,7 @@ class Window(Publishing):
         self._stretches: list[Stretch] = []  # arrived and not read, in order
         self._arrived = 0  # octets since the beginning
         self._messages_received = 0
-        self._message_ends: deque[int] = deque()  # of messages not read, in octets like `_arrived`
+        self._message_ends: list[int] = []  # of messages not read, in octets like `_arrived`
         self._expected: Area | None = None
         self._ahead = 0  # octets to be read before those of `_expected`
         self._landed = 0  # octets in `_expected`
@@ -224,9 +223,12 @@ class Window(Publishing):
             self._source.release(area.memory)
         self._read = read = self._read + byte_count
         ends = self._message_ends
-        while ends and ends[0] <= read:
-            ends.popleft()
-            self._messages_read += 1
+        if ends and ends[0] <= read:
+            count = 1
+            while count < len(ends) and ends[count] <= read:
+                count += 1
+            del ends[:count]
+            self._messages_read += count
         if area.free >= area.step or self._messages_read >= self._threshold:
             self.may_be_due = True
 
