@@ -1,5 +1,6 @@
 """Transfers: completion flags, segments, limits, failures. Source: dat.md sections 10 and 11."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -169,6 +170,9 @@ def test_memory_is_checked_when_it_is_posted() -> None:
             dat.DAT_PROTECTION_VIOLATION,
             dat.Subtype.PROTECTION_READ,
         )
+        shrunk = dataclasses.replace(end.memory.triplet(), segment_length=-1)
+        ret = dat.dat_ep_post_send(end.ep, 1, [shrunk], 0, 0)
+        assert (ret.type, ret.subtype) == (dat.DAT_INVALID_PARAMETER, dat.Subtype.INVALID_ARG3)
 
 
 def test_what_is_no_segment_is_refused_when_it_is_posted() -> None:

@@ -177,7 +177,6 @@ class InterfaceAdapter(DatObject):
                 raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, detail)
             self._end_children()
             self.end()
-            self.adapter.notify()
         # Not with the lock: the adapter waits for its thread.
         self.adapter.close()
         self._on_close()
