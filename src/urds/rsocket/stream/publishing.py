@@ -208,8 +208,9 @@ class Publishing:
         """
         self._is_full = False
         ring = self._ring
-        window_max = self._held_bytes if self._read <= self._held_until else self._window_max
-        if self._read < self._grow_at or ring.byte_count >= window_max or self.is_stopped:
+        is_enough = self._read <= self._held_until and ring.byte_count >= self._held_bytes
+        is_enough = is_enough or ring.byte_count >= self._window_max
+        if is_enough or self._read < self._grow_at or self.is_stopped:
             return
         window_bytes = min(ring.byte_count * 2, self._window_max)
         self._grow_at = self._read + window_bytes
