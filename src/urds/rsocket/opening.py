@@ -80,16 +80,16 @@ class Opening:
 
     # -- memory: `MemorySource` of the streams
 
-    def allocate(self, length: int) -> Memory:
+    def allocate(self, byte_count: int) -> Memory:
         """Return registered memory that the peer may write. Raises OSError: ENOMEM."""
-        if self.memory_bytes + length > MEMORY_BYTES_MAX:
+        if self.memory_bytes + byte_count > MEMORY_BYTES_MAX:
             self.stats.memory_refused += 1
             raise OSError(
                 errno.ENOMEM,
-                f"{length} octets for a window: {self.memory_bytes} of {MEMORY_BYTES_MAX} in use",
+                f"{byte_count} octets for a window: {self.memory_bytes} of {MEMORY_BYTES_MAX} in use",
             )
-        is_large = length >= MAPPABLE_BYTES_MIN
-        view = self.adapter.allocate(length) if is_large else memoryview(bytearray(length))
+        is_large = byte_count >= MAPPABLE_BYTES_MIN
+        view = self.adapter.allocate(byte_count) if is_large else memoryview(bytearray(byte_count))
         return self.register(view)
 
     def register(self, view: memoryview) -> Memory:
