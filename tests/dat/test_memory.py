@@ -111,6 +111,21 @@ def test_a_registration_that_is_refused_leaves_nothing(
     pz.free()
 
 
+def test_a_buffer_is_exported_until_its_region_is_freed(ia: InterfaceAdapter) -> None:
+    """Then it may be resized, unless the program itself holds a slice of the view."""
+    octets, sliced = bytearray(8), bytearray(8)
+    pz = ia.create_pz()
+    regions = [pz.register(octets), pz.register(sliced)]
+    part = regions[1].view[2:]
+    with pytest.raises(BufferError):
+        octets.extend(b"x")
+    for region in regions:
+        region.free()
+    octets.extend(b"x")
+    part[0] = 7
+    assert (len(octets), sliced[2]) == (9, 7)
+
+
 def test_without_remote_rights_there_is_no_context_for_peers(ia: InterfaceAdapter) -> None:
     lmr = ia.create_pz().register(bytearray(8), MemPriv.LOCAL_WRITE)
     assert lmr.rmr_context == 0
