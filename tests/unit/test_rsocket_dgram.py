@@ -1,80 +1,38 @@
 """The datagram core: which way a datagram goes, what changes it, and what is dropped."""
 
 import errno
-from ipaddress import ip_address
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.errors import LocalProtocolError
+from tests.unit.datagram_core import (
+    HERE,
+    MALFORMED_UDP,
+    OPENING,
+    PEER_OPENING,
+    QKEY,
+    THERE,
+    S,
+    by_queue_pair,
+    control,
+    data,
+    datagrams,
+    learn,
+    send,
+)
 from urds.rsocket.dgram import (
-    Address,
     ByQueuePair,
     ByUdp,
     Datagrams,
     DatagramSettings,
     DestinationState,
-    Device,
     GiveUp,
     LookUp,
     QueuePairWay,
 )
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
 from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
-
-HERE: Address = ("127.0.0.1", 5000)
-THERE: Address = ("127.0.0.2", 6000)
-OPENING = b"opening1"
-PEER_OPENING = b"peer-one"
-S = 1_000_000_000
-QKEY = 0x01234567
-
-
-def datagrams(
-    *providers: str, mtu_bytes: int = 4096, settings: DatagramSettings | None = None
-) -> Datagrams:
-    devices = [
-        Device(provider, 7000 + index, 0x100 + index, mtu_bytes)
-        for index, provider in enumerate(providers or ("shm",))
-    ]
-    return Datagrams(settings or DatagramSettings(), local=HERE, devices=devices, opening=OPENING)
-
-
-def send(
-    core: Datagrams, payload: bytes, target: Address = THERE, now_ns: int = 10 * S
-) -> ByUdp | ByQueuePair:
-    if not core.knows(target):
-        core.add_destination(target, HERE[0])
-    return core.send(payload, target, now_ns)
-
-
-def control(
-    qpn: int = 0x55,
-    *,
-    opening: bytes | None = PEER_OPENING,
-    ways: tuple[DatagramWay, ...] = (DatagramWay("shm", 9000),),
-) -> bytes:
-    header = UdpHeader(DatagramOp.CONTROL, qpn, ip_address(THERE[0])).emit()
-    return header if opening is None else header + DatagramWays(opening, ways).emit()
-
-
-def data(payload: bytes, qpn: int = 0x55) -> bytes:
-    return UdpHeader(DatagramOp.DATA, qpn, ip_address(THERE[0])).emit() + payload
-
-
-def by_queue_pair(payload: bytes, source: Address = THERE) -> bytes:
-    return QpHeader(source[1], ip_address(source[0])).emit() + payload
-
-
-def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
-    """Give a control message and let the look-up that follows find somebody."""
-    core.receive_udp(octets, THERE, now_ns)
-    asked = core.poll_event()
-    assert isinstance(asked, LookUp)
-    way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
-    core.handle_found(asked.token, way)
-    return way
 
 
 def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
@@ -204,17 +162,6 @@ def test_a_connected_socket_hears_its_peer_alone() -> None:
     core.receive_queue_pair(by_queue_pair(b"friend"))
     assert core.stats.dropped_stranger == 2
     assert (core.receive(), core.receive()) == ((b"friend", THERE), None)
-
-
-MALFORMED_UDP = [
-    b"",
-    b"UUUU",
-    data(b"")[:15],
-    b"\0" + data(b"x")[1:],
-    UdpHeader(DatagramOp.DATA, 1, ip_address("::1")).emit() + b"x",  # IPv6 between IPv4
-    control() + b"\0",
-    control()[:-1],
-]
 
 
 @pytest.mark.parametrize("octets", MALFORMED_UDP)
@@ -405,103 +352,3 @@ def test_who_only_sends_asks_by_udp_once_a_second() -> None:
     ways = [type(send(core, b"y", now_ns=10 * S + part * S // 4)) is ByUdp for part in range(13)]
     assert ways == [False] * 4 + [True] + [False] * 3 + [True] + [False] * 3 + [True]
     assert core.stats.sent_by_udp_again == 3
-
-
-# -- bounds
-
-
-def test_the_least_recently_used_destination_goes() -> None:
-    core = datagrams(settings=DatagramSettings(destinations_max=2))
-    first, second, third = (("127.0.0.2", port) for port in (1, 2, 3))
-    send(core, b"", first)
-    send(core, b"", second)
-    send(core, b"", first)
-    core.receive_udp(data(b""), second, 10 * S)  # what arrives does not count as use
-    send(core, b"", third)
-    assert [core.knows(each) for each in (first, second, third)] == [True, False, True]
-    assert core.stats.destinations_evicted == 1
-
-
-def test_the_look_up_of_an_evicted_destination_is_given_up() -> None:
-    core = datagrams(settings=DatagramSettings(destinations_max=1))
-    send(core, b"x")
-    core.receive_udp(control(), THERE, 10 * S)
-    assert isinstance(core.poll_event(), LookUp)
-    send(core, b"x", ("127.0.0.2", 1))
-    assert core.poll_event() == GiveUp(1)
-    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY))
-    assert not core.knows(THERE)
-
-
-def test_only_so_many_look_ups_at_once() -> None:
-    core = datagrams(settings=DatagramSettings(look_ups_max=2))
-    targets = [("127.0.0.2", port) for port in (1, 2, 3)]
-    for target in targets:
-        send(core, b"", target)
-        core.receive_udp(control(), target, 10 * S)
-    assert core.stats.look_ups == 2
-    core.handle_not_found(1, 10 * S)
-    core.receive_udp(control(), targets[2], 10 * S)
-    assert core.state_of(targets[2]) is DestinationState.LOOKING_UP
-
-
-# -- devices, misuse
-
-
-def test_a_lost_device_leaves_its_peers_to_udp() -> None:
-    core = datagrams("shm", "tcp")
-    send(core, b"x")
-    learn(core, control())
-    core.handle_device_lost(0)
-    assert isinstance(send(core, b"y"), ByUdp)
-    core.receive_udp(control(ways=(DatagramWay("shm", 1), DatagramWay("tcp", 2))), THERE, 10 * S)
-    assert core.poll_event() == LookUp(2, 1, (THERE[0], 2), PEER_OPENING), "over what is left"
-
-
-def test_what_a_lost_device_did_not_take_goes_by_udp() -> None:
-    core = datagrams()
-    send(core, b"x")
-    learn(core, control())
-    refused = send(core, b"refused")
-    assert isinstance(refused, ByQueuePair)
-    core.handle_device_lost(0)
-    instead = core.send_instead(refused, 10 * S)
-    assert isinstance(instead, ByUdp)
-    assert instead.octets.endswith(b"refused")
-    assert (core.stats.sent_by_udp, core.stats.sent_by_queue_pair) == (2, 0)
-
-
-def test_a_device_lost_during_a_look_up_is_not_waited_for() -> None:
-    core = datagrams("shm", "tcp")
-    send(core, b"x")
-    core.receive_udp(control(), THERE, 10 * S)
-    core.handle_device_lost(0)
-    assert [core.poll_event(), core.poll_event()] == [
-        LookUp(1, 0, (THERE[0], 9000), PEER_OPENING),
-        GiveUp(1),
-    ]
-    assert core.state_of(THERE) is DestinationState.BY_UDP
-
-
-def test_a_peer_with_a_scope_stays_with_udp() -> None:
-    core = Datagrams(
-        DatagramSettings(),
-        local=("::1", 5000),
-        devices=[Device("shm", 1, 2, 4096)],
-        opening=OPENING,
-    )
-    target = ("fe80::1%lo", 6000)
-    core.add_destination(target, "fe80::2%lo")
-    core.send(b"x", target, 0)
-    answer = UdpHeader(DatagramOp.CONTROL, 5, ip_address("fe80::1")).emit()
-    core.receive_udp(answer + control()[16:], target, 0)
-    assert core.stats.controls_received == 1
-    assert core.poll_event() is None
-
-
-def test_a_destination_comes_before_its_datagrams_and_in_one_family() -> None:
-    core = datagrams()
-    with pytest.raises(LocalProtocolError):
-        core.send(b"x", THERE, 0)
-    with pytest.raises(LocalProtocolError):
-        core.add_destination(THERE, "::1")

@@ -1,0 +1,69 @@
+"""What tests of the datagram core share: a core, its peer's octets, and how they meet."""
+
+from ipaddress import ip_address
+
+from urds.rsocket.dgram import (
+    Address,
+    ByQueuePair,
+    ByUdp,
+    Datagrams,
+    DatagramSettings,
+    Device,
+    LookUp,
+    QueuePairWay,
+)
+from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
+
+HERE: Address = ("127.0.0.1", 5000)
+THERE: Address = ("127.0.0.2", 6000)
+OPENING = b"opening1"
+PEER_OPENING = b"peer-one"
+S = 1_000_000_000
+QKEY = 0x01234567
+
+
+def datagrams(
+    *providers: str, mtu_bytes: int = 4096, settings: DatagramSettings | None = None
+) -> Datagrams:
+    devices = [
+        Device(provider, 7000 + index, 0x100 + index, mtu_bytes)
+        for index, provider in enumerate(providers or ("shm",))
+    ]
+    return Datagrams(settings or DatagramSettings(), local=HERE, devices=devices, opening=OPENING)
+
+
+def send(
+    core: Datagrams, payload: bytes, target: Address = THERE, now_ns: int = 10 * S
+) -> ByUdp | ByQueuePair:
+    if not core.knows(target):
+        core.add_destination(target, HERE[0])
+    return core.send(payload, target, now_ns)
+
+
+def control(
+    qpn: int = 0x55,
+    *,
+    opening: bytes | None = PEER_OPENING,
+    ways: tuple[DatagramWay, ...] = (DatagramWay("shm", 9000),),
+) -> bytes:
+    header = UdpHeader(DatagramOp.CONTROL, qpn, ip_address(THERE[0])).emit()
+    return header if opening is None else header + DatagramWays(opening, ways).emit()
+
+
+def data(payload: bytes, qpn: int = 0x55) -> bytes:
+    return UdpHeader(DatagramOp.DATA, qpn, ip_address(THERE[0])).emit() + payload
+
+
+def by_queue_pair(payload: bytes, source: Address = THERE) -> bytes:
+    return QpHeader(source[1], ip_address(source[0])).emit() + payload
+
+
+def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
+    """Give a control message and let the look-up that follows find somebody."""
+    core.receive_udp(octets, THERE, now_ns)
+    asked = core.poll_event()
+    assert isinstance(asked, LookUp)
+    way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
+    core.handle_found(asked.token, way)
+    return way
