@@ -124,7 +124,8 @@ def dat_registry_list_providers(
     try:
         found = REGISTRY.list_providers()
         if not max_to_return or max_to_return < len(found):
-            return bad_argument(1, "too few").ret, len(found), None
+            ret = DatReturn.error(ReturnType.INVALID_PARAMETER, Subtype.INVALID_ARG1)
+            return ret, len(found), None
     except DatError as error:
         return error.ret, None, None
     return SUCCESS, len(found), found
