@@ -67,3 +67,14 @@ def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
     way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
     core.handle_found(asked.token, way)
     return way
+
+
+MALFORMED_UDP = [
+    b"",
+    b"UUUU",
+    data(b"")[:15],
+    b"\0" + data(b"x")[1:],
+    UdpHeader(DatagramOp.DATA, 1, ip_address("::1")).emit() + b"x",  # IPv6 between IPv4
+    control() + b"\0",
+    control()[:-1],
+]
