@@ -356,6 +356,26 @@ def test_a_reader_who_expects_no_more_gets_all_of_the_window_again() -> None:
     assert window._unfilled_octets >= (1 << 20) - window._ring.step
 
 
+def test_a_window_that_was_held_back_goes_on_from_any_offset() -> None:
+    """Parts of 37,500 octets leave the ring where no step ends; it comes round all the same."""
+    pair = Pair(StreamSettings(), StreamSettings(is_receive_fixed=True, receive_bytes=1 << 19))
+    pair.run()
+    wait_for_all(pair, 600_000, 3)
+    right = pair.right.stream
+    right.receive(1 << 20)
+    pair.run()
+    octets, got = OCTETS * 20, bytearray()
+    taken = 0
+    while len(got) < len(octets):
+        taken += pair.left.send(octets[taken:], may_borrow=taken < len(octets) - 20_000)
+        pair.run()
+        arrived = right.receive(1 << 20)
+        assert arrived or taken < len(octets)
+        got += arrived
+        pair.run()
+    assert got == octets
+
+
 def test_after_the_end_nothing_is_expected() -> None:
     pair = Pair(is_settled=True)
     pair.left.stream.shut_down(Shut.WR)
