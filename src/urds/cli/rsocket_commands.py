@@ -39,7 +39,7 @@ def _command(tool: Tool) -> Callable[..., None]:
     parameters = [_parameter(option) for option in tool.options]
     json_wanted = typer.Option("--json", help=texts.OPTIONS["json"])
     parameters.append(_named("json_wanted", Annotated[bool, json_wanted], False))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions have one
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
@@ -52,7 +52,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.kind is bool:
         return _named(option.name, Annotated[bool, shown], False)
     if option.is_repeated:
-        return _named(option.name, Annotated[list[option.kind], shown], [])  # type: ignore[name-defined]
+        return _named(option.name, Annotated[list[option.kind], shown], [])  # type: ignore[name-defined]  # known at run time
     if option.default is None:
         return _named(option.name, Annotated[option.kind | None, shown], None)
     return _named(option.name, Annotated[option.kind, shown], option.default)

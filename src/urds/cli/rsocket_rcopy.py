@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from urds.cli.exits import Exit, UsageError
 from urds.cli.output import GOOD, Output, Progress
@@ -88,7 +89,7 @@ def split(target: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _opened(source: Path) -> Iterator[IO[bytes]]:
+def _opened(source: Path) -> Iterator[FileIO]:
     if source.is_dir():
         raise UsageError(f"{source} is a directory; rcopy copies one file")
     try:
@@ -100,7 +101,7 @@ def _opened(source: Path) -> Iterator[IO[bytes]]:
 
 
 def _copy(
-    options: RcopyOptions, file: IO[bytes], source: Path, host: str, port: int, name: str
+    options: RcopyOptions, file: FileIO, source: Path, host: str, port: int, name: str
 ) -> None:
     size_bytes = os.fstat(file.fileno()).st_size
     request = Request(name or source.name, size_bytes)
@@ -126,12 +127,12 @@ def _copy(
     )  # fmt: skip
 
 
-def _send(sock: AnySocket, file: IO[bytes], request: Request, progress: Progress) -> bytes:
+def _send(sock: AnySocket, file: FileIO, request: Request, progress: Progress) -> bytes:
     """Send the content; return its digest. Raises OSError: what the server says meanwhile."""
     digest, sent_bytes = hashlib.sha256(), 0
     chunk = memoryview(bytearray(CHUNK_BYTES))
     while sent_bytes < request.size_bytes:
-        count = file.readinto(chunk[: request.size_bytes - sent_bytes])  # type: ignore[attr-defined]
+        count = file.readinto(chunk[: request.size_bytes - sent_bytes])
         if not count:
             raise OSError(f"the file became shorter: {sent_bytes} of {request.size_bytes} octets")
         if _has_word(sock):  # a full disk, say: the server does not wait for the rest
