@@ -313,6 +313,9 @@ def test_a_piece_of_no_octets_unbinds(sides: tuple[Side, Side]) -> None:
     address = far.memory.address
     far.memory.free()
     assert write(near, context, address, b"gone") is DtoStatus.ERR_REMOTE_ACCESS
+    keys = far.ia.adapter.keys
+    far.ia.close()
+    assert keys.region_count == 0
 
 
 def test_a_freed_window_is_unbound(sides: tuple[Side, Side]) -> None:
@@ -338,6 +341,17 @@ def test_a_bind_that_was_carried_out_holds_though_it_was_flushed(sides: tuple[Si
         far.memory.free()
     rmr.free()
     far.memory.free()
+
+
+def test_a_bind_that_was_flushed_leaves_the_window_as_it_was(sides: tuple[Side, Side]) -> None:
+    _, far = sides
+    rmr = far.pz.create_rmr()
+    before = rmr.query()
+    far.ep.disconnect()
+    rmr.bind(far.ep, far.memory.triplet(), MemPriv.REMOTE_WRITE)
+    assert status_of(far.requests.wait(WAIT_S)) is DtoStatus.ERR_FLUSHED
+    assert rmr.query() == before
+    assert not far.memory.in_use
 
 
 @pytest.mark.parametrize(

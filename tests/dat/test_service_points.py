@@ -69,6 +69,15 @@ def test_without_a_connection_the_endpoint_is_free_again(how: str) -> None:
         scene.b.ep.free()
 
 
+def test_a_request_that_finds_no_room_is_refused() -> None:
+    with Scene(connected=False) as scene:
+        full = scene.b.ia.create_evd(1, dat.EvdFlag.CR | dat.EvdFlag.SOFTWARE)
+        full.post("in the way")
+        scene.b.ia.listen(QUAL, evd=full)
+        ask(scene)
+        assert scene.a.connection.wait(WAIT_S).event_number is Number.CONNECTION_NON_PEER_REJECTED
+
+
 def test_a_used_qualifier_leaves_endpoint_and_dispatcher_alone() -> None:
     with Scene(connected=False) as scene, scene.b.ia.listen(QUAL, evd=scene.b.requests):
         evd = scene.b.ia.create_evd(4, dat.EvdFlag.CR)
