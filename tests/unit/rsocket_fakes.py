@@ -84,6 +84,11 @@ class FakeSocket:
         self._state = state
         self.watchers.tell()
 
+    def come_and_go(self) -> None:
+        """Be ready, tell so, and not be ready any more before anybody looks."""
+        self.become(BOTH)
+        self._state = NOTHING
+
     def close(self) -> None:
         self.closed = True
         self.watchers.tell()

@@ -123,7 +123,7 @@ class Server(asyncio.AbstractServer):
 
         def note() -> None:
             nonlocal is_due
-            if not is_due:
+            if not is_due and not socket.closed and socket.readiness().readable:
                 is_due = True
                 self._door.call_soon(look)
 

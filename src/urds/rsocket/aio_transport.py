@@ -67,12 +67,21 @@ class StreamTransport(asyncio.Transport):
     # -- what the socket tells
 
     def _note(self) -> None:
+        """React to a change, on any thread; the lock of the device may be held."""
         if self._is_scheduled:
             return
         if self._is_calling and self._door.is_here:
             self._was_noted = True
-        else:
+        elif self._has_work():
             self._schedule()
+
+    def _has_work(self) -> bool:
+        """Tell whether a look would do anything: most changes are about something else."""
+        if self._is_lost or self._socket.closed:
+            return False
+        state = self._socket.readiness()
+        can_read = state.readable and self._is_reading and not self._is_ended
+        return can_read or (state.writable and bool(self._pending))
 
     def _schedule(self) -> None:
         self._is_scheduled = True
@@ -96,11 +105,7 @@ class StreamTransport(asyncio.Transport):
     def _look_again(self) -> None:
         """Come back if the last call left something to do, or passed over a note."""
         self._was_noted = False
-        if self._is_lost or self._is_scheduled:
-            return
-        state = self._socket.readiness()
-        can_read = state.readable and self._is_reading and not self._is_ended
-        if can_read or (self._pending and state.writable):
+        if not self._is_scheduled and self._has_work():
             self._schedule()
 
     # -- reading

@@ -72,7 +72,8 @@ def door() -> Door:
 async def until(socket: Pollable, is_ready: Callable[[], bool]) -> None:
     """Wait for `is_ready`, asked again whenever the socket changes. Takes nothing by itself.
 
-    Raises what `is_ready` raises: EBADF of a socket that is closed meanwhile.
+    It is asked on whichever thread makes the change, and may hold the lock of the device. Raises
+    the OSError that it raises: EBADF of a socket that is closed meanwhile.
     """
     if is_ready():
         return
@@ -84,7 +85,12 @@ async def until(socket: Pollable, is_ready: Callable[[], bool]) -> None:
             woken.set_result(None)
 
     def note() -> None:
-        way_in.call_soon(wake)
+        try:
+            is_over = is_ready()
+        except OSError:  # the task shall have it
+            is_over = True
+        if is_over:
+            way_in.call_soon(wake)
 
     openings = list(socket.openings)
     socket.watchers.add(note)

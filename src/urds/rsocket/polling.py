@@ -179,6 +179,9 @@ class _Watch:
 
     def _note(self, index: int) -> None:
         """React to a change of a member. Any thread; the lock of its device may be held."""
+        _, socket, events = self._sockets[index]
+        if not revents(socket, events):
+            return  # most changes are about what nobody asked for: they wake nobody
         is_first = not self._changed
         self._changed.append(index)
         if self._bell is not None:

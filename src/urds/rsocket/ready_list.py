@@ -1,8 +1,9 @@
 """The rsockets of one `Repoll`, and the list of those that may be ready.
 
-A member that tells of a change is put on the list. A wait asks those on the list, reports who is
-ready, and puts them back at its end: level-triggered, and everybody has his turn. So a wait costs
-what is ready, not what is registered.
+A member that tells of a change is asked at once, and is put on the list if it is ready: most
+changes are about what nobody waits for, and wake nobody. A wait asks those on the list again,
+reports who still is ready, and puts them back at its end: level-triggered, and everybody has his
+turn. So a wait costs what is ready, not what is registered.
 
 The lock guards everything here. Nobody asks a socket while he holds it, so that callbacks, which
 come with the lock of a device held, may take it.
@@ -55,18 +56,17 @@ class ReadyList:
     """Members and list. Any thread.
 
     `on_list` is called with the lock held whenever the list may have become empty or not;
-    `on_change` without, after a member told of a change: the lock of its device may be held.
+    `on_ready` without, after a member became ready: the lock of its device may be held.
     """
 
-    def __init__(self, on_list: Callable[[], None], on_change: Callable[[Member], None]) -> None:
+    def __init__(self, on_list: Callable[[], None], on_ready: Callable[[Member], None]) -> None:
         self.lock = threading.Lock()
-        self.is_exact = False  # the list holds nobody who is not ready, but for a moment
         self.devices: Counter[Opening] = Counter()  # how many members each can change
         self.idle_count = 0  # members that are at no device yet
         self._members: dict[Pollable, Member] = {}
         self._listed: OrderedDict[Member, None] = OrderedDict()
         self._on_list = on_list
-        self._on_change = on_change
+        self._on_ready = on_ready
 
     def __bool__(self) -> bool:
         """Tell whether somebody may be ready."""
@@ -117,14 +117,15 @@ class ReadyList:
         with self.lock:
             member.changes += 1
             changes = member.changes
-        is_ready = not self.is_exact or member.mask() != 0
+        is_ready = member.mask() != 0
         with self.lock:
             if is_ready and member.is_armed and member.openings is not None:
                 self._listed[member] = None
             elif member.changes == changes:  # else a later look knows better
                 self._listed.pop(member, None)
             self._on_list()
-        self._on_change(member)
+        if is_ready:
+            self._on_ready(member)
 
     def take(self, events_max: int) -> list[Event]:
         """Ask those on the list once, and report at most so many events."""

@@ -46,6 +46,7 @@ class Repoll:
         self._descriptors: dict[int, Any] = {}  # ordinary ones, with their data
         self._kernel: select.epoll | None = None
         self._bell: Bell | None = None
+        self._is_shown = False  # others may look at the descriptor
         self._sleeper_count = 0
         self._driven: Opening | None = None  # by threads that wait
         self._driver_count = 0
@@ -137,10 +138,9 @@ class Repoll:
         """
         self._demand_open()
         number = self._open_kernel().fileno()
-        if not self._list.is_exact:
-            self._list.is_exact = True
-            for member in self._list.members():
-                self._list.note(member)
+        with self._list.lock:
+            self._is_shown = True
+            self._sync_bell()
         return number
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ class Repoll:
     def _sync_bell(self) -> None:
         """Ring or quiet. Lock held."""
         if self._bell is not None and not self.closed:
-            if self._list and (self._list.is_exact or self._sleeper_count):
+            if self._list and (self._is_shown or self._sleeper_count):
                 self._bell.ring()
             else:
                 self._bell.quiet()
