@@ -12,26 +12,24 @@ What arrived stays readable in every state but CLOSED. Source: rsocket.md 8.
 """
 
 import errno
-from typing import Final
 
 from urds.errors import RemoteProtocolError
 from urds.rsocket.stream.records import Shut, StreamState
 from urds.rsocket.wire.messages import Control
-
-_SENDING: Final = (StreamState.OPEN, StreamState.CLOSING)
 
 
 class Life:
     """State, directions and error of one stream."""
 
     __slots__ = (
-        "_due",
         "_is_own_end",
         "_is_peer_shut",
         "_is_shutdown_out",
         "can_read",
         "can_write",
+        "due",
         "error",
+        "is_sending",
         "reason",
         "state",
         "was_opened",
@@ -40,24 +38,21 @@ class Life:
     def __init__(self) -> None:
         self.state = StreamState.NEW
         self.was_opened = False
+        self.is_sending = False  # words may go to the peer
         self.can_read = False  # more may come
         self.can_write = False
         self.error = 0  # errno of what broke the stream, until it is taken
         self.reason = ""  # of the end, for people
-        self._due: Control | None = None  # leaves behind all octets
+        self.due: Control | None = None  # leaves behind all octets
         self._is_shutdown_out = False
         self._is_peer_shut = False
         self._is_own_end = False  # the application itself ended writing
 
     def open(self) -> None:
         """Be connected."""
-        self.state, self.was_opened = StreamState.OPEN, True
+        self.state = StreamState.OPEN
+        self.was_opened = self.is_sending = True
         self.can_read = self.can_write = True
-
-    @property
-    def is_sending(self) -> bool:
-        """Return whether words may go to the peer."""
-        return self.state in _SENDING
 
     def check_writable(self) -> None:
         """Raise OSError if octets cannot be sent.
@@ -86,23 +81,18 @@ class Life:
         if not self.can_write:
             is_half = self.can_read and not self._is_shutdown_out
             if is_half:
-                self._due = Control.SHUTDOWN
+                self.due = Control.SHUTDOWN
             elif not self.can_read:
-                self._due = Control.DISCONNECT
+                self.due = Control.DISCONNECT
 
     def next_control(self) -> Control | None:
         """Return the control message that is due; the caller has sent all octets before it."""
-        due, self._due = self._due, None
+        due, self.due = self.due, None
         if due is Control.SHUTDOWN:
             self._is_shutdown_out = True
         elif due is Control.DISCONNECT:
             self.state = StreamState.CLOSING
         return due
-
-    @property
-    def is_control_due(self) -> bool:
-        """Return whether `next_control` has one."""
-        return self._due is not None
 
     # -- what ends us
 
@@ -111,7 +101,7 @@ class Life:
         self._is_peer_shut = True
         self.can_read = False
         if not self.can_write and not self._is_shutdown_out and self.state is StreamState.OPEN:
-            self._due = Control.DISCONNECT  # instead of the SHUTDOWN that has not left yet
+            self.due = Control.DISCONNECT  # instead of the SHUTDOWN that has not left yet
         return self._is_shutdown_out
 
     def check_data(self) -> None:
@@ -129,8 +119,8 @@ class Life:
         if is_failure:
             self.error = error
         self.reason = reason
-        self.can_read = self.can_write = False
-        self._due = None
+        self.can_read = self.can_write = self.is_sending = False
+        self.due = None
 
     def close(self) -> None:
         """Be gone."""

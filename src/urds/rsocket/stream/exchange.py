@@ -164,6 +164,8 @@ class Exchange:
         else:
             post = sending.next_post()
             if post is None:
+                if life.due is None and not self._keepalive.is_due:
+                    return None
                 post = self._next_control()
                 if post is None:
                     return None
@@ -175,7 +177,7 @@ class Exchange:
         sending, life, keepalive = self._sending, self._life, self._keepalive
         if not sending.control_slots:
             return None
-        if life.is_control_due and sending.is_idle:
+        if life.due is not None and sending.is_idle:
             control = life.next_control()
             assert control is not None, "it is due"
             if control is Control.DISCONNECT:
@@ -294,7 +296,7 @@ class Exchange:
     def is_drained(self) -> bool:
         """Return whether nothing is to be sent and nothing un-completed."""
         sending = self._sending
-        return sending.is_idle and not sending.in_flight and not self._life.is_control_due
+        return sending.is_idle and not sending.in_flight and self._life.due is None
 
     @property
     def wants_disconnect(self) -> bool:

@@ -208,6 +208,16 @@ class Sending:
     def _gather(self, data: memoryview, byte_count: int) -> None:
         """Copy octets to the end of what is pending."""
         self.pending_octets += byte_count
+        start = self._block_used
+        end = start + byte_count
+        if self._block is not None and end < self._block_bytes:
+            self._block[start:end] = data
+            self._block_used = end
+        else:
+            self._gather_in_blocks(data, byte_count)
+
+    def _gather_in_blocks(self, data: memoryview, byte_count: int) -> None:
+        """Copy octets that fill the block, or need a first or a new one."""
         if byte_count >= BLOCK_BYTES_MAX // 2:
             self._seal()
             self._pending.append(memoryview(bytes(data)))
@@ -241,10 +251,10 @@ class Sending:
             return self.ready.pop(0)
         if not self.pending_octets:
             return None
+        if self._unfinished >= self._unfinished_max and self.pending_octets < COALESCE_BYTES_MAX:
+            return None
         if not self.can_post or self.updates:
             self._note_blocked()
-            return None
-        if self._unfinished >= self._unfinished_max and self.pending_octets < COALESCE_BYTES_MAX:
             return None
         self._post_pending()
         return self.ready.pop(0)
