@@ -88,6 +88,25 @@ def pair(device: str) -> Iterator[Pair]:
         yield Pair(End.of(near), End.of(far), requests, psp.conn_qual)
 
 
+def test_a_reserved_service_point_takes_the_first_of_two_at_once(device: str) -> None:
+    """Both have asked before it can close its listener."""
+    with dat.open(device) as far, dat.open(device) as one, dat.open(device) as other:
+        server, clients = End.of(far), [End.of(one), End.of(other)]
+        requests = far.create_evd(4, EvdFlag.CR)
+        with far.listen(evd=requests) as psp:
+            conn_qual = psp.conn_qual
+        far.reserve(conn_qual, server.ep, requests)
+        with far.lock:
+            for client in clients:
+                client.ep.connect(far.address, conn_qual, timeout_s=WAIT_S)
+        event = requests.wait(WAIT_S)
+        assert isinstance(event, dat.ConnectionRequestEvent)
+        event.cr.accept()
+        ends = {client.next_connection_event().event_number for client in clients}
+        assert ends == {ESTABLISHED, EventNumber.CONNECTION_NON_PEER_REJECTED}
+        assert server.next_connection_event().event_number is ESTABLISHED
+
+
 def test_private_data_of_every_size_travel_both_ways(pair: Pair) -> None:
     limit = pair.client.ia.provider_attr.max_private_data_size
     assert limit >= 64

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from urds import dat
+from urds.dat.calling import no_output, one_output
 from urds.dat.errors import EXCEPTION_OF, RETURN_OF_ERRNO, dat_error, from_os_error
 from urds.dat.events import dto_status
 from urds.dat.numbers import DtoStatus
@@ -96,6 +97,22 @@ def test_an_os_error_has_an_errno_and_not_the_return_value() -> None:
     assert isinstance(error, OSError)
     assert error.errno == errno.EADDRINUSE
     assert error.strerror == "port 1"
+
+
+@pytest.mark.parametrize(
+    ("error", "value"),
+    [
+        (dat_error(ReturnType.QUEUE_FULL), 0x800E0000),
+        (MemoryError(), 0x80030002),
+        (OSError(errno.EADDRINUSE, "there"), 0x80020000),
+    ],
+)
+def test_what_a_call_raises_becomes_what_it_returns(error: Exception, value: int) -> None:
+    def call() -> None:
+        raise error
+
+    assert int(no_output(call)) == value
+    assert one_output(call) == (DatReturn(value), None)
 
 
 def test_errno_becomes_a_return_value() -> None:
