@@ -216,6 +216,29 @@ def test_the_coroutines_of_a_socket(here: World) -> None:
     run(main())
 
 
+def test_the_calls_of_the_loop_itself(here: World) -> None:
+    """They go by the socket's descriptor; asyncio knows nothing of rsockets."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        listener, left = here.listener(), here.socket()
+        for socket in (listener, left):
+            socket.setblocking(False)
+        accepting = asyncio.create_task(loop.sock_accept(listener))
+        await loop.sock_connect(left, listener.getsockname())
+        right, _ = await accepting
+        words = bytes(range(256)) * 3000
+        sending = asyncio.create_task(loop.sock_sendall(left, words))
+        got = b""
+        while len(got) < len(words):
+            got += await loop.sock_recv(right, 1 << 16)
+        await sending
+        assert got == words
+        right.close()
+
+    run(main())
+
+
 def test_a_close_ends_the_wait(here: World) -> None:
     async def main() -> None:
         left, right = await pair(here)

@@ -329,6 +329,23 @@ class TestRepoll:
             poll.modify(writer, 0)
             assert poll.poll() == [("socket", OUT)]
 
+    def test_devices_are_attended_while_there_is_need(self, opening, pipe) -> None:
+        socket, adapter = FakeSocket(opening), opening.adapter
+        with Repoll() as poll:
+            poll.register(socket, IN)
+            poll.poll(0.001)
+            assert adapter.attending_count == 0
+            poll.register(pipe[0], IN)
+            poll.poll(0.001)
+            assert adapter.attending_count == 1
+            poll.unregister(pipe[0])
+            poll.poll(0.001)
+            assert adapter.attending_count == 0
+            poll.fileno()
+            poll.poll(0.001)
+            assert adapter.attending_count == 1
+        assert adapter.attending_count == 0
+
     def test_neither_kind_starves_the_other(self, opening, pipe) -> None:
         socket = FakeSocket(opening)
         socket.become(READABLE)

@@ -47,6 +47,7 @@ class Repoll:
         self._kernel: select.epoll | None = None
         self._bell: Bell | None = None
         self._is_shown = False  # others may look at the descriptor
+        self._is_outside = False  # and count on the devices to drive themselves
         self._sleeper_count = 0
         self._driven: Opening | None = None  # by threads that wait
         self._driver_count = 0
@@ -128,6 +129,7 @@ class Repoll:
         From the first call on, the devices of the members are driven by threads of their own.
         """
         number = self.show()
+        self._is_outside = True
         self._attend()
         return number
 
@@ -156,7 +158,7 @@ class Repoll:
         for member in self._list.members():
             self._list.remove(member)
         self._rouse()
-        self._attending.close()
+        self._unattend()
 
     def __enter__(self) -> Repoll:
         return self
@@ -206,6 +208,9 @@ class Repoll:
                 return []
             (self._driven,) = driven = tuple(self._list.devices)
             self._driver_count += 1
+            is_needless = bool(self._attended) and not (self._is_outside or self._sleeper_count)
+        if is_needless:
+            self._unattend()
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         try:
             devices.wait(driven, self._is_to_return, left_s)
@@ -252,12 +257,19 @@ class Repoll:
                 self._sync_bell()
 
     def _attend(self) -> None:
-        """Have all devices of the members driven by their own threads, from now on."""
+        """Have all devices of the members driven by their own threads."""
         with self._list.lock:
             new = [opening for opening in self._list.devices if opening not in self._attended]
             self._attended.update(new)
         if new:
             self._attending.enter_context(attended(new))
+
+    def _unattend(self) -> None:
+        """Leave the devices to who waits."""
+        with self._list.lock:
+            attending, self._attending = self._attending, ExitStack()
+            self._attended.clear()
+        attending.close()
 
     # -- inside
 
