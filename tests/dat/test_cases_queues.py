@@ -233,12 +233,18 @@ def test_q13_an_endpoint_on_a_shared_queue_needs_attributes() -> None:
         assert (ret.type, ep) == (dat.DAT_INVALID_PARAMETER, None)
 
 
-def test_counts_that_are_not_supported_are_unknown() -> None:
-    with Scene(buffers=2, connected=False, support=dat.Support(srq_info=0x10)) as scene:
+@pytest.mark.parametrize(
+    ("srq_info", "counts"), [(0x10, (None, 2)), (0x01, (2, None)), (0, (None, None))]
+)
+def test_counts_that_are_not_supported_are_unknown(
+    srq_info: int, counts: tuple[int | None, int | None]
+) -> None:
+    with Scene(buffers=2, connected=False, support=dat.Support(srq_info=srq_info)) as scene:
+        assert scene.b.counts == counts
         ret, param = dat.dat_srq_query(scene.b.srq, dat.SrqField.ALL)
         assert ret == dat.DAT_SUCCESS
-        assert (param.available_dto_count, param.outstanding_dto_count) == (-2, 2)
-        assert scene.b.counts == (None, 2)
+        known = [-2 if count is None else count for count in counts]
+        assert [param.available_dto_count, param.outstanding_dto_count] == known
 
 
 def test_buffers_on_a_freed_queue_are_dropped_without_an_event() -> None:
