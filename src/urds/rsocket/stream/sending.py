@@ -190,7 +190,8 @@ class Sending:
 
     def _lend(self, data: memoryview) -> int:
         """Post straight from the caller's memory as far as can be posted at once."""
-        while self.pending_octets and self.can_post and not self.updates:
+        self.flush_updates()
+        while self.pending_octets and self.can_post:
             self._post_pending()
         taken, byte_count = 0, len(data)
         if self.can_lend:
@@ -253,14 +254,17 @@ class Sending:
             return None
         if self._unfinished >= self._unfinished_max and self.pending_octets < COALESCE_BYTES_MAX:
             return None
-        if not self.can_post or self.updates:
+        if not self.can_post:
             self._note_blocked()
             return None
         self._post_pending()
         return self.ready.pop(0)
 
     def flush_updates(self) -> None:
-        """Make the updates of the iomap ready, as far as there are credits and slots for them."""
+        """Make the updates of the iomap ready, as far as there are credits and slots for them.
+
+        While one is left no data can be posted either, so none overtake it.
+        """
         updates = self.updates
         while updates and self.credits and self.data_slots:
             self.ready.append(updates.pop(next(iter(updates))))
