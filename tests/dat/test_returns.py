@@ -35,7 +35,7 @@ def test_values_with_subtypes_are_compared_whole() -> None:
     assert DatReturn(0x8005000D) != BAD_EP
     assert BAD_EP == 0x8005000C
     assert BAD_EP != dat.DAT_SUCCESS
-    assert BAD_EP != 0x1_0005_0000
+    assert dat.DAT_INVALID_HANDLE != 0x1_0005_0000, "no return value: 33 bits"
     assert dat.DAT_SUCCESS == 0
     assert dat.DAT_SUCCESS.is_success
     assert not BAD_EP.is_success
