@@ -70,8 +70,7 @@ class LinkData(ABC):
         with self.opening.adapter.lock:
             stream = self._connected()
             taken = stream.send(data, may_borrow=may_borrow and len(data) >= BORROW_BYTES_MIN)
-            if taken:
-                self._carry(stream)
+            self._carry(stream)  # what gathered before may go even if nothing was taken
             return taken
 
     def receive_into(self, view: memoryview, *, peek: bool = False) -> int:
