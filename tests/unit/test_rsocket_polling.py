@@ -109,6 +109,19 @@ class TestRpoll:
         assert rpoll([(socket, IN) for socket in sockets]) == [(sockets[700], IN)]
         assert sum(socket.asked_count for socket in sockets) == before[0] + 2
 
+    @pytest.mark.rule("rsocket-problem-clock")
+    def test_the_clock_is_read_by_who_waits(self, opening, monkeypatch) -> None:
+        """Neither by a look that finds something, nor once per wake-up that has no limit."""
+        socket = FakeSocket(opening)
+        monkeypatch.setattr(polling.time, "monotonic", lambda: 1 / 0)
+        opening.adapter.happenings.extend([socket.come_and_go] * 9)
+        opening.adapter.happenings.append(lambda: socket.become(READABLE))
+        assert rpoll([(socket, IN)]) == [(socket, IN)]
+        assert rpoll([(socket, IN)], 1000) == [(socket, IN)]
+        with Repoll() as poll:
+            poll.register(socket, IN, "socket")
+            assert poll.poll(1) == [("socket", IN)]
+
     def test_time_runs_out(self, opening) -> None:
         socket = FakeSocket(opening)
         assert rpoll([(socket, IN)], 1) == []
