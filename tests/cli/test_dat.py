@@ -2,12 +2,14 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import RUN_S_MAX, interrupt, started, urds
-from urds.cli import dat_load
+from urds.cli import dat_load, dat_test
+from urds.cli.exits import Exit
 
 
 @pytest.mark.parametrize("front", ["typer", "plain"])
@@ -77,6 +79,15 @@ def test_a_server_and_its_client_both_say_how_it_went() -> None:
     ports = {out: re.findall(r"127\.0\.0\.1 port (\d+)", out) for out in (served, client.out)}
     assert ports[served] == ports[client.out][::-1]
     assert "21305" in ports[served]
+
+
+def test_a_client_that_fails_takes_its_server_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would wait for the client two minutes."""
+    monkeypatch.setattr(dat_test, "_run_side", lambda _options: Exit.FAILED)
+    monkeypatch.setattr(dat_test, "_LAST_WORD_S", 0.1)
+    begin_s = time.monotonic()
+    assert dat_test.run(dat_test.DatTestOptions(conn_qual=21_307)) is Exit.FAILED
+    assert time.monotonic() - begin_s < RUN_S_MAX
 
 
 def test_a_server_that_nobody_needs_ends_by_ctrl_c() -> None:

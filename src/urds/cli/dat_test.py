@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -31,6 +32,7 @@ from urds.cli.output import BAD, GOOD, Column, Output, complain
 __all__ = ["DatTestOptions", "run"]
 
 _SERVER_END_S: Final = 10.0
+_LAST_WORD_S: Final = 2.0
 _FIRST_BYTE: Final = {True: 0x55, False: 0xAA}  # of the client, of the server
 
 
@@ -59,11 +61,13 @@ def _run_both(options: DatTestOptions) -> Exit:
                 return Exit.FAILED
             address = ready.split(" at ")[1].split(",")[0]
             code = _run_side(replace(options, host=address))
-            server.wait(_SERVER_END_S)
+            # One that has lost its client may still say why.
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(_SERVER_END_S if code is Exit.OK else _LAST_WORD_S)
         finally:
             if server.poll() is None:
                 server.kill()
-    if server.returncode:
+    if code is Exit.OK and server.returncode:
         complain("dat test", f"the server ended with exit code {server.returncode}")
         return Exit.FAILED
     return code
