@@ -81,12 +81,15 @@ def test_a_server_and_its_client_both_say_how_it_went() -> None:
     assert "21305" in ports[served]
 
 
-def test_a_client_that_fails_takes_its_server_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_fails_takes_its_server_along(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The server would wait for the client two minutes."""
     monkeypatch.setattr(dat_test, "_run_side", lambda _options: Exit.FAILED)
     monkeypatch.setattr(dat_test, "_LAST_WORD_S", 0.1)
     begin_s = time.monotonic()
     assert dat_test.run(dat_test.DatTestOptions(conn_qual=21_307)) is Exit.FAILED
+    assert capsys.readouterr().err == "", "the server did start"
     assert time.monotonic() - begin_s < RUN_S_MAX
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -131,6 +132,21 @@ def test_a_server_that_dies_in_the_middle_leaves_no_file_of_that_name(into: Path
         process.kill()
         process.wait()
     assert not (into / "name").exists()
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(into: Path) -> None:
+    with (
+        server(into) as (port, process),
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        client.sendall(request("name", 1 << 20))
+        client.recv(REPLY.size, socket.MSG_WAITALL)
+        client.sendall(bytes(1 << 19))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert list(into.iterdir()) == []
 
 
 @pytest.mark.parametrize("way", ["shm0", "tcp0"])

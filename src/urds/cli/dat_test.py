@@ -16,6 +16,7 @@ from typing import Final
 
 from urds import dat
 from urds.cli.addresses import find_address
+from urds.cli.children import environment
 from urds.cli.dat_test_peer import (
     READ_COOKIE,
     READS,
@@ -51,7 +52,11 @@ def _run_both(options: DatTestOptions) -> Exit:
     server_options = asdict(replace(options, is_server=True, json_wanted=False))
     arguments = [sys.executable, "-m", "urds.cli.dat_test", json.dumps(server_options)]
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, text=True, start_new_session=True
+        arguments,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
     ) as server:
         try:
             assert server.stdout is not None, "it is piped"

@@ -7,7 +7,6 @@ Commands go down each one's standard input, reports come up its standard output,
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -16,10 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any, Final
 
-import urds
+from urds.cli.children import environment
 from urds.cli.demo_host import Plan
 
 _END_S: Final = 3.0
@@ -45,7 +43,7 @@ class Hosts:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=_environment(),
+                env=environment(),
                 start_new_session=True,
             )
             self._children.append(child)
@@ -111,10 +109,3 @@ def running(plans: Sequence[Plan]) -> Iterator[Hosts]:
         yield hosts
     finally:
         hosts.end()
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which a child finds the `urds` that runs here."""
-    place = str(Path(urds.__file__).resolve().parents[1])
-    others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([place, *others])}

@@ -84,7 +84,7 @@ class _Both:
 
 
 def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
-    both = _Both(client, server)
+    both, more = _Both(client, server), max(1, count - 1)
     both.do("connect", count=1)  # what the first one alone costs: devices, channels
     both.do("echo_one", count=20)
     alone_s = both.do("echo_one", count=_ECHOES)["median"]
@@ -103,7 +103,11 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
     close_s = both.do("close")["close"]
     closed_s = time.monotonic()
     after = both.held_at_the_end(before)
-    more = max(1, count - 1)
+    gone_s = time.monotonic() - closed_s
+    show(0.95, "once more")
+    both.do("connect", count=more)
+    both.do("close")
+    again = both.held_at_the_end(before)
     total_s = sum(phases_s.values())
     return {
         "per_s": more / total_s if total_s else 0.0,
@@ -119,13 +123,16 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
         "alone_us": alone_s * 1e6,
         "among_idle_us": idle_s * 1e6,
         "close_us": close_s * 1e6 / count,
-        "gone_s": time.monotonic() - closed_s,
+        "gone_s": gone_s,
         "left": {
             side: {
                 "connections": after[side]["connections"],
                 "descriptors": after[side]["descriptors"] - before[side]["descriptors"],
                 "threads": after[side]["threads"] - before[side]["threads"],
                 "resident_bytes": after[side]["resident_bytes"] - before[side]["resident_bytes"],
+                # Python keeps what it has had for the next time: a leak would come on top of that.
+                "resident_bytes_again": again[side]["resident_bytes"]
+                - after[side]["resident_bytes"],
             }
             for side in after
         },
@@ -159,11 +166,16 @@ def _print(output: Output, rows: list[dict[str, Any]]) -> None:
         ("left: descriptors, server", "{left[server][descriptors]}"),
         ("left: MB resident, client", "{megabytes[client]:.1f}"),
         ("left: MB resident, server", "{megabytes[server]:.1f}"),
+        ("  and after as many again, client", "{megabytes_again[client]:+.1f}"),
+        ("  and after as many again, server", "{megabytes_again[server]:+.1f}"),
     ]
     shown = [
         {
             **row,
-            "megabytes": {side: row["left"][side]["resident_bytes"] / 1e6 for side in row["left"]},
+            "megabytes": {side: one["resident_bytes"] / 1e6 for side, one in row["left"].items()},
+            "megabytes_again": {
+                side: one["resident_bytes_again"] / 1e6 for side, one in row["left"].items()
+            },
         }
         for row in rows
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any, Final
 from urds.cli.exits import Exit, guarded
 
 _END_S: Final = 10.0
+_TIDY_S: Final = 2.0
 CLIENT_WAIT_S: Final = 30.0
 
 
@@ -40,11 +42,21 @@ def own_server(module: str, options: Any) -> Iterator[int]:
         if server.wait(_END_S):
             raise OSError(f"the server ended with exit code {server.returncode}")
     finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+        _end(server)
         server.stdin.close()
         server.stdout.close()
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    """Let it tidy up as after Ctrl-C, which it may have had already; kill it if it does not."""
+    if server.poll() is not None:
+        return
+    server.send_signal(signal.SIGINT)
+    try:
+        server.wait(_TIDY_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def tell_port(port: int, *, json_wanted: bool) -> None:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from urds import verbs
+from urds.cli.children import environment
 from urds.cli.exits import Exit, UsageError
 from urds.cli.output import Column, Output, Progress
 from urds.cli.verbs_bench_connections import ConnectionFigures, measure_connections
@@ -126,7 +127,7 @@ class _Server:
     def __init__(self, device: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "urds.cli.verbs_bench_server"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         )  # fmt: skip
         self.tell(device=device)
 
