@@ -159,17 +159,16 @@ class StreamTransport(asyncio.Transport):
             return
         view = memoryview(data).cast("B")
         if not self._pending:
-            sent = self._send(view)
-            if sent < len(view):
-                self._keep(view[sent:])
-            if self._was_noted or self._pending:
-                self._look_again()
-        else:
-            self._keep(view)
+            view = view[self._send(view) :]
+        if view:
+            # What nobody can change need not be copied.
+            self._keep(view if isinstance(data, bytes) else memoryview(bytes(view)))
+        if self._was_noted or self._pending:
+            self._look_again()
 
     def _keep(self, view: memoryview) -> None:
-        """Copy octets for which there is no room; pause the protocol if they are many."""
-        self._pending.append(memoryview(bytes(view)))
+        """Keep octets for which there is no room; pause the protocol if they are many."""
+        self._pending.append(view)
         self._pending_bytes += len(view)
         if self._pending_bytes > self._high_bytes and not self._is_paused:
             self._is_paused = True
