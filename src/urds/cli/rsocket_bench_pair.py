@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+from urds.cli.children import environment
+
 _END_S: Final = 10.0
 
 
@@ -18,7 +20,7 @@ class Child:
     def __init__(self, module: str, **start: Any) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         )  # fmt: skip
         self.tell(start)
 

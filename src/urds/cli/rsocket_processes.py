@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
+from urds.cli.children import environment
 from urds.cli.exits import Exit, guarded
 
 _END_S: Final = 10.0
@@ -30,7 +31,7 @@ def own_server(module: str, options: Any) -> Iterator[int]:
     """Start the server of a tool; yield its port. Raises OSError: it failed."""
     server = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps(asdict(options))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     assert server.stdin is not None and server.stdout is not None, "they are piped"
     try:
