@@ -136,7 +136,7 @@ def test_what_the_provider_has_placed_needs_no_copy() -> None:
     side, peer = make_asking(link=LOSSLESS), make_asking()
     placed: list[bytes] = []
 
-    def place(_packet, octets: memoryview) -> bool:
+    def place(_qp, _rkey, _address, octets: memoryview) -> bool:
         placed.append(bytes(octets))
         return True
 

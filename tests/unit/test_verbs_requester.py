@@ -351,10 +351,10 @@ def test_a_read_into_memory_that_is_gone_is_a_protection_error() -> None:
 
 def test_the_provider_may_place_a_write_itself() -> None:
     side, peer = make_asking(link=LOSSLESS), make_asking()
-    placed: list[tuple[Packet, bytes]] = []
+    placed: list[tuple[int, int, bytes]] = []
 
-    def place(packet: Packet, octets: memoryview) -> bool:
-        placed.append((packet, bytes(octets)))
+    def place(_qp, rkey: int, address: int, octets: memoryview) -> bool:
+        placed.append((rkey, address, bytes(octets)))
         return True
 
     side.qp.place_remote = place
@@ -363,8 +363,8 @@ def test_the_provider_may_place_a_write_itself() -> None:
     (packet,) = sent(side)
     assert packet.flags & PacketFlag.PLACED and packet.length == 200 and not len(packet.payload)
     assert packet.immediate == 5 and packet.msn == 1
-    ((target, octets),) = placed
-    assert (target.address, target.rkey) == (peer.address + 4, peer.region.rkey)
+    ((rkey, address, octets),) = placed
+    assert (address, rkey) == (peer.address + 4, peer.region.rkey)
     assert octets == b"z" * 200
 
 
@@ -372,7 +372,7 @@ def test_no_write_is_placed_while_an_earlier_one_is_under_way() -> None:
     """The octets of the earlier one would land later, over those of the later one."""
     side, peer = make_asking(link=LOSSLESS), make_asking()
     willing = [False, True, True]
-    side.qp.place_remote = lambda packet, octets: willing.pop(0)
+    side.qp.place_remote = lambda *_: willing.pop(0)
     side.remote(1, WROpcode.RDMA_WRITE, peer, length=8)
     side.remote(2, WROpcode.RDMA_WRITE, peer, length=8)
     assert [bool(packet.flags & PacketFlag.PLACED) for packet in sent(side)] == [False, False]

@@ -372,6 +372,6 @@ def test_a_loan_of_memory_that_may_shrink_ends_the_channel(
 
     # The owner answers the question itself, with memory that it could cut.
     monkeypatch.setattr(right.adapter, "handle_borrow", lend)
-    left.write(10, key=right.region.rkey)
+    left.write(1000, key=right.region.rkey)
     assert_broken(left)
     os.close(descriptor)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -103,16 +104,35 @@ def channels(side: Side) -> list[object]:
 
 
 def test_the_last_of_many_writes_wins(pair: tuple[Side, Side]) -> None:
-    """Through the ring and straight, in any mixture, on the same octets."""
+    """Through the ring and straight, in any mixture, on the same octets and beside them."""
     left, right = pair
-    for number in range(200):
-        offset = number % 8 * 64
-        left.view[offset : offset + 64] = bytes([number]) * 64
-        left.write(64, key=right.region.rkey, offset=offset)
+    chance, wanted = Random(7), bytearray(4096)
+    for number in range(400):
+        offset = number % 8 * 1024
+        length, at = chance.choice((8, 64, 600, 1024)), chance.randrange(3000)
+        left.view[offset : offset + length] = wanted[at : at + length] = (
+            bytes([number % 256]) * length
+        )
+        left.write(length, key=right.region.rkey, offset=offset, at=at)
         if number % 8 == 7:
             left.poll(8)
-            assert right.view[:64] == bytes([number]) * 64
+            assert right.view[:4096] == wanted
     assert 0 < left.placed < 200
+
+
+def test_a_small_write_under_way_holds_back_only_those_on_its_octets(
+    pair: tuple[Side, Side],
+) -> None:
+    left, right = pair
+    left.write(1024, key=right.region.rkey)
+    left.poll()
+    left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+    with left.adapter.lock, right.adapter.lock:  # nothing is answered meanwhile
+        left.write(64, key=right.region.rkey, at=5000)
+        for at, placed in ((5064, 1), (5000 - 1024, 2), (4000, 2), (5063, 2)):
+            left.write(1024, key=right.region.rkey, at=at)
+            assert left.placed == placed, at
+    assert {wc.status for wc in left.poll(5)} == {WCStatus.SUCCESS}
 
 
 def test_foreign_memory_goes_through_the_ring(place: Path) -> None:
@@ -149,7 +169,7 @@ def test_reads_and_atomics_work(pair: tuple[Side, Side]) -> None:
 def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Side]) -> None:
     left, right = pair
     fill(left)
-    left.write(100, key=right.region.rkey)
+    left.write(1000, key=right.region.rkey)
     left.poll()
     left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
     before = bytes(right.view)
@@ -162,15 +182,15 @@ def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Sid
     assert left.qp.state is QPState.ERR
 
 
-@pytest.mark.parametrize("at", [-1, BUFFER_BYTES - 99, BUFFER_BYTES])
+@pytest.mark.parametrize("at", [-1, BUFFER_BYTES - 999, BUFFER_BYTES])
 def test_a_write_out_of_range_is_refused_lent_or_not(pair: tuple[Side, Side], at: int) -> None:
     left, right = pair
-    left.write(100, key=right.region.rkey)
+    left.write(1000, key=right.region.rkey)
     left.poll()
     left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
     fill(left)
     before = bytes(right.view)
-    left.write(100, key=right.region.rkey, at=at)
+    left.write(1000, key=right.region.rkey, at=at)
     assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
     assert right.view == before
 
@@ -180,7 +200,7 @@ def test_the_peer_of_one_queue_pair_does_not_write_as_another(pair: tuple[Side, 
     left, right = pair
     with right.adapter.lock:
         stranger = right.adapter.keys.register(object(), right.adapter.allocate(8192), BASE, ACCESS)
-    left.write(100, key=stranger.rkey)
+    left.write(1000, key=stranger.rkey)
     assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
     assert right.adapter.lending.loans == 0 and not any(stranger.view)
 
@@ -421,7 +441,7 @@ def test_nothing_is_left_behind(place: Path) -> None:
     def once() -> None:
         left, right = joined(place)
         for _ in range(2):
-            left.write(100, key=right.region.rkey)
+            left.write(1000, key=right.region.rkey)
             left.poll()
             left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
         left.close()

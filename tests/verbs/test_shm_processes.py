@@ -13,6 +13,7 @@ from tests.verbs.shm_world import BUFFER_BYTES, PATIENCE_NS, Peer, Side
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.base import ConnectionEventKind
+from urds.verbs.providers.shm.adapter import PLACED_BYTES_MIN
 from urds.verbs.providers.shm.channel import RING_BYTES
 from urds.verbs.providers.shm.ring import Cell
 
@@ -51,7 +52,7 @@ def connect(side: Side, peer: Peer) -> None:
 def borrow(side: Side) -> None:
     """Write until the peer's memory is mapped here."""
     for _ in range(100):
-        side.write(64, key=side.peer_key)
+        side.write(PLACED_BYTES_MIN, key=side.peer_key)
         assert side.poll()[0].status == WCStatus.SUCCESS
         if side.placed:
             return

@@ -27,6 +27,7 @@ from urds.verbs.engine.numbers import (
     WCStatus,
 )
 from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.engine.pieces import Octets
 from urds.verbs.engine.posting import check_send
 from urds.verbs.engine.qp_state import check_modify
 from urds.verbs.engine.receives import ReceiveQueue, ReceiveTracker, SharedReceiveQueue
@@ -83,8 +84,8 @@ class QueuePair:
         self.mtu_bytes = link.mtu_bytes
         self.tracker = ReceiveTracker()
         self.peer: AddressVector | None = None
-        # Shared memory: write the octets of a WRITE straight into the peer's; True if done.
-        self.place_remote: Callable[[Packet, memoryview], bool] | None = None
+        # Shared memory: write octets straight to the peer's key and address; True if done.
+        self.place_remote: Callable[[QueuePair, int, int, Octets], bool] | None = None
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
         self._events: list[AsyncEvent] = []  # most have none, ever: a deque takes 700 octets

@@ -64,7 +64,7 @@ class Requester:
     __slots__ = (
         "_answered_open", "_current", "_flight", "_is_stopped", "_look_again_ns", "_next_msn",
         "_next_psn", "_paused_psn", "_paused_until_ns", "_qp", "_queue", "_resources_open",
-        "_rnr_left", "_timer", "_writes_open",
+        "_rnr_left", "_timer", "_unplaced",
     )  # fmt: skip
 
     def __init__(self, qp: "QueuePair", first_psn: int) -> None:
@@ -77,7 +77,7 @@ class Requester:
         self._flight = Flight()
         self._answered_open = 0  # reads and atomics that have not completed
         self._resources_open = 0  # of them what the peer spends: portions of reads, atomics
-        self._writes_open = 0  # what would be overtaken by octets that the provider places
+        self._unplaced: list[Request] = []  # what octets that the provider places may overtake
         self._look_again_ns: int | None = None  # for what was overtaken a moment ago
         self._paused_until_ns: int | None = None
         self._paused_psn = 0
@@ -197,30 +197,38 @@ class Requester:
         if request.is_answered:
             self._answered_open += 1
         if request.is_overtakable:
-            self._writes_open += 1
+            self._unplaced.append(request)
         self._current = request
         return True
 
     def _place_remote(self, request: Request) -> bool:
         """Let the provider write the octets into the peer's memory itself, if it can.
 
-        Not while writes or atomics before it are on their way: theirs would land later.
+        Not while a write or atomic before it that may change the same octets is on its way.
         """
         place = self._qp.place_remote
         if (
             place is None
             or request.kind is not PacketKind.WRITE
             or not request.length
-            or self._writes_open
+            or (self._unplaced and self._overtakes(request))
         ):
             return False
-        octets = memoryview(self._octets(request, 0, request.length))
-        target_qpn = self._qp.attr.dest_qp_num
-        address, rkey = request.remote_addr, request.rkey
-        target = Packet(
-            PacketKind.WRITE, target_qpn, length=request.length, address=address, rkey=rkey
+        octets = self._octets(request, 0, request.length)
+        return place(self._qp, request.rkey, request.remote_addr, octets)
+
+    def _overtakes(self, request: Request) -> bool:
+        """Tell whether octets placed now could land before others that belong below them.
+
+        Addresses are compared under one key only: another may name the same memory otherwise.
+        """
+        start, rkey = request.remote_addr, request.rkey
+        end = start + request.length
+        return any(
+            other.rkey != rkey
+            or (other.remote_addr < end and start < other.remote_addr + other.length)
+            for other in self._unplaced
         )
-        return place(target, octets)
 
     def _carry_out_here(self, request: Request) -> None:
         """Bind or invalidate a memory window; no packet goes out."""
@@ -336,7 +344,7 @@ class Requester:
         if request.is_answered:
             self._answered_open -= 1
         if request.is_overtakable:
-            self._writes_open -= 1
+            self._unplaced.remove(request)
 
     def _take_data(self, packet: Packet, psn: int, now_ns: int) -> bool:
         """Take an answer of a read or atomic; return whether it is new."""

@@ -120,8 +120,8 @@ class Request:
 
     @property
     def is_overtakable(self) -> bool:
-        """Return whether octets that a provider places itself would land before its own."""
-        return self.kind in _CHANGES and not self.is_placed
+        """Return whether octets that a provider places itself could land before its own."""
+        return self.kind in _CHANGES and not self.is_placed and self.length > 0
 
     def start(self, psn: int, msn: int, psn_count: int) -> None:
         """Give it its numbers: from here on it is on its way."""

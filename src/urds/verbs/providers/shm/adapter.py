@@ -2,7 +2,8 @@
 
 A packet goes through the ring towards its peer. A write into memory that the peer has lent goes
 there at once, with one copy by this side; then the packet says PLACED and carries no octets. The
-engine places a request only while no write before it is on its way, so the last one wins.
+engine places a request only while no write before it to the same octets is on its way, so the last
+one wins. Small writes go through the ring.
 
 Between the two the initiator's checks are those of an honest peer, and come early: octets may
 be there before a request in front of them has failed. What the responder would refuse is not
@@ -28,7 +29,6 @@ from typing import Final
 from urds.errors import RemoteProtocolError
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
-from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import Address, DeviceAttributes, PortSpace
@@ -41,9 +41,11 @@ from urds.verbs.providers.shm.messages import GID_BYTES, Borrow, Decline
 from urds.verbs.providers.shm.peers import FRAME_PACKET, Peers
 from urds.verbs.providers.shm.pump import Pump
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
+from urds.verbs.providers.shm.ring import Octets
 
 MTU_BYTES: Final = 256 * 1024
 _PACKET_BYTES_MAX: Final = MTU_BYTES + 128  # with the headers of the packet codec
+PLACED_BYTES_MIN: Final = 512  # a shorter write costs less as a packet: fences, look-ups
 _LOOK_NS: Final = 1_000_000  # how often who spins looks at sockets as well
 _IDLE_TURNS: Final = 32  # in vain, after which who spins lets other openings of the process run
 _GIVE_WAY_S: Final = 0.000_001  # of which the kernel makes some 60 microseconds
@@ -88,6 +90,7 @@ class ShmAdapter(PacketAdapter):
             on_overdue=lambda reader: self.call_soon(partial(self.peers.break_off_reader, reader)),
         )
         self.keys = self.lending
+        self._place_remote = self._place  # one object for all queue pairs
         self._names: dict[tuple[Address, PortSpace], ListenerName] = {}
         self._starved: set[AddressVector] = set()  # ways that were full
         self._early: dict[bytes, bytes] = {}  # first packets to who could not be asked yet
@@ -242,7 +245,7 @@ class ShmAdapter(PacketAdapter):
         super().add(qp)
         qp.gid = self.gid
         if qp.qp_type is QPType.RC:
-            qp.place_remote = partial(self._place, qp)
+            qp.place_remote = self._place_remote
 
     def remove(self, qp: QueuePair) -> None:
         """Forget a queue pair; its peer may not write any more."""
@@ -268,15 +271,15 @@ class ShmAdapter(PacketAdapter):
         if channel is not None:
             channel.borrowings.forget(qp.attr.dest_qp_num)
 
-    def _place(self, qp: QueuePair, packet: Packet, octets: memoryview) -> bool:
+    def _place(self, qp: QueuePair, rkey: int, address: int, octets: Octets) -> bool:
         """Write into the peer's memory if it has lent it, else ask for it once."""
-        if qp.peer is None or qp.peer.dgid == self.gid:
+        if len(octets) < PLACED_BYTES_MIN or qp.peer is None or qp.peer.dgid == self.gid:
             return False
         try:
             channel = self.peers.route(qp.peer.dgid)
         except OSError:
             return False  # the packet meets the same, and tells the queue pair
-        placed = channel.borrowings.place(packet.target_qpn, packet.rkey, packet.address, octets)
+        placed = channel.borrowings.place(qp.attr.dest_qp_num, rkey, address, octets)
         if isinstance(placed, Borrow):
             if not channel.say(placed):
                 channel.borrowings.withdraw(placed)
