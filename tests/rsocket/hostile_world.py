@@ -1,0 +1,233 @@
+"""A peer of rsockets that says anything, over real devices, beside a connection that is in order.
+
+A `Stranger` has a queue pair and its connection, and no stream behind it: the test makes its
+private data, its words, and where its writes go. It stands on an opening of its own; the victims
+are the two ends of `tests.rsocket.ends`, which have a connection between them already.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tests.rsocket.ends import WAIT_S, Ends, ends, send_all
+from urds.rsocket.link import Link, LinkState, parameters_with
+from urds.rsocket.opening import Opening
+from urds.rsocket.wire.connect_data import ConnectData, ConnectFlag, Sge
+from urds.verbs.device import find_device
+from urds.verbs.engine.numbers import WCStatus, WROpcode
+from urds.verbs.engine.work import WC, SendWR
+from urds.verbs.providers.base import (
+    Address,
+    Connection,
+    ConnectionEvent,
+    ConnectionEventKind,
+    PortSpace,
+)
+from urds.verbs.providers.sim import SimAdapter
+
+TABLE_ENTRIES = 16
+WINDOW_BYTES = 1 << 16
+REQUESTS = 4096
+
+
+class Stranger:
+    """One queue pair whose words a test makes: what an opening takes for a link."""
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+        self.words: list[int] = []  # that came
+        self.statuses: list[WCStatus] = []  # of requests that completed
+        self.ends: list[ConnectionEventKind] = []
+        self.peer: ConnectData | None = None  # from when the connection is established
+        self.is_mute = False  # accepts nothing and rejects nothing
+        self._connection: Connection | None = None
+        with opening.adapter.lock:
+            self.memory = opening.allocate(TABLE_ENTRIES * 16 + WINDOW_BYTES)
+            self.qp = opening.queue_pair(self, REQUESTS)  # type: ignore[arg-type]  # its calls
+
+    # -- what it says
+
+    def data(self, **changes: Any) -> ConnectData:
+        """Return private data that are in order but for `changes`."""
+        memory = self.memory
+        good = ConnectData(
+            flags=ConnectFlag.IOMAP | ConnectFlag.OWN,
+            credits=384,
+            iomap_slots=0,
+            target_sgl=Sge(memory.address, memory.rkey, TABLE_ENTRIES),
+            data_buffer=Sge(memory.address + TABLE_ENTRIES * 16, memory.rkey, WINDOW_BYTES),
+        )
+        return replace(good, **changes)
+
+    def connect(self, peer: Address, private_data: bytes) -> None:
+        """Ask for a connection."""
+        adapter = self.opening.adapter
+        with adapter.lock:
+            self._connection = adapter.connect(
+                self.qp,
+                peer,
+                PortSpace.TCP,
+                parameters_with(private_data),
+                on_event=self._handle_event,
+            )
+
+    def listen(self, private_data: Callable[[], bytes], host: str) -> Address:
+        """Answer one request with private data; return where."""
+        adapter = self.opening.adapter
+
+        def handle(event: ConnectionEvent) -> None:
+            if event.kind is ConnectionEventKind.REQUEST:
+                self._connection = event.connection
+                event.connection.on_event = self._handle_event
+                adapter.call_soon(lambda: self._answer(event.connection, private_data()))
+
+        with adapter.lock:
+            listener = adapter.listen((host, 0), PortSpace.TCP, backlog=4, on_event=handle)
+            return listener.local
+
+    def _answer(self, connection: Connection, private_data: bytes) -> None:
+        if not self.is_mute:
+            connection.accept(self.qp, parameters_with(private_data))
+
+    def post(
+        self,
+        word: int | None,
+        octets: bytes = b"",
+        to: tuple[int, int] = (0, 0),
+        opcode: WROpcode | None = None,
+    ) -> None:
+        """Post a request: a write to (address, key) unless the opcode says otherwise."""
+        if opcode is None:
+            opcode = WROpcode.RDMA_WRITE if word is None else WROpcode.RDMA_WRITE_WITH_IMM
+        address, rkey = to
+        wr = SendWR(
+            0, opcode, imm_data=word or 0, remote_addr=address, rkey=rkey, octets=octets or b""
+        )
+        adapter = self.opening.adapter
+        with adapter.lock:
+            self.qp.post_send(wr, adapter.now_ns())
+            adapter.kick(self.qp)
+
+    def disconnect(self) -> None:
+        """End the connection in order."""
+        with self.opening.adapter.lock:
+            if self._connection is not None:
+                self._connection.disconnect()
+
+    def vanish(self) -> None:
+        """Drop the connection and its queue pair without a word. Safe twice."""
+        with self.opening.adapter.lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+            self.opening.forget(self.qp)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.peer is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the connection has ended, whoever did it."""
+        return bool(self.ends)
+
+    # -- what the opening and the device say
+
+    def handle_received(self, wc: WC) -> None:
+        if wc.status is WCStatus.SUCCESS:
+            self.words.append(wc.imm_data)
+
+    def handle_sent(self, wc: WC) -> None:
+        self.statuses.append(wc.status)
+
+    def settle(self) -> None:
+        pass
+
+    def _handle_event(self, event: ConnectionEvent) -> None:
+        if event.kind is ConnectionEventKind.ESTABLISHED:
+            octets = event.parameters.private_data
+            self.peer = ConnectData.parse(octets) if octets else self.data()
+        else:
+            self.ends.append(event.kind)
+
+
+class Siege:
+    """Two ends that talk with each other, and strangers."""
+
+    def __init__(self, both: Ends, opening: Opening) -> None:
+        self.both = both
+        self.opening = opening
+        adapter = opening.adapter
+        self.host = adapter.address if isinstance(adapter, SimAdapter) else both.host
+        self.link, self.accepted = both.connect()
+        self.strangers: list[Stranger] = []
+        self._marks = (both.there.memory_bytes, len(both.there.links))
+
+    def stranger(self) -> Stranger:
+        made = Stranger(self.opening)
+        self.strangers.append(made)
+        return made
+
+    def connected(self, **changes: Any) -> tuple[Stranger, Link]:
+        """Return a stranger who has connected, and the link of its victim."""
+        stranger = self.stranger()
+        stranger.connect(self.both.listening.local, stranger.data(**changes).emit())
+        self.until(lambda: self.both.listening.readiness().readable and stranger.is_connected)
+        victim = self.both.listening.accept()
+        assert victim is not None
+        return stranger, victim
+
+    def until(self, is_ready: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+        """Drive all three devices until it is so; fail if it does not come."""
+        end_s = time.monotonic() + timeout_s
+        adapters = [*self.both.adapters, self.opening.adapter]
+        while not is_ready():
+            for adapter in adapters:
+                adapter.progress()
+            assert adapters[-1].wait(is_ready, 1_000_000) or time.monotonic() < end_s, "too late"
+
+    def settle(self, turns: int = 20) -> None:
+        """Let everything arrive that is under way."""
+        for _ in range(turns):
+            for adapter in (*self.both.adapters, self.opening.adapter):
+                adapter.progress()
+                adapter.wait(lambda: False, 200_000)
+
+    def until_cut(self, victim: Link, reason: str) -> None:
+        """Wait until the victim has cut the connection for this reason."""
+        self.until(lambda: victim.state is LinkState.OVER)
+        assert reason in victim.reason, victim.reason
+
+    def others_are_well(self) -> None:
+        """Check that the neighbours talk as before."""
+        data = bytes(range(256)) * 300
+        assert send_all(self.both, self.link, data, self.accepted) == data
+        assert send_all(self.both, self.accepted, data, self.link) == data
+
+    def nothing_is_left(self, *victims: Link) -> None:
+        """Close what is left of victims and check that they cost nothing any more."""
+        for victim in victims:
+            victim.close(0)
+        memory_bytes, link_count = self._marks
+        there = self.both.there
+        self.until(lambda: len(there.links) == link_count and there.memory_bytes == memory_bytes)
+
+
+@contextlib.contextmanager
+def siege(device: str, **changes: Any) -> Iterator[Siege]:
+    """Open two ends and a third device for strangers."""
+    with ends(device, **changes) as both:
+        adapter = both.adapters[0]
+        if isinstance(adapter, SimAdapter):
+            opened = adapter.network.adapter("stranger")
+        else:
+            opened = find_device(device).open_adapter()
+        made = Siege(both, Opening(opened))
+        try:
+            yield made
+        finally:
+            for stranger in made.strangers:
+                stranger.vanish()
+            opened.close()

@@ -1,0 +1,159 @@
+"""Strangers who connect to rsockets, and listeners that are none: refused, counted, forgotten."""
+
+import errno
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.rsocket.ends import DEVICES
+from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
+from urds.rsocket.link import Link, LinkState
+from urds.rsocket.wire.connect_data import CONNECT_DATA_BYTES, Sge
+from urds.rsocket.wire.messages import Op, emit_word
+from urds.verbs.engine.numbers import WCOpcode, WCStatus
+from urds.verbs.engine.work import WC
+from urds.verbs.providers.base import ConnectionEventKind
+
+QUEUE = 32
+
+
+@pytest.fixture(params=DEVICES)
+def scene(request):
+    with siege(request.param, receive_queue=QUEUE) as made:
+        yield made
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "version 0": {"version": 0},
+    "version 2": {"version": 2},
+    "no credits": {"credits": 0},
+    "no table": {"target_sgl": Sge(1 << 20, 7, 0)},
+    "a table of millions": {"target_sgl": Sge(1 << 20, 7, (1 << 32) - 1)},
+    "a table that wraps around": {"target_sgl": Sge((1 << 64) - 16, 7, TABLE_ENTRIES)},
+    "a buffer that wraps around": {"data_buffer": Sge((1 << 64) - 8, 7, 4096)},
+}
+
+
+def bad_data(stranger: Stranger, case: str) -> bytes:
+    """Return private data that are not in order."""
+    if case in CHANGES:
+        return stranger.data(**CHANGES[case]).emit()
+    good = stranger.data().emit()
+    return {
+        "a short one": good[: CONNECT_DATA_BYTES - 1].rstrip(b"\0")[:30],
+        "none": b"",
+        "text": b"GET / HTTP/1.1\r\nHost: somebody else of 40 octets\r\n\r\n",
+    }[case]
+
+
+CASES = [*CHANGES, "a short one", "none", "text"]
+
+
+@pytest.mark.rule("rsocket-connect-version")
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_that_is_no_rsockets_is_refused(scene: Siege, case: str) -> None:
+    """rsocket.md 19, point 2, for who listens."""
+    stranger = scene.stranger()
+    stranger.connect(scene.both.listening.local, bad_data(stranger, case))
+    scene.until(lambda: stranger.is_over)
+    assert stranger.ends == [ConnectionEventKind.REJECTED]
+    assert scene.both.listening.refused == 1
+    assert scene.both.there.stats.refused_private_data == 1
+    assert scene.both.listening.accept() is None
+    scene.nothing_is_left()
+    scene.others_are_well()
+
+
+@pytest.mark.rule("rsocket-connect-version")
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_that_is_no_rsockets_ends_the_connect(scene: Siege, case: str) -> None:
+    """rsocket.md 19, point 2, for who connects: ENOTSUP."""
+    stranger = scene.stranger()
+    address = stranger.listen(lambda: bad_data(stranger, case), scene.host)
+    here = scene.both.here
+    memory_bytes, link_count = here.memory_bytes, len(here.links)
+    link = Link([here], scene.both.settings)
+    link.connect(address, timeout_s=10)
+    scene.until(lambda: link.state is LinkState.OVER)
+    assert "private data of" in link.reason
+    assert link.take_error() == errno.EOPNOTSUPP
+    assert here.stats.cut_links == 1
+    link.close(0)
+    assert (here.memory_bytes, len(here.links)) == (memory_bytes, link_count)
+    scene.until(lambda: stranger.is_over)
+    scene.others_are_well()
+
+
+def test_a_listener_that_never_answers(scene: Siege) -> None:
+    stranger = scene.stranger()
+    stranger.is_mute = True
+    address = stranger.listen(lambda: b"", scene.host)
+    link = Link([scene.both.here], scene.both.settings)
+    link.connect(address, timeout_s=0.3)
+    scene.until(lambda: link.state is LinkState.OVER, 10)
+    assert link.take_error() == errno.ETIMEDOUT
+    link.close()
+    scene.others_are_well()
+
+
+def test_a_crowd_that_connects_and_never_speaks_is_held_at_the_backlog(scene: Siege) -> None:
+    """Nobody takes what they connected: no more links than the backlog, and the rest wait."""
+    scene.both.listening._backlog = 3
+    crowd = [scene.stranger() for _ in range(8)]
+    before = len(scene.both.there.links)
+    for stranger in crowd:
+        stranger.connect(scene.both.listening.local, stranger.data().emit())
+    scene.until(lambda: sum(stranger.is_connected for stranger in crowd) >= 3)
+    scene.settle()
+    assert len(scene.both.there.links) - before == 3
+    scene.others_are_well()
+    for stranger in crowd:
+        stranger.vanish()
+
+    def nobody_is_left() -> bool:
+        if (link := scene.both.listening.accept()) is not None:
+            link.close(0)
+        return len(scene.both.there.links) == before
+
+    scene.until(nobody_is_left)
+    scene.others_are_well()
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_stranger_that_vanishes_while_he_connects(scene: Siege, turns: int) -> None:
+    """At each step of the handshake: nothing stays, and the listener goes on."""
+    before = len(scene.both.there.links)
+    for _ in range(5):
+        stranger = scene.stranger()
+        stranger.connect(scene.both.listening.local, stranger.data().emit())
+        for _ in range(turns):
+            scene.opening.adapter.progress()
+            scene.both.there.adapter.progress()
+        stranger.vanish()
+    left, right = scene.both.connect()
+    scene.settle(5)
+    while (link := scene.both.listening.accept()) is not None:
+        link.close(0)
+    left.close(0)
+    right.close(0)
+    scene.until(lambda: len(scene.both.there.links) == before)
+    scene.others_are_well()
+
+
+def test_words_before_the_offer_are_bounded(scene: Siege) -> None:
+    """Who answers may be faster with his words than with his offer: as many wait as credits."""
+    stranger = scene.stranger()
+    stranger.is_mute = True
+    address = stranger.listen(lambda: b"", scene.host)
+    link = Link([scene.both.here], replace(scene.both.settings, receive_queue=16))
+    link.connect(address, timeout_s=10)
+    word = WC(1, WCStatus.SUCCESS, WCOpcode.RECV_RDMA_WITH_IMM, imm_data=emit_word(Op.DATA, 1))
+    with scene.both.here.adapter.lock:
+        for _ in range(100):
+            link.handle_received(word)
+        assert len(link._early) == 16
+    scene.until(lambda: link.state is LinkState.OVER)
+    assert "more words before the offer than there are credits" in link.reason
+    link.close(0)
+    scene.others_are_well()
