@@ -411,3 +411,14 @@ def test_several_threads_may_wait_at_once() -> None:
     for thread in threads:
         thread.join(30)
     assert failures == []
+
+
+def test_a_timer_that_comes_after_the_close_finds_nothing(pair: Pair) -> None:
+    """A device with a thread may be in its timers while another thread closes it."""
+    pair.connect()
+    pair.left.send(1, b"x" * 100)  # not acknowledged yet: it has a timer
+    adapter = pair.adapters[0]
+    assert adapter.deadline_ns() is not None
+    adapter.close()
+    with adapter.lock, adapter._batch():  # as the reactor's thread does when it gets the lock
+        adapter._run_timers(adapter.now_ns() + 3600 * SECOND_NS)

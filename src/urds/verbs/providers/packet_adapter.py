@@ -18,6 +18,7 @@ from collections import deque
 from typing import Final
 
 from urds.verbs.cm.core import CmCore
+from urds.verbs.cm.deadlines import Deadlines
 from urds.verbs.cm.exchange import check_private_data
 from urds.verbs.cm.messages import CM_QKEY, CM_QPN, READS_MAX, Message, MessageKind, Offer
 from urds.verbs.cm.records import CmEvent, CmListener, CmSettings
@@ -305,6 +306,7 @@ class PacketAdapter(PacketMover):
         self._settle_connections()
         self._entries.clear()
         self._dirty.clear()
+        self._deadlines = Deadlines()
 
 
 _WORDS: Final = {ConnectionEventKind.REFUSED: "nobody is there"}
