@@ -246,12 +246,16 @@ class Link(LinkData):
     def _handle_end(self, event: ConnectionEvent) -> None:
         if event.connection is not self._connection:
             return
+        opening = self.opening
         if self.state is LinkState.CONNECTING:
             self._fail_connect(event)
         elif self.state is LinkState.CONNECTED:
             # In order means that the peer's last word came before: then the stream is over already.
             self._lose(errno.ECONNRESET, event.reason or f"connection ended: {event.kind.name}")
-        self.opening.mark(self)
+        # The lock held here is that of the device whose event this is. The next one, which a
+        # failed connect may be asking by now, marks the link itself.
+        if self.opening is opening or self.state is LinkState.OVER:
+            opening.mark(self)
 
     def _establish(self, event: ConnectionEvent) -> None:
         stream, connection = self.stream, self._connection
