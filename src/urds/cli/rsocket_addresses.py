@@ -42,7 +42,7 @@ def _by_verbs(host: str, port: int) -> tuple[int, Any]:
 
 
 def local_address(host: str, port: int, family: int | None) -> tuple[int, Any]:
-    """Return family and address to bind; "" is loopback here. Raises OSError."""
+    """Return family and address to bind; "" is 127.0.0.1. Raises OSError."""
     try:
         found = socket.getaddrinfo(
             host or LOOPBACK, port, family or socket.AF_UNSPEC, socket.SOCK_STREAM

@@ -199,7 +199,8 @@ def _measure(options: UdpongOptions, host: str, port: int) -> None:
     rows: list[Row] = []
     family, address = resolved(host, port, "name")
     with new_socket(is_kernel=options.has("s"), family=family, kind=socket.SOCK_DGRAM) as sock:
-        sock.bind(local_address(options.bind or "", 0, family)[1])
+        if options.bind is not None:
+            sock.bind(local_address(options.bind, 0, family)[1])
         client = _Client(_Datagrams(sock, options), address)
         client.log_in()
         for size_bytes in options.sizes:
