@@ -10,7 +10,7 @@ from urds.rsocket import devices
 from urds.rsocket.sockets import Socket
 from urds.verbs.device import find_device
 
-DEVICES = ("shm0", "tcp0")
+DEVICES = ("shm0", "tcp0", "udp0")
 HOST = "127.0.0.1"
 WAIT_S = 20.0
 # The machine is shared by many tests: how much longer than asked a wait may take.
