@@ -120,15 +120,15 @@ class CountingTracker(ReceiveTracker):
     def __init__(self) -> None:
         super().__init__()
         self.looks: list[str] = []
-        self._allocated = CountingSet(self.looks)
+        self._allocated = CountingDict(self.looks)
 
     def snapshot(self) -> tuple[int, int]:
         self.looks.append("snapshot")
         return super().snapshot()
 
 
-class CountingSet(set[int]):
-    """A set that notes each pass over it and each question for its size."""
+class CountingDict(dict[int, None]):
+    """A dictionary that notes each pass over it and each question for its size."""
 
     def __init__(self, looks: list[str]) -> None:
         super().__init__()
