@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from urds.dat.addresses import IaAddress, numeric_address, port_of
-from urds.dat.ep_attr import check_attr, default_attr, high_watermark
+from urds.dat.ep_attr import creation_attr, high_watermark
 from urds.dat.ep_link import Link
 from urds.dat.ep_modify import demand_zone, feed, modify_endpoint
 from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
@@ -90,7 +90,7 @@ class Endpoint(DatObject):
             if pz is not None:
                 demand_zone(pz)
             ia.demand_own(pz, recv_evd, request_evd, connect_evd, srq)
-            self.attr = _checked_attr(ia, attr, recv_evd, request_evd, srq)
+            self.attr = creation_attr(ia, attr, recv_evd, request_evd, srq)
             super().__init__(ia)
             self.pz, self.srq, self.state = pz, srq, EpState.UNCONNECTED
             self.recv_evd: EventDispatcher | None = None
@@ -461,32 +461,6 @@ def _acceptance(ia: InterfaceAdapter) -> Acceptance:
     if wanted is None:
         wanted = Acceptance.BY_ARRIVAL if Acceptance.BY_ARRIVAL in offered else Acceptance.IN_ORDER
     return wanted
-
-
-def _checked_attr(
-    ia: InterfaceAdapter,
-    attr: EpAttr | None,
-    recv_evd: EventDispatcher | None,
-    request_evd: EventDispatcher | None,
-    srq: SharedReceiveQueue | None,
-) -> EpAttr:
-    has_recv_evd, has_request_evd = recv_evd is not None, request_evd is not None
-    if srq is not None:
-        from urds.dat.srq import SharedReceiveQueue
-
-        live(srq, SharedReceiveQueue)
-        if attr is None:
-            raise bad_argument(7, "no attributes: an endpoint on a shared queue needs them")
-    found = attr or default_attr(has_recv_evd=has_recv_evd, has_request_evd=has_request_evd)
-    check_attr(
-        found,
-        ia.attr,
-        argument=6 if srq is None else 7,
-        has_recv_evd=has_recv_evd,
-        has_request_evd=has_request_evd,
-        has_srq=srq is not None,
-    )
-    return found
 
 
 def _timeout_ns(timeout_s: float | None, *, argument: int) -> int | None:

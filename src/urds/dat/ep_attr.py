@@ -9,12 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from urds.dat.errors import bad_argument, dat_error
+from urds.dat.handles import live
 from urds.dat.numbers import DAT_HW_DEFAULT, CompletionFlag, Qos, ServiceType
 from urds.dat.records import EpAttr
 from urds.dat.returns import ReturnType
 
 if TYPE_CHECKING:
+    from urds.dat.evd import EventDispatcher
+    from urds.dat.ia import InterfaceAdapter
     from urds.dat.records import IaAttr
+    from urds.dat.srq import SharedReceiveQueue
 
 _RECV_FLAGS: Final = {
     CompletionFlag.DEFAULT,
@@ -29,14 +33,35 @@ _REQUEST_FLAGS: Final = {
 }
 
 
-def default_attr(*, has_recv_evd: bool, has_request_evd: bool) -> EpAttr:
-    """Return the attributes of an endpoint that was made without any."""
-    attr = EpAttr()
-    return replace(
-        attr,
-        max_recv_dtos=attr.max_recv_dtos if has_recv_evd else 0,
-        max_request_dtos=attr.max_request_dtos if has_request_evd else 0,
+def creation_attr(
+    ia: InterfaceAdapter,
+    attr: EpAttr | None,
+    recv_evd: EventDispatcher | None,
+    request_evd: EventDispatcher | None,
+    srq: SharedReceiveQueue | None,
+) -> EpAttr:
+    """Return the attributes of a new endpoint: those given, checked, or the defaults.
+
+    Raises as `check_attr`; DatInvalidHandle: no live shared receive queue. DatInvalidParameter:
+    one without attributes.
+    """
+    has_recv_evd, has_request_evd = recv_evd is not None, request_evd is not None
+    if srq is not None:
+        from urds.dat.srq import SharedReceiveQueue
+
+        live(srq, SharedReceiveQueue)
+        if attr is None:
+            raise bad_argument(7, "no attributes: an endpoint on a shared queue needs them")
+    found = attr or _default_attr(has_recv_evd=has_recv_evd, has_request_evd=has_request_evd)
+    check_attr(
+        found,
+        ia.attr,
+        argument=6 if srq is None else 7,
+        has_recv_evd=has_recv_evd,
+        has_request_evd=has_request_evd,
+        has_srq=srq is not None,
     )
+    return found
 
 
 def check_attr(
@@ -101,3 +126,13 @@ def _check_pair(direction: str, dtos_max: int, argument: int, *, has_evd: bool) 
         state = "a" if has_evd else "no"
         detail = f"max_{direction}_dtos {dtos_max} with {state} {direction} dispatcher"
         raise bad_argument(argument, detail)
+
+
+def _default_attr(*, has_recv_evd: bool, has_request_evd: bool) -> EpAttr:
+    # A queue goes with its dispatcher: without one the endpoint takes nothing of that kind.
+    attr = EpAttr()
+    return replace(
+        attr,
+        max_recv_dtos=attr.max_recv_dtos if has_recv_evd else 0,
+        max_request_dtos=attr.max_request_dtos if has_request_evd else 0,
+    )
