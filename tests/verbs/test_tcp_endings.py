@@ -85,3 +85,13 @@ def test_an_end_under_traffic_completes_everything_once(way: str, seed: int) -> 
         # Nothing of it is left behind.
         assert not far.adapter.connections and not far.adapter._owners
         assert not near.adapter.connections and not near.adapter._owners
+
+
+def test_who_kicks_after_the_close_says_nothing() -> None:
+    """What was put off until now may be to send something over a device that is closed by now."""
+    with connected() as (client, _server):
+        client.adapter.close()
+        with client.adapter.lock:
+            assert client.qp.state is QPState.RTS
+            client.adapter.kick(client.qp)
+            assert client.qp.state is QPState.RTS

@@ -147,6 +147,8 @@ class TcpAdapter(Adapter):
         Raises OSError (EOPNOTSUPP) for a reliable queue pair that was led to a peer by hand: it
         is back in RESET then. iWARP makes connections only with a connection manager.
         """
+        if self._closed:
+            return  # an owner may be slow to hear of it
         if qp.qp_type is QPType.UD:
             self.datagrams.kick(qp)
             return
