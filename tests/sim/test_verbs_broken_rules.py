@@ -119,8 +119,8 @@ def _tell_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def _complete_in_any_order(self: SendQueue) -> None:
-    for request in [request for request in self._started if not request.unanswered]:
-        self._started.remove(request)
+    for request in [request for request in self.started if not request.unanswered]:
+        self.started.remove(request)
         self._push_success(request)
 
 

@@ -35,8 +35,8 @@ class Flight:
     """PSNs that wait, counted without wrapping; iterating gives them lowest first."""
 
     __slots__ = (
-        "_answered_transmission", "_entries", "_repeat_set", "_repeats", "_settled",
-        "_transmissions", "_window",
+        "_answered_transmission", "_entries", "_repeat_set", "_settled",
+        "_transmissions", "_window", "repeats",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Flight:
         self._entries: dict[int, _Entry] = {}
         self._transmissions = 0
         self._answered_transmission = 0
-        self._repeats: list[int] = []  # a heap
+        self.repeats: list[int] = []  # a heap
         self._repeat_set: dict[int, None] = {}  # an empty set takes three times as much
         self._window = WINDOW_PACKETS
         self._settled = 0  # since the window was widened
@@ -124,7 +124,7 @@ class Flight:
     def clear(self) -> None:
         """Let nothing wait any more."""
         self._entries.clear()
-        self._repeats.clear()
+        self.repeats.clear()
         self._repeat_set.clear()
 
     # -- repeats
@@ -154,9 +154,9 @@ class Flight:
 
     def next_repeat(self) -> int | None:
         """Return the PSN that is to be repeated next, `None` without any."""
-        while self._repeats:
-            if self._repeats[0] in self._entries:
-                return self._repeats[0]
+        while self.repeats:
+            if self.repeats[0] in self._entries:
+                return self.repeats[0]
             self._take()
         return None
 
@@ -178,9 +178,9 @@ class Flight:
     def _plan(self, psn: int) -> None:
         if psn not in self._repeat_set:
             self._repeat_set[psn] = None
-            heapq.heappush(self._repeats, psn)
+            heapq.heappush(self.repeats, psn)
 
     def _take(self) -> int:
-        psn = heapq.heappop(self._repeats)
+        psn = heapq.heappop(self.repeats)
         del self._repeat_set[psn]
         return psn

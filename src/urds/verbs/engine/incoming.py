@@ -51,6 +51,14 @@ class IncomingMessages:
         """
         if msn in self._taken:
             return True
+        if msn == self._taken_up_to + 1:
+            wr = self._queue.take()  # the usual case
+            if wr is None:
+                return False
+            self._taken[msn], self._taken_up_to = wr, msn
+            if self._shared:
+                self._tracker.allocate(msn)
+            return True
         if self._shared and acceptance is Acceptance.BY_ARRIVAL:
             wanted = range(msn, msn + 1)
         else:

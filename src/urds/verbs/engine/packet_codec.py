@@ -41,7 +41,11 @@ _FIELDS: Final[dict[PacketKind, tuple[Struct, tuple[str, ...]]]] = {
     PacketKind.ACK: (Struct(">BI"), ("syndrome", "msn")),
     PacketKind.DATAGRAM: (Struct(">II"), ("source_qpn", "qkey")),
 }
-_VALUES: Final = {kind: attrgetter(*names) for kind, (_, names) in _FIELDS.items()}
+# With the header in front, and what takes the values out of a packet.
+_EMIT: Final = {
+    kind: (Struct(_HEADER.format + structure.format[1:]).pack, attrgetter(*names))
+    for kind, (structure, names) in _FIELDS.items()
+}
 _WITH_PAYLOAD: Final = {
     PacketKind.SEND, PacketKind.WRITE, PacketKind.READ_RESPONSE, PacketKind.DATAGRAM,
 }  # fmt: skip
@@ -59,18 +63,16 @@ def emit_packet(packet: Packet, *, checksum: bool = False) -> list[Octets]:
     With `checksum` the last part is the CRC-32 of all others.
     """
     flags = int(packet.flags)
-    structure, _ = _FIELDS[packet.kind]
-    head = bytearray(
-        _HEADER.pack(
-            VERSION, packet.kind, flags, len(packet.selective), packet.target_qpn, packet.psn
-        )
+    kind, selective = packet.kind, packet.selective
+    pack, values = _EMIT[kind]
+    head = pack(
+        VERSION, kind, flags, len(selective), packet.target_qpn, packet.psn, *values(packet)
     )
-    head += structure.pack(*_VALUES[packet.kind](packet))
     if flags & _WITH_IMMEDIATE:
         head += _LONG.pack(packet.immediate)
     if flags & _PLACED:
         head += _LONG.pack(packet.length)
-    for first, last in packet.selective:
+    for first, last in selective:
         head += _RANGE.pack(first, last)
     parts: list[Octets] = [head]
     if len(packet.payload):

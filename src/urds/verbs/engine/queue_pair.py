@@ -86,6 +86,7 @@ class QueuePair:
         self.peer: AddressVector | None = None
         # Shared memory: write octets straight to the peer's key and address; True if done.
         self.place_remote: Callable[[QueuePair, int, int, Octets], bool] | None = None
+        self.placed_bytes_min = 1  # shorter ones always go in packets
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
         self._events: list[AsyncEvent] = []  # most have none, ever: a deque takes 700 octets
@@ -282,7 +283,8 @@ class QueuePair:
 
     def check_marks(self) -> None:
         """Act on marks that are passed. Posted receives of an own queue are not held ones."""
-        if self.srq is None:
+        tracker = self.tracker
+        if self.srq is None or (tracker.soft_max is None and tracker.hard_max is None):
             return
         if self.tracker.passes_soft():
             self.emit_event(AsyncEventType.QP_RECV_SOFT_WATERMARK)

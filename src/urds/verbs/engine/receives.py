@@ -77,10 +77,12 @@ class SharedReceiveQueue(ReceiveQueue):
 
     def take(self) -> RecvWR | None:
         """Take the oldest receive, `None` if there is none; may call `on_limit`."""
-        wr = super().take()
-        if wr is not None:
-            if self.on_taken is not None:
-                self.on_taken(wr)
+        if not self._entries:
+            return None
+        wr = self._entries.popleft()
+        if self.on_taken is not None:
+            self.on_taken(wr)
+        if self.limit:
             self._check_limit()
         return wr
 

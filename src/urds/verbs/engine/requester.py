@@ -91,7 +91,8 @@ class Requester:
         self._rnr_left = attr.rnr_retry
 
     def __len__(self) -> int:
-        return len(self._queue)
+        queue = self._queue
+        return len(queue.posted) + len(queue.started)
 
     def post(self, request: Request) -> None:
         """Queue a request that was found to be valid."""
@@ -135,6 +136,8 @@ class Requester:
 
     def poll(self, now_ns: int) -> Packet | None:
         """Return the next request packet: a repeat first, then a new one."""
+        if self._current is None and not self._queue.posted and not self._flight.repeats:
+            return None
         while True:
             try:
                 if (psn := self._flight.next_repeat()) is not None:
@@ -206,16 +209,16 @@ class Requester:
 
         Not while a write or atomic before it that may change the same octets is on its way.
         """
-        place = self._qp.place_remote
+        qp = self._qp
         if (
-            place is None
+            qp.place_remote is None
+            or request.length < qp.placed_bytes_min
             or request.kind is not PacketKind.WRITE
-            or not request.length
             or (self._unplaced and self._overtakes(request))
         ):
             return False
         octets = self._octets(request, 0, request.length)
-        return place(self._qp, request.rkey, request.remote_addr, octets)
+        return qp.place_remote(qp, request.rkey, request.remote_addr, octets)
 
     def _overtakes(self, request: Request) -> bool:
         """Tell whether octets placed now could land before others that belong below them.

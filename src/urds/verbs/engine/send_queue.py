@@ -18,31 +18,31 @@ class SendQueue:
     each of thousands of queue pairs, and to move what waits behind the first costs less than it.
     """
 
-    __slots__ = ("_is_drained", "_qp", "_started", "posted")
+    __slots__ = ("_is_drained", "_qp", "posted", "started")
 
     def __init__(self, qp: "QueuePair") -> None:
         self._qp = qp
         self.posted: list[Request] = []
-        self._started: list[Request] = []
+        self.started: list[Request] = []
         self._is_drained = False  # told since SQD began
 
     def __len__(self) -> int:
-        return len(self.posted) + len(self._started)
+        return len(self.posted) + len(self.started)
 
     def start_next(self) -> None:
         """Count the oldest posted request as started."""
-        self._started.append(self.posted.pop(0))
+        self.started.append(self.posted.pop(0))
 
     def complete(self) -> None:
         """Complete requests from the oldest on, as far as they are done."""
-        while self._started:
-            request = self._started[0]
+        while self.started:
+            request = self.started[0]
             if request.failed is not None:
                 self.fail(request, request.failed)
                 return
             if request.unanswered:
                 return
-            self._started.pop(0)
+            self.started.pop(0)
             self._push_success(request)
         self.note_draining()
 
@@ -51,8 +51,8 @@ class SendQueue:
 
         What is before it and not done, a read without its answer, is flushed like the rest.
         """
-        while self._started:
-            other = self._started.pop(0)
+        while self.started:
+            other = self.started.pop(0)
             if other is request:
                 self._push_failure(request, status)
                 break
@@ -64,7 +64,7 @@ class SendQueue:
 
     def flush(self) -> None:
         """Complete everything as flushed, in posting order."""
-        for queue in (self._started, self.posted):
+        for queue in (self.started, self.posted):
             while queue:
                 self._push_failure(queue.pop(0), WCStatus.WR_FLUSH_ERR)
 
@@ -72,7 +72,7 @@ class SendQueue:
         """Tell once per SQD that everything that was started has completed."""
         if self._qp.state is not QPState.SQD:
             self._is_drained = False
-        elif not self._started and not self._is_drained:
+        elif not self.started and not self._is_drained:
             self._is_drained = True
             self._qp.emit_event(AsyncEventType.SQ_DRAINED)
 

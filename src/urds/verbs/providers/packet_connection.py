@@ -75,6 +75,7 @@ class PacketConnection(Connection):
         self.context = None
         self.qp = qp
         self.record: CmConnection | None = None
+        self.wants_data = True  # packets for the queue pair are signs of life
         self._adapter = adapter
         self._is_over = False
 
@@ -148,8 +149,14 @@ class PacketConnection(Connection):
 
     def handle_data(self) -> bool:
         """Note that the peer sent a packet for the queue pair; true if that established it."""
-        record = self.record
-        return record is not None and self._adapter.cm.handle_data(record, self._adapter.now_ns())
+        record, cm = self.record, self._adapter.cm
+        if record is None:
+            return False
+        is_new = cm.handle_data(record, self._adapter.now_ns())
+        # Once it is established only who asks silent peers wants to know.
+        is_established = record.state is CmState.ESTABLISHED
+        self.wants_data = not is_established or cm.settings.alive_idle_ns is not None
+        return is_new
 
     def handle_queue_pair_error(self) -> None:
         """End the connection, for its queue pair can do no more."""

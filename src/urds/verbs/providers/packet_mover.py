@@ -19,7 +19,7 @@ from urds.verbs.cm.messages import CM_QPN
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import QPState, QPType
 from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet
+from urds.verbs.engine.packets import Packet, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector, AsyncEvent
 from urds.verbs.providers.base import Adapter, Address, DeviceAttributes
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Buffer = bytes | bytearray | memoryview
 
+_ACK: Final = int(Syndrome.ACK)
 QPN_FIRST: Final = 16  # Source: verbs-and-roce.md 13
 QPN_LAST: Final = 0xFF_FFFE
 
@@ -80,6 +81,8 @@ class PacketMover(Adapter):
         self._blocked: dict[AddressVector, dict[int, Entry]] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._depth = 0
+        self._is_lossless = attributes.link.lossless
+        self._moment_ns = 0  # of the batch under way, once somebody has asked; else 0
         self._qpn_next = chance.randrange(QPN_FIRST, QPN_LAST)
 
     # -- what a provider gives
@@ -174,7 +177,7 @@ class PacketMover(Adapter):
         """Carry everything away that waits, unless a batch will do so."""
         if self._depth:
             return
-        self._depth = 1
+        self._depth, self._moment_ns = 1, 0
         try:
             self._settle_connections()
             while self._dirty or self._soon:
@@ -188,7 +191,7 @@ class PacketMover(Adapter):
         self._settled()
 
     def _serve(self, entry: Entry) -> None:
-        qp, now_ns = entry.qp, self.now_ns()
+        qp, now_ns = entry.qp, self._about_ns()
         while self._may_transmit(entry) and (packet := qp.poll_transmit(now_ns)) is not None:
             destination = packet.destination or qp.peer
             if destination is not None:
@@ -203,6 +206,17 @@ class PacketMover(Adapter):
         planned_ns = self._deadlines.get(qp.qpn)
         if deadline_ns is not None and (planned_ns is None or deadline_ns < planned_ns):
             self._deadlines.set(qp.qpn, deadline_ns)
+
+    def _about_ns(self) -> int:
+        """Return the time, without loss once per batch: it is asked for each packet.
+
+        There it decides nothing but when a pause ends. Where packets get lost ages are measured.
+        """
+        if not self._is_lossless:
+            return self.now_ns()
+        if not self._moment_ns:
+            self._moment_ns = self.now_ns()
+        return self._moment_ns
 
     def _may_transmit(self, entry: Entry) -> bool:
         """Tell whether the way to the peer has room, and note who waits for it.
@@ -269,9 +283,12 @@ class PacketMover(Adapter):
             self.packets.dropped_source += 1
             return
         # The owner learns that it is connected before the data does anything.
-        if entry.connection is not None and entry.connection.handle_data():
+        connection = entry.connection
+        if connection is not None and connection.wants_data and connection.handle_data():
             self._settle_connections()
-        qp.receive_packet(packet, self.now_ns(), source)
+        # A refusal begins a pause, whose length counts.
+        is_refusal = packet.syndrome > _ACK
+        qp.receive_packet(packet, self.now_ns() if is_refusal else self._about_ns(), source)
         self._dirty[qp.qpn] = entry
 
     def _run_timers(self, now_ns: int) -> None:
@@ -300,6 +317,7 @@ class _Batch:
 
     def __enter__(self) -> None:
         self._mover._depth += 1
+        self._mover._moment_ns = 0
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         self._mover._depth -= 1

@@ -94,6 +94,7 @@ class ShmAdapter(PacketAdapter):
         self._names: dict[tuple[Address, PortSpace], ListenerName] = {}
         self._starved: set[AddressVector] = set()  # ways that were full
         self._early: dict[bytes, bytes] = {}  # first packets to who could not be asked yet
+        self._sources: dict[bytes, AddressVector] = {}  # who sent something
         self._looped: deque[bytes] = deque()  # packets to ourselves
         self._looped_bytes = 0
         self._looked_ns = 0
@@ -211,7 +212,10 @@ class ShmAdapter(PacketAdapter):
 
     def handle_packet(self, gid: bytes, octets: bytes) -> None:
         """Take one packet."""
-        self._receive(octets, AddressVector(gid))
+        source = self._sources.get(gid)
+        if source is None:
+            source = self._sources[gid] = AddressVector(gid)
+        self._receive(octets, source)
 
     def handle_borrow(self, channel: Channel, borrow: Borrow) -> None:
         """Lend memory to the peer of a queue pair that receives and allows writes."""
@@ -231,6 +235,7 @@ class ShmAdapter(PacketAdapter):
         route = AddressVector(gid)
         self._starved.discard(route)
         self._early.pop(gid, None)
+        self._sources.pop(gid, None)
         with self._batch():
             self._lose_route(route)
             for entry in list(self._entries.values()):
@@ -245,7 +250,7 @@ class ShmAdapter(PacketAdapter):
         super().add(qp)
         qp.gid = self.gid
         if qp.qp_type is QPType.RC:
-            qp.place_remote = self._place_remote
+            qp.place_remote, qp.placed_bytes_min = self._place_remote, PLACED_BYTES_MIN
 
     def remove(self, qp: QueuePair) -> None:
         """Forget a queue pair; its peer may not write any more."""
@@ -273,7 +278,7 @@ class ShmAdapter(PacketAdapter):
 
     def _place(self, qp: QueuePair, rkey: int, address: int, octets: Octets) -> bool:
         """Write into the peer's memory if it has lent it, else ask for it once."""
-        if len(octets) < PLACED_BYTES_MIN or qp.peer is None or qp.peer.dgid == self.gid:
+        if qp.peer is None or qp.peer.dgid == self.gid:
             return False
         try:
             channel = self.peers.route(qp.peer.dgid)
@@ -295,6 +300,9 @@ class ShmAdapter(PacketAdapter):
     # -- packets out
 
     def _has_room(self, destination: AddressVector) -> bool:
+        channel = self.peers.find(destination.dgid)
+        if channel is not None and not self._early and channel.writer.is_roomy:
+            return True
         if destination.dgid == self.gid:
             has_room = self._looped_bytes < RING_BYTES
         else:
@@ -320,7 +328,10 @@ class ShmAdapter(PacketAdapter):
 
     def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
         gid = destination.dgid
-        if gid == self.gid:
+        channel = self.peers.find(gid)
+        if channel is not None and not self._early and channel.writer.is_roomy:
+            channel.write(FRAME_PACKET, *parts)
+        elif gid == self.gid:
             octets = b"".join(parts)
             self._looped.append(octets)
             self._looped_bytes += len(octets)

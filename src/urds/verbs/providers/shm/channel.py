@@ -109,8 +109,8 @@ class Channel:
         return frame
 
     def release(self) -> None:
-        """Say that all taken frames are done with."""
-        if self.reader.release():
+        """Say that all taken frames are done with; a closed channel says nothing."""
+        if self.is_open and self.reader.release():
             self.ring_bell()
 
     def ring_bell(self) -> None:

@@ -29,6 +29,7 @@ CHANNELS_MAX: Final = 1024
 STRANGERS_MAX: Final = 64  # connections that have not greeted
 STRANGER_NS: Final = 5_000_000_000  # how long one may take
 _FRAMES_PER_TURN: Final = 64
+_RELEASE_BYTES: Final = 64 * 1024  # of frames that were taken: the writer gets their room back
 _MESSAGES_PER_TURN: Final = 16
 _MUTED_NS: Final = 100_000_000  # without a descriptor nobody can be let in; look again then
 
@@ -208,11 +209,13 @@ class Peers:
                 if kind != FRAME_PACKET:
                     raise RemoteProtocolError(f"frame of kind {kind}")
                 self._owner.handle_packet(channel.gid, octets)
-                if channel.is_open:
+                if channel.reader.held_bytes >= _RELEASE_BYTES:
                     channel.release()
         except RemoteProtocolError:
             self.break_off(channel)
             return True
+        finally:
+            channel.release()
         return False
 
     def _hear_peer(self, channel: Channel) -> None:

@@ -115,6 +115,11 @@ class RingWriter:
             return True
         return self.written + needed - self.read_by_peer <= self._capacity
 
+    @property
+    def is_roomy(self) -> bool:
+        """Tell whether half of the ring is known to be free, without a look at the reader."""
+        return self.written - self._read_seen <= self._capacity >> 1
+
     def wait_for_room(self, payload_bytes: int) -> bool:
         """Ask the reader to ring when it has made room; return whether there is room already.
 
@@ -130,15 +135,16 @@ class RingWriter:
         Call it only when `has_room`.
         """
         payload_bytes = sum(map(len, parts))
-        assert self.written + padded(payload_bytes) - self._read_seen <= self._capacity
+        written = self.written + padded(payload_bytes)
+        assert written - self._read_seen <= self._capacity
         start = self.written % self._capacity
         _HEADER.pack_into(self._data, start, payload_bytes, kind, 0)
         position = start + FRAME_HEADER_BYTES
         for part in parts:
             position = self._copy_in(position, part)
-        self.written += padded(payload_bytes)
+        self.written = written
         self._fence()
-        self._cells[_WRITTEN] = self.written
+        self._cells[_WRITTEN] = written
         self._fence()
         if not self._cells[_SLEEPING]:
             return False
@@ -193,19 +199,24 @@ class RingReader:
         if self._taken == self._written_seen and not self._look():
             return None
         start = self._taken % self._capacity
-        header = bytes(self._data[start : start + FRAME_HEADER_BYTES])
-        payload_bytes, kind, zero = _HEADER.unpack(header)
+        payload_bytes, kind, zero = _HEADER.unpack_from(self._data, start)  # read once
         if payload_bytes > self._payload_bytes_max or zero:
             raise RemoteProtocolError(
                 f"frame of {payload_bytes} octets, limit {self._payload_bytes_max}"
             )
-        if padded(payload_bytes) > self._written_seen - self._taken:
+        frame_bytes = padded(payload_bytes)
+        if frame_bytes > self._written_seen - self._taken:
             raise RemoteProtocolError(
                 f"frame of {payload_bytes} octets, {self._written_seen - self._taken} published"
             )
         octets = self._copy_out(start + FRAME_HEADER_BYTES, payload_bytes)
-        self._taken += padded(payload_bytes)
+        self._taken += frame_bytes
         return Frame(kind, octets)
+
+    @property
+    def held_bytes(self) -> int:
+        """Octets that were taken and not released yet."""
+        return self._taken - self._read
 
     def release(self) -> bool:
         """Say that everything taken is done with; return whether the writer must be rung."""
