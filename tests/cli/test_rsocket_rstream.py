@@ -2,10 +2,11 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 
-from tests.cli.commands import interrupt, urds
+from tests.cli.commands import command, environment, interrupt, urds
 from urds.cli.rsocket_rstream import RstreamOptions, plans
 from urds.cli.rsocket_transfers import (
     HEADING,
@@ -128,6 +129,24 @@ def test_a_server_that_is_not_there_is_a_failure_on_one_line() -> None:
     done = urds("rsocket", "rstream", *KERNEL, "-s", "127.0.0.1", "-p", "9", *SHORT)
     assert done.code == 1
     assert done.err == "urds rsocket rstream: Connection refused\n"
+
+
+@pytest.mark.parametrize("run", range(4))
+def test_a_client_of_both_devices_finds_a_server_on_the_second(run: int) -> None:
+    """Four times: the answer of the second may come while the first still tells of its refusal."""
+    port = str(27471 + run)
+    words = ("rsocket", "rstream", "--serve", "--device", "tcp", "-p", port, *SHORT)
+    with subprocess.Popen(
+        command("plain", *words), stdout=subprocess.PIPE, text=True, env=environment()
+    ) as server:
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            done = urds("rsocket", "rstream", "-s", "127.0.0.1", "-p", port, *SHORT)
+            assert (done.code, done.err) == (0, "")
+            assert server.wait(10) == 0
+        finally:
+            server.kill()
 
 
 def test_nobody_at_the_port_of_any_device() -> None:
