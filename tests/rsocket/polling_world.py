@@ -43,9 +43,13 @@ class World:
         client.connect(listener.getsockname())
         accepted, _ = listener.accept()
         accepted.settimeout(WAIT_S)
-        self._closing.callback(accepted.close)
+        self.keep(accepted)
         listener.close()
         return client, accepted
+
+    def keep(self, socket: Socket) -> None:
+        """Close a socket at the end that somebody else has made."""
+        self._closing.callback(socket.close)
 
     def pipe(self) -> tuple[int, int]:
         ends = os.pipe()

@@ -49,6 +49,7 @@ async def pair(here: World) -> tuple[Socket, Socket]:
     await aio.sock_connect(left, listener.getsockname())
     right, address = await accepting
     assert address == left.getsockname()
+    here.keep(right)
     listener.close()
     return left, right
 
