@@ -68,6 +68,19 @@ def test_accepted_sockets_have_the_listeners_options(device: str) -> None:
             assert client.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 384
 
 
+def test_options_set_while_listening_are_those_of_later_connections(device: str) -> None:
+    with Socket() as listener, Socket() as client:
+        listener.bind((HOST, 0))
+        listener.listen()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
+        client.settimeout(WAIT_S)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.link.settings.receive_bytes == 20_000
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
+
+
 def test_a_small_receive_queue_bounds_what_is_under_way(device: str) -> None:
     """rsocket.md 19, point 5: the sender stops at the credits and goes on after reads."""
     with Socket() as listener, Socket() as client:

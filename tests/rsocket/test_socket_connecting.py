@@ -135,6 +135,48 @@ def test_a_refusal_without_waiting_comes_by_poll_and_so_error(device: str) -> No
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """Yield an address over `udp0` that takes a request and never answers."""
+    with using("udp0"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silence:
+        silence.bind((HOST, 0))
+        yield silence.getsockname()
+
+
+def test_a_connect_under_way_is_told_by_every_call(silent: tuple[str, int]) -> None:
+    """Source: rsocket.md 2.4; where it says nothing, as in TCP."""
+    with Socket() as client:
+        client.setblocking(False)
+        assert client.connect_ex(silent) == errno.EINPROGRESS
+        assert client.connect_ex(silent) == errno.EALREADY
+        assert error_of(client.connect, silent) == errno.EALREADY
+        assert error_of(client.send, b"x") == errno.EAGAIN
+        assert error_of(client.recv, 1) == errno.EAGAIN
+        assert error_of(client.getpeername) == errno.ENOTCONN
+        assert error_of(client.listen) == errno.EINVAL
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x02"  # SYN_SENT
+        assert select.select([client], [client], [], 0) == ([], [], [])
+
+
+def test_a_connect_that_takes_too_long_goes_on(silent: tuple[str, int]) -> None:
+    with Socket() as client:
+        client.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            client.connect(silent)
+        assert client.connect_ex(silent) == errno.EAGAIN  # of a timeout, as in socket.socket
+        with pytest.raises(TimeoutError):
+            client.send(b"x")
+
+
+def test_a_connect_ends_when_another_thread_closes(silent: tuple[str, int]) -> None:
+    client = Socket()
+    task = Task(lambda: client.connect(silent))
+    while client.link is None:
+        pass
+    client.close()
+    assert error_of(task.result) == errno.EBADF
+
+
 def test_a_socket_connects_to_itself_in_one_thread(device: str) -> None:
     """rsocket.md 19, point 9: the original hung until it had service threads."""
     with (

@@ -4,6 +4,9 @@ import errno
 import gc
 import random
 import socket
+import struct
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +14,15 @@ from functools import partial
 
 import pytest
 
-from tests.rsocket.socket_pairs import DEVICES, Pair, Task, pair_over, receive_exactly, using
+from tests.rsocket.socket_pairs import (
+    DEVICES,
+    WAIT_S,
+    Pair,
+    Task,
+    pair_over,
+    receive_exactly,
+    using,
+)
 from urds.rsocket import allocate
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE, SOL_RDMA, RdmaOpt
 from urds.rsocket.settings import configure
@@ -279,6 +290,59 @@ def test_allocated_memory_is_given_back(pair: Pair) -> None:
     pair.server.recv(1)
     opening.adapter.progress()
     assert opening.memory_bytes - before < 1 << 20
+
+
+def test_nobody_takes_octets_from_a_receive_in_place(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops the receive behind its expectation, with octets that it has still to copy."""
+    one, room = pair.server, allocate(1 << 20)
+    began, may_go_on = threading.Event(), threading.Event()
+    receive_rest = type(one)._receive_rest
+
+    def stopped(self, *arguments, **words):
+        if words.get("is_expecting"):
+            began.set()
+            assert may_go_on.wait(WAIT_S)
+        return receive_rest(self, *arguments, **words)
+
+    monkeypatch.setattr(type(one), "_receive_rest", stopped)
+    pair.client.sendall(b"x" * 1000)
+    assert one.recv(1000, socket.MSG_PEEK)
+    task = Task(lambda: one.recv_into(room, 0, socket.MSG_WAITALL))
+    assert began.wait(WAIT_S)
+    assert error_of(one.recv, 10, socket.MSG_DONTWAIT) == errno.EAGAIN
+    assert error_of(one.recv_into, bytearray(10), 0, socket.MSG_DONTWAIT) == errno.EAGAIN
+    may_go_on.set()
+    pair.client.sendall(b"y" * ((1 << 20) - 1000))
+    assert task.result() == 1 << 20
+    assert bytes(room) == b"x" * 1000 + b"y" * ((1 << 20) - 1000)
+
+
+def test_a_connection_that_breaks_ends_a_receive_in_place(pair: Pair) -> None:
+    task = Task(lambda: pair.server.recv_into(allocate(1 << 20), 0, socket.MSG_WAITALL))
+    while not pair.server._is_expecting:
+        time.sleep(0.001)
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.client.close()
+    assert error_of(task.result) == errno.ECONNRESET
+
+
+def test_a_closed_socket_has_nothing_mapped(mapping_pair: Pair) -> None:
+    owner, writer = mapping_pair.both
+    buffer = bytearray(10)
+    owner.map_buffer(buffer, 0)
+    show(owner, writer)
+    owner.close()
+    gc.collect()
+    buffer.extend(b"free again")
+
+
+def test_a_mapping_that_is_refused_leaves_the_buffer_alone(pair: Pair) -> None:
+    buffer = bytearray(10)
+    assert error_of(pair.client.map_buffer, buffer) == errno.ENOMEM
+    gc.collect()
+    buffer.extend(b"free again")
 
 
 def test_there_is_no_empty_memory() -> None:

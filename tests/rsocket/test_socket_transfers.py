@@ -5,6 +5,7 @@ import io
 import random
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -216,11 +217,26 @@ def test_linger_waits_until_everything_has_left(pair: Pair) -> None:
     pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
     data = bytes(100_000)
     pair.client.sendall(data)
+
+    def read_late() -> bytes:
+        time.sleep(0.2)
+        return receive_exactly(pair.server, len(data) + 1)
+
     link = pair.client.link
-    task = Task(lambda: receive_exactly(pair.server, len(data) + 1))
+    task = Task(read_late)
+    began_s = time.monotonic()
     pair.client.close()
+    assert time.monotonic() - began_s > 0.1
     assert link not in link.opening.leaving
     assert task.result() == data
+
+
+def test_linger_waits_no_longer_than_it_says(pair: Pair) -> None:
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
+    pair.client.sendall(bytes(100_000))
+    began_s = time.monotonic()
+    pair.client.close()
+    assert 0.9 < time.monotonic() - began_s < 5
 
 
 def test_a_closed_listener_leaves_its_connections(pair: Pair) -> None:

@@ -114,7 +114,6 @@ class SendingSocket(Socket):
             if sent < len(view):
                 sent = self._send_rest(link, view, sent, patience or self._patience(flags))
         except OSError:
-            self._tell()  # a refusal changes what poll says
             if self._is_over:
                 raise closed() from None
             raise
