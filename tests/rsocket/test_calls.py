@@ -38,7 +38,7 @@ from urds.rsocket.calls import (
     rwritev,
     socket_of,
 )
-from urds.rsocket.constants import SOL_RDMA, RdmaOpt
+from urds.rsocket.constants import PROT_WRITE, SOL_RDMA, RdmaOpt
 
 
 @pytest.fixture(params=("shm0", "tcp0"))
@@ -70,6 +70,7 @@ def error_of(call, *arguments) -> int:
     return caught.value.errno
 
 
+@pytest.mark.rule("rsocket-api")
 def test_every_way_to_send_and_to_receive(ends: tuple[int, int]) -> None:
     client, server = ends
     name = rgetsockname(client)
@@ -90,6 +91,27 @@ def test_every_way_to_send_and_to_receive(ends: tuple[int, int]) -> None:
     assert (taken, views[0]) == (3, b"j")
     rshutdown(client, socket.SHUT_WR)
     assert rread(server, 1) == b""
+
+
+@pytest.mark.rule("rsocket-iomap-interface")
+def test_a_mapped_buffer_over_numbers(device: str) -> None:
+    listener, client = rsocket(), rsocket()
+    rsetsockopt(client, SOL_RDMA, RdmaOpt.IOMAPSIZE, 4)
+    rbind(listener, (HOST, 0))
+    rlisten(listener)
+    rconnect(client, rgetsockname(listener))
+    server, _ = raccept(listener)
+    buffer = bytearray(10)
+    assert riomap(server, buffer, PROT_WRITE, 0, 100) == 100
+    rwrite(server, b"mapped")
+    assert rrecv(client, 6, socket.MSG_WAITALL) == b"mapped"
+    assert riowrite(client, b"direct", 102) == 6
+    rwrite(client, b"written")
+    assert rrecv(server, 7, socket.MSG_WAITALL) == b"written"
+    assert buffer == b"\0\0direct\0\0"
+    riounmap(server, buffer)
+    for number in (client, server, listener):
+        rclose(number)
 
 
 def test_names(ends: tuple[int, int]) -> None:

@@ -190,6 +190,17 @@ def test_ipv6(device: str) -> None:
             assert second.recvfrom(9) == (b"six", first.getsockname())
 
 
+@pytest.mark.rule("rsocket-dgram-no-bind")
+def test_who_sends_need_not_be_bound(two: Two) -> None:
+    with datagram() as third:
+        for one in two:
+            assert third.sendto(b"from anywhere", one.getsockname()) == 13
+            payload, source = one.recvfrom(100)
+            assert payload == b"from anywhere"
+            assert one.sendto(b"back", source) == 4
+            assert third.recvfrom(100) == (b"back", one.getsockname())
+
+
 def test_the_calls_over_numbers(device: str) -> None:
     first = rsocket(socket.AF_INET, socket.SOCK_DGRAM)
     second = rsocket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -85,6 +85,7 @@ def offering(slots: int) -> Iterator[Pair]:
             yield made
 
 
+@pytest.mark.rule("rsocket-iomap-direct", "rsocket-iomap-table", "rsocket-iomap-write")
 @pytest.mark.parametrize("byte_count", [1, 100, 20_000, 1 << 20])
 def test_a_mapped_write_arrives_before_what_is_sent_later(
     mapping_pair: Pair, byte_count: int
@@ -223,6 +224,7 @@ def test_a_whole_receive_into_allocated_memory(pair: Pair, byte_count: int) -> N
     assert receive_exactly(pair.server, 5) == b"after"
 
 
+@pytest.mark.rule("rsocket-problem-copies")
 def test_most_octets_are_not_copied(pair: Pair) -> None:
     byte_count = 1 << 20
     room = allocate(byte_count)

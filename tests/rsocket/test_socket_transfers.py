@@ -47,6 +47,7 @@ def test_sendall_and_waitall(pair: Pair, byte_count: int) -> None:
         task.result()
 
 
+@pytest.mark.rule("rsocket-send-steps")
 def test_a_send_that_may_wait_for_ever_takes_everything(pair: Pair) -> None:
     data = bytes(8 << 20)
     pair.client.settimeout(None)
@@ -66,6 +67,7 @@ def test_a_send_without_room_and_patience(pair: Pair) -> None:
     assert pair.client.send(b"x") == 1
 
 
+@pytest.mark.rule("rsocket-receive-steps")
 def test_receiving_without_octets(pair: Pair) -> None:
     assert error_of(pair.client.recv, 1, socket.MSG_DONTWAIT) == errno.EAGAIN
     pair.client.setblocking(False)
@@ -182,6 +184,7 @@ def test_the_senders_memory_is_free_again(pair: Pair) -> None:
     assert task.result() == b"a" * 300_000
 
 
+@pytest.mark.rule("rsocket-shutdown")
 def test_half_close(pair: Pair) -> None:
     """rsocket.md 19, point 8."""
     pair.client.sendall(b"question")
@@ -194,6 +197,7 @@ def test_half_close(pair: Pair) -> None:
     assert receive_exactly(pair.client, 100) == b"answer"
 
 
+@pytest.mark.rule("rsocket-disconnect")
 def test_what_arrived_before_a_close_is_read_after_it(pair: Pair) -> None:
     pair.client.sendall(b"last words")
     pair.client.close()

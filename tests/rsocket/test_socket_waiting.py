@@ -76,6 +76,7 @@ def test_sendall_has_one_timeout_for_all(pair: Pair) -> None:
     assert time.monotonic() - began_s < 2
 
 
+@pytest.mark.rule("rsocket-problem-clock")
 def test_nobody_reads_the_clock_who_does_not_wait(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def test_an_absent_directory_gives_the_defaults(tmp_path: Path) -> None:
     assert Settings.load(tmp_path / "nowhere") == Settings()
 
 
+@pytest.mark.rule("rsocket-defaults")
 def test_defaults_are_those_of_the_reference() -> None:
     found = Settings()
     assert (found.sqsize_default, found.rqsize_default, found.inline_default) == (384, 384, 64)
