@@ -49,8 +49,10 @@ from urds.rsocket.devices import use
 from urds.rsocket.polling import rpoll, rselect
 from urds.rsocket.repoll import Repoll, repoll_create, repoll_ctl, repoll_wait
 from urds.rsocket.settings import configure
+from urds.rsocket.socket_datagrams import DatagramSocket
 from urds.rsocket.socket_making import create_connection, create_server, socket
 from urds.rsocket.socket_memory import allocate
+from urds.rsocket.socket_streams import StreamSocket
 from urds.rsocket.sockets import Socket
 
 __all__ = [
@@ -63,10 +65,12 @@ __all__ = [
     "RDMA_RQSIZE",
     "RDMA_SQSIZE",
     "SOL_RDMA",
+    "DatagramSocket",
     "Protection",
     "RdmaOpt",
     "Repoll",
     "Socket",
+    "StreamSocket",
     "allocate",
     "configure",
     "create_connection",

@@ -20,6 +20,10 @@ from urds.rsocket.refusals import refusal
 from urds.rsocket.socket_base import SocketBase
 
 if TYPE_CHECKING:
+    from urds.rsocket.datagram_socket import DatagramLink
+    from urds.rsocket.dgram import DatagramStats
+    from urds.rsocket.link import Link
+    from urds.rsocket.stream import StreamStats
     from urds.verbs.providers.base import Address
 
 _INT: Final = Struct("=i")
@@ -31,6 +35,7 @@ _PROTOCOLS: Final = {SOCK_STREAM: (0, -1, IPPROTO_TCP), SOCK_DGRAM: (0, -1, IPPR
 class Socket(SocketBase):
     """An rsocket; also a `socket.socket` to whoever asks with isinstance.
 
+    What is made is a `StreamSocket` or a `DatagramSocket`: derive from one of these.
     Raises OSError (ENOTSUP) for families other than AF_INET and AF_INET6, types other than
     SOCK_STREAM and SOCK_DGRAM, protocols that do not belong to the type, and any descriptor.
     """
@@ -114,6 +119,16 @@ class Socket(SocketBase):
     def proto(self) -> int:
         """The protocol asked for, 0 unless one was."""
         return self._proto
+
+    @property
+    def link(self) -> Link | DatagramLink | None:
+        """What carries the octets; None where there is no connection, or no more."""
+        raise NotImplementedError
+
+    @property
+    def stats(self) -> StreamStats | DatagramStats | None:
+        """What happened so far; None where there is no connection, or no more."""
+        raise NotImplementedError
 
     def getsockname(self) -> Any:
         """Return our address; zeros before there is one."""
