@@ -116,6 +116,7 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
         "bytes_each_used": {
             side: _each(before, used, side, "resident_bytes", more) for side in after
         },
+        "blocks_each": {side: _each(before, opened, side, "blocks", more) for side in after},
         "descriptors_each": {
             side: _each(before, opened, side, "descriptors", more) for side in after
         },
@@ -129,6 +130,7 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
                 "connections": after[side]["connections"],
                 "descriptors": after[side]["descriptors"] - before[side]["descriptors"],
                 "threads": after[side]["threads"] - before[side]["threads"],
+                "blocks_each": _each(before, after, side, "blocks", more),
                 "resident_bytes": after[side]["resident_bytes"] - before[side]["resident_bytes"],
                 # Python keeps what it has had for the next time: a leak would come on top of that.
                 "resident_bytes_again": again[side]["resident_bytes"]
@@ -144,7 +146,7 @@ def _each(before: Any, after: Any, side: str, name: str, count: int) -> float:
 
 
 def _print(output: Output, rows: list[dict[str, Any]]) -> None:
-    names = [Column("", 34, left=True), *(Column(row["way"], 9) for row in rows)]
+    names = [Column("", 38, left=True), *(Column(row["way"], 9) for row in rows)]
     lines = [
         ("connects per second", "{per_s:.0f}"),
         ("  create, us each", "{phases_us[create]:.1f}"),
@@ -158,12 +160,16 @@ def _print(output: Output, rows: list[dict[str, Any]]) -> None:
         ("  after an echo, server", "{bytes_each_used[server]:.0f}"),
         ("descriptors each, client", "{descriptors_each[client]:.2f}"),
         ("descriptors each, server", "{descriptors_each[server]:.2f}"),
+        ("blocks of Python each, client", "{blocks_each[client]:.0f}"),
+        ("blocks of Python each, server", "{blocks_each[server]:.0f}"),
         ("echoes per second, one on each", "{echoes_per_s:.0f}"),
         ("echo of the one there is, us", "{alone_us:.1f}"),
         ("echo of one among all, us", "{among_idle_us:.1f}"),
         ("left: connections at the server", "{left[server][connections]}"),
         ("left: descriptors, client", "{left[client][descriptors]}"),
         ("left: descriptors, server", "{left[server][descriptors]}"),
+        ("left: blocks of Python each, client", "{left[client][blocks_each]:.1f}"),
+        ("left: blocks of Python each, server", "{left[server][blocks_each]:.1f}"),
         ("left: MB resident, client", "{megabytes[client]:.1f}"),
         ("left: MB resident, server", "{megabytes[server]:.1f}"),
         ("  and after as many again, client", "{megabytes_again[client]:+.1f}"),

@@ -73,13 +73,14 @@ class Waiting:
 
 
 def held() -> dict[str, int]:
-    """Return what this process has now: resident octets, descriptors, threads."""
+    """Return what this process has: resident octets, descriptors, threads, blocks of Python."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return {
         "resident_bytes": pages * resource.getpagesize(),
         "descriptors": _entries("/proc/self/fd") - 1,  # the listing has one itself
         "threads": _entries("/proc/self/task"),
+        "blocks": sys.getallocatedblocks(),
     }
 
 
