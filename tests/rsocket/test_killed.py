@@ -1,0 +1,250 @@
+"""A peer's process is killed at any point: what arrived is read, then the connection is broken.
+
+rsocket.md 19, point 10. Several are killed at a time, under traffic, each at a point that the seed
+chooses, beside a connection to a process that lives. Afterwards nothing is left of them here.
+"""
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.health.sources import ROOT
+from tests.rsocket.killed_peer import SLOTS, send_for_ever, stream
+from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Task, receive_exactly, using
+from urds.rsocket import SOL_RDMA, RdmaOpt, devices
+from urds.rsocket.sockets import Socket
+
+VICTIMS = 4
+STREAM = stream()
+
+
+class Peers:
+    """The process that makes processes."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rsocket.killed_peer"],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._living: set[int] = set()
+
+    def start(self, device: str, act: str) -> tuple[int, int]:
+        """Return the process and the port of a new one."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{device} {act}\n")
+        self._process.stdin.flush()
+        number, port = map(int, self._process.stdout.readline().split())
+        assert port, "the process could not listen"
+        self._living.add(number)
+        return number, port
+
+    def kill(self, number: int) -> None:
+        """End one without a word."""
+        if number in self._living:
+            self._living.discard(number)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.kill(number, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all of them."""
+        for number in list(self._living):
+            self.kill(number)
+        self._process.communicate(timeout=WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.close()
+
+
+def connected(peers: Peers, device: str, act: str) -> tuple[int, Socket]:
+    number, port = peers.start(device, act)
+    client = Socket()
+    client.settimeout(WAIT_S)
+    client.setsockopt(SOL_RDMA, RdmaOpt.IOMAPSIZE, SLOTS)
+    client.connect((HOST, port))
+    return number, client
+
+
+class Bystander:
+    """A connection to a process that lives: each turn must come back whole."""
+
+    def __init__(self, client: Socket) -> None:
+        self._client = client
+        self._chance = random.Random(3)
+        self.slowest_s = 0.0
+
+    def talk(self) -> None:
+        began_s = time.monotonic()
+        data = self._chance.randbytes(self._chance.choice((1, 1000, 60_000)))
+        task = Task(lambda: self._client.sendall(data))
+        assert receive_exactly(self._client, len(data)) == data
+        task.result()
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+
+
+class Marks:
+    """What this process has: compared before and after."""
+
+    def __init__(self) -> None:
+        [self._opening] = devices.openings()
+
+    def now(self) -> tuple[int, int, int, int]:
+        opening = self._opening
+        with opening.adapter.lock:
+            memory_bytes = sum(region.length for region in opening._regions.values())
+            assert memory_bytes == opening.memory_bytes
+            counts = (len(opening.links), len(opening._regions), len(opening.leaving))
+        return (*counts, len(os.listdir("/proc/self/fd")))
+
+    def until_as(self, before: tuple[int, int, int, int]) -> None:
+        """Wait until nothing is left that was not there before."""
+        end_s = time.monotonic() + WAIT_S
+        while any(now > then for now, then in zip(self.now(), before, strict=True)):
+            assert time.monotonic() < end_s, (self.now(), before)
+            devices.wait([self._opening], lambda: False, 0.02)
+
+
+@contextlib.contextmanager
+def world(peers: Peers, device: str) -> Iterator[tuple[Bystander, Marks]]:
+    """Connect to a process that lives, and compare what is there before and after."""
+    with using(device):
+        number, client = connected(peers, device, "echo")
+        bystander = Bystander(client)
+        with client:
+            for _ in range(20):
+                bystander.talk()
+            marks = Marks()
+            before = marks.now()
+            yield bystander, marks
+            bystander.talk()
+            marks.until_as(before)
+        peers.kill(number)
+
+
+def error_of(call: Callable[[], object]) -> int | None:
+    try:
+        call()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def read_to_the_end(client: Socket) -> tuple[int, int | None]:
+    """Read the stream; return how many octets it was and what error ended it."""
+    count = 0
+    twice = STREAM + STREAM
+    while True:
+        try:
+            octets = client.recv(1 << 17)
+        except OSError as error:
+            return count, error.errno
+        if not octets:
+            return count, None
+        at = count % len(STREAM)
+        assert twice[at : at + len(octets)] == octets, f"other octets from {count} on"
+        count += len(octets)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(2))
+def test_what_arrived_is_read_and_then_the_connection_is_broken(
+    peers: Peers, device: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    with world(peers, device) as (bystander, _), contextlib.ExitStack() as closing:
+        victims = [connected(peers, device, "flow") for _ in range(VICTIMS)]
+        for _, client in victims:
+            closing.enter_context(client)
+        readers = [Task(lambda one=one: read_to_the_end(one)) for _, one in victims]
+        writers = [Task(lambda one=one: error_of(lambda: send_for_ever(one))) for _, one in victims]
+        for number, _ in victims:
+            time.sleep(chance.choice((0, 0.002, 0.03, 0.1)))
+            peers.kill(number)
+            bystander.talk()
+        for reader, writer in zip(readers, writers, strict=True):
+            assert reader.result()[1] == errno.ECONNRESET, f"seed {seed}"
+            assert writer.result() in (errno.ECONNRESET, errno.EPIPE), f"seed {seed}"
+        for _, client in victims:
+            assert error_of(lambda one=client: one.send(b"anybody?")) == errno.ECONNRESET
+            assert client.recv(10) == b"", "the error is told once, then it is the end"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_peer_is_killed_while_octets_go_to_its_own_places(
+    peers: Peers, device: str, seed: int
+) -> None:
+    """Memory of `allocate` and mapped buffers of the dead: written to until the news comes."""
+    chance = random.Random(seed)
+    data = chance.randbytes(1 << 20)
+
+    def write(client: Socket) -> None:
+        while True:
+            client.sendall(data)
+            client.write_mapped(data[: 1 << 15], 100)
+            client.recv(4, socket.MSG_WAITALL)
+
+    with world(peers, device) as (bystander, _), contextlib.ExitStack() as closing:
+        victims = [connected(peers, device, "place") for _ in range(VICTIMS)]
+        for _, client in victims:
+            closing.enter_context(client)
+        writers = [Task(lambda one=one: error_of(lambda: write(one))) for _, one in victims]
+        for number, _ in victims:
+            time.sleep(chance.choice((0, 0.01, 0.1)))
+            peers.kill(number)
+            bystander.talk()
+        for writer in writers:
+            assert writer.result() == errno.ECONNRESET, f"seed {seed}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_peer_is_killed_while_others_connect_to_it(peers: Peers, device: str, seed: int) -> None:
+    """A connect is refused, or made and broken off; it does not stay under way for ever."""
+    chance = random.Random(seed)
+    with world(peers, device) as (bystander, _):
+        for _ in range(3):
+            number, port = peers.start(device, "flow")
+            clients = [Socket() for _ in range(4)]
+            for client in clients:
+                client.setblocking(False)
+                assert client.connect_ex((HOST, port)) == errno.EINPROGRESS
+            time.sleep(chance.choice((0, 0.0005, 0.002, 0.01)))
+            peers.kill(number)
+            bystander.talk()
+            for client in clients:
+                client.settimeout(WAIT_S)
+                assert read_to_the_end(client)[1] in (errno.ECONNRESET, errno.ENOTCONN)
+                client.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_peer_is_killed_before_anybody_has_read_what_it_sent(peers: Peers, device: str) -> None:
+    with world(peers, device):
+        number, client = connected(peers, device, "flow")
+        with client:
+            Task(lambda: client.recv(1, socket.MSG_PEEK)).result()
+            opening = devices.openings()[0]
+            stream = client.link.stream
+            devices.wait([opening], lambda: stream.readable_bytes > 3000, WAIT_S)
+            arrived = stream.readable_bytes
+            peers.kill(number)
+            devices.wait([opening], lambda: client.readiness().hung_up, WAIT_S)
+            count, error = read_to_the_end(client)
+            assert count >= arrived and error == errno.ECONNRESET
