@@ -14,7 +14,7 @@ from urds.rsocket.socket_making import socket as rsocket_socket
 from urds.rsocket.sockets import Socket
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     with using(request.param):
         yield request.param

@@ -147,6 +147,10 @@ class Opening:
         dirty, self._dirty = self._dirty, {}
         for changed in dirty:
             changed.settle()
+        self.tell()
+
+    def tell(self) -> None:
+        """Let all look again who wait for something of this device, on it or on several."""
         if self.watchers:
             for watcher in list(self.watchers):
                 watcher()

@@ -127,7 +127,7 @@ class SocketBase(system.socket):
         self._tell()
         for opening in self.openings:
             with opening.adapter.lock:
-                opening.adapter.notify()
+                opening.tell()
 
     # -- the end
 
