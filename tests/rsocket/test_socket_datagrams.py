@@ -34,7 +34,7 @@ def datagram(family: int = socket.AF_INET) -> Socket:
     return made
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     with using(request.param):
         yield request.param

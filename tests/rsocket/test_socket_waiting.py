@@ -25,7 +25,7 @@ from urds.rsocket import socket_waiting
 from urds.rsocket.sockets import Socket
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     with pair_over(request.param) as made:
         yield made
