@@ -214,6 +214,28 @@ def test_a_signal_handlers_exception_passes_through(pair: Pair) -> None:
     assert pair.client.recv(1) == b"x"
 
 
+def test_interrupted_waits_leave_the_device_whole(pair: Pair) -> None:
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    pair.client.settimeout(None)
+    try:
+        for number in range(30):
+            signal.setitimer(signal.ITIMER_REAL, 0.005 + number / 10_000)
+            with pytest.raises(Stopped):
+                pair.client.recv(1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    pair.server.sendall(b"whole")
+    assert receive_exactly(pair.client, 5) == b"whole"
+    other = Pair()
+    other.client.sendall(b"and others")
+    assert receive_exactly(other.server, 10) == b"and others"
+    other.close()
+
+
 def test_a_signal_handler_that_returns_lets_the_wait_go_on(pair: Pair) -> None:
     rung = threading.Event()
     before = signal.signal(signal.SIGALRM, lambda *_: rung.set())
