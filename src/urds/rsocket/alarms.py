@@ -15,26 +15,38 @@ from typing import Final
 _NS: Final = 1_000_000_000
 
 
+class Alarm:
+    """One call that is due; once cancelled it keeps nobody alive."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Forget the call. It may be running."""
+        self.call = None
+
+
 class Alarms:
     """Calls that are due; each runs without a lock, in the alarms' own thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._due: list[tuple[int, int, Alarm]] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None
 
-    def call_at(self, deadline_ns: int, call: Callable[[], None]) -> None:
-        """Run `call` at a time of the monotonic clock, or shortly after. Safe from any thread.
-
-        There is no way to take it back: a call looks whether it is still wanted.
-        """
+    def call_at(self, deadline_ns: int, call: Callable[[], None]) -> Alarm:
+        """Run `call` at a time of the monotonic clock, or shortly after. Safe from any thread."""
+        alarm = Alarm(call)
         with self._changed:
-            heapq.heappush(self._due, (deadline_ns, next(self._numbers), call))
+            heapq.heappush(self._due, (deadline_ns, next(self._numbers), alarm))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="urds-alarms", daemon=True)
                 self._thread.start()
             self._changed.notify()
+        return alarm
 
     def _run(self) -> None:
         while True:
@@ -44,8 +56,10 @@ class Alarms:
                     left_s = (self._due[0][0] - now_ns) / _NS if self._due else None
                     self._changed.wait(left_s)
                     continue
-                call = heapq.heappop(self._due)[2]
-            call()
+                call = heapq.heappop(self._due)[2].call
+            if call is not None:
+                call()
+            del call  # else it would live until the next one is due
 
 
 alarms = Alarms()

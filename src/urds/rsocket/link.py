@@ -9,12 +9,13 @@ A connect tries the devices in their order: the next one when nobody listens on 
 
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from urds.errors import RemoteProtocolError
-from urds.rsocket.alarms import alarms
+from urds.rsocket.alarms import Alarm, alarms
 from urds.rsocket.link_data import LinkData, LinkState, Readiness
 from urds.rsocket.opening import Opening
 from urds.rsocket.stream import Memory, Shut, Stream, StreamSettings
@@ -63,7 +64,9 @@ class Link(LinkData):
         self._connect_timeout_ns: int | None = None
         self._is_closed = False
         self._is_disconnecting = False
+        self._alarm: Alarm | None = None  # of the keepalive
         self._alarm_ns: int | None = None
+        self._linger: Alarm | None = None
 
     # -- connecting
 
@@ -85,11 +88,14 @@ class Link(LinkData):
             raise
 
     def _try_next(self) -> None:
-        """Ask the next device; one that cannot ask at all is passed over."""
+        """Ask the next device; one that cannot ask at all is passed over. Call it without locks."""
         problem = OSError(errno.ECONNREFUSED, f"nobody listens at {self.peer}")
         while self._rest:
-            self.opening = self._rest.pop(0)
-            with self.opening.adapter.lock:
+            opening = self._rest.pop(0)
+            with opening.adapter.lock:
+                if self._is_closed:
+                    return
+                self.opening = opening
                 try:
                     self._ask()
                     return
@@ -97,6 +103,28 @@ class Link(LinkData):
                     problem = error
                     self._drop()
         raise problem
+
+    def _go_on(self) -> None:
+        """Ask the next device after the one before has refused."""
+        before = self.opening
+        try:
+            self._try_next()
+        except OSError as error:
+            with self._locked() as opening:
+                self._be_refused(error.errno or errno.ECONNREFUSED, str(error))
+                opening.mark(self)
+        with before.adapter.lock:
+            before.mark(self)  # who waits there looks where the link is now
+
+    @contextmanager
+    def _locked(self) -> Iterator[Opening]:
+        """Hold the lock of the device that the link is on, which a connect may change."""
+        while True:
+            opening = self.opening
+            with opening.adapter.lock:
+                if opening is self.opening:
+                    yield opening
+                    return
 
     def _ask(self) -> None:
         opening = self.opening
@@ -124,8 +152,8 @@ class Link(LinkData):
         Raises RemoteProtocolError for those that are not, OSError as `Connection.accept`; then
         nothing is left of the link, and the request waits for its answer.
         """
-        stream, qp = self._prepare()
         try:
+            stream, qp = self._prepare()
             offer = stream.offer()
             stream.adopt(private_data)
             self.state = LinkState.CONNECTING
@@ -145,28 +173,26 @@ class Link(LinkData):
 
         `linger_s` 0 breaks the connection off at once. Safe twice; returns at once.
         """
-        with self.opening.adapter.lock:
+        with self._locked() as opening:
             if self._is_closed:
                 return
             self._is_closed = True
             self.on_change = None
             stream = self.stream
-            is_open = self.state is LinkState.CONNECTED and stream is not None
-            if not is_open or linger_s == 0:
+            if stream is None or self.state is not LinkState.CONNECTED or linger_s == 0:
                 self._end("closed")
                 return
-            assert stream is not None
             stream.shut_down(Shut.RDWR)
-            self.opening.leaving.add(self)
+            opening.leaving.add(self)
             self._carry(stream)
             self._leave_if_done()
-            if self in self.opening.leaving and self.opening.adapter.has_own_time:
-                limit_s = LINGER_S if linger_s is None else linger_s
-                alarms.call_at(time.monotonic_ns() + int(limit_s * _NS), self._give_up)
+            if self in opening.leaving and opening.adapter.has_own_time:
+                limit_ns = int((LINGER_S if linger_s is None else linger_s) * _NS)
+                self._linger = alarms.call_at(time.monotonic_ns() + limit_ns, self._give_up)
 
     def _give_up(self) -> None:
-        with self.opening.adapter.lock:
-            if self in self.opening.leaving:
+        with self._locked() as opening:
+            if self in opening.leaving:
                 self._end("what was sent did not leave in time")
 
     def _leave_if_done(self) -> None:
@@ -189,15 +215,15 @@ class Link(LinkData):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        if self.stream is not None:
-            self.stream.handle_disconnected(reason, error)
         self.state = LinkState.OVER
-        if self._is_closed:
+        stream = self.stream
+        if stream is None or self._is_closed or not stream.is_connected:
             self._drop()
         else:
+            stream.handle_disconnected(reason, error)
             self._forget_queue_pair()
-        self.opening.leaving.discard(self)
-        self._tell()
+        self._leave()
+        self.opening.mark(self)
 
     def _end(self, reason: str) -> None:
         """Be gone: no queue pair, no memory."""
@@ -205,8 +231,16 @@ class Link(LinkData):
         if connection is not None:
             connection.close()
         self.state, self.reason = LinkState.OVER, reason
-        self.opening.leaving.discard(self)
+        self._leave()
         self._drop()
+
+    def _leave(self) -> None:
+        """Be counted and waited for no more."""
+        self.opening.leaving.discard(self)
+        for alarm in (self._alarm, self._linger):
+            if alarm is not None:
+                alarm.cancel()
+        self._alarm = self._linger = None
 
     def _drop(self) -> None:
         self._forget_queue_pair()
@@ -246,16 +280,11 @@ class Link(LinkData):
     def _handle_end(self, event: ConnectionEvent) -> None:
         if event.connection is not self._connection:
             return
-        opening = self.opening
         if self.state is LinkState.CONNECTING:
             self._fail_connect(event)
         elif self.state is LinkState.CONNECTED:
             # In order means that the peer's last word came before: then the stream is over already.
             self._lose(errno.ECONNRESET, event.reason or f"connection ended: {event.kind.name}")
-        # The lock held here is that of the device whose event this is. The next one, which a
-        # failed connect may be asking by now, marks the link itself.
-        if self.opening is opening or self.state is LinkState.OVER:
-            opening.mark(self)
 
     def _establish(self, event: ConnectionEvent) -> None:
         stream, connection = self.stream, self._connection
@@ -278,14 +307,13 @@ class Link(LinkData):
         self._connection = None
         self._drop()
         if event.kind is ConnectionEventKind.REFUSED and self._rest:
-            try:
-                self._try_next()
-            except OSError as error:
-                self._be_refused(error.errno or errno.ECONNREFUSED, str(error))
+            # Not here: the lock of this device is held, and the next one has its own.
+            alarms.call_at(time.monotonic_ns(), self._go_on)
             return
         self._be_refused(
             _CONNECT_ERRNO[event.kind], event.reason or f"connect to {self.peer}: {event.kind.name}"
         )
+        self.opening.mark(self)
 
     def _be_refused(self, error: int, reason: str) -> None:
         self.error, self.reason, self.state = error, reason, LinkState.OVER
@@ -296,11 +324,13 @@ class Link(LinkData):
         deadline_ns = stream.poll_timeout()
         if deadline_ns is None or deadline_ns == self._alarm_ns:
             return
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._alarm_ns = deadline_ns
-        alarms.call_at(deadline_ns, self._ring)
+        self._alarm = alarms.call_at(deadline_ns, self._ring)
 
     def _ring(self) -> None:
-        with self.opening.adapter.lock:
+        with self._locked():
             self._alarm_ns = None
             stream = self.stream
             if stream is not None and self.state is LinkState.CONNECTED:

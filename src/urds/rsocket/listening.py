@@ -180,8 +180,9 @@ class Listening:
         link.on_change = None
         if link.state is LinkState.CONNECTED:
             self._links.append(link)
-            if self.on_change is not None:
-                self.on_change()
+            tell = self.on_change  # `close` may take it away meanwhile
+            if tell is not None:
+                tell()
         else:
             link.close(0)
             self._answer_waiting(link.opening)

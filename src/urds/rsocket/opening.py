@@ -11,6 +11,7 @@ Everything here needs the adapter's lock.
 
 import ctypes
 import errno
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -71,6 +72,7 @@ class Opening:
         self.is_abandoned = False  # by a fork: the parent's
         self._pd = object()
         self._regions: dict[int, Region] = {}  # by rkey
+        self._windows: set[int] = set()  # those of them that count for `memory_bytes`
         self._dirty: dict[Settling, None] = {}
         self._receives = SharedReceiveQueue(RECEIVES, 1, pd=self._pd)
         self._completions = CompletionQueue(1)
@@ -82,28 +84,33 @@ class Opening:
 
     def allocate(self, byte_count: int) -> Memory:
         """Return registered memory that the peer may write. Raises OSError: ENOMEM."""
-        if self.memory_bytes + byte_count > MEMORY_BYTES_MAX:
+        in_use = self.memory_bytes
+        if in_use + byte_count > MEMORY_BYTES_MAX:
             self.stats.memory_refused += 1
             raise OSError(
                 errno.ENOMEM,
-                f"{byte_count} octets for a window: {self.memory_bytes} of {MEMORY_BYTES_MAX} in use",
+                f"window of {byte_count} octets: {in_use} of {MEMORY_BYTES_MAX} in use",
             )
         is_large = byte_count >= MAPPABLE_BYTES_MIN
         view = self.adapter.allocate(byte_count) if is_large else memoryview(bytearray(byte_count))
-        return self.register(view)
+        memory = self.register(view)
+        self._windows.add(memory.rkey)
+        self.memory_bytes += byte_count
+        return memory
 
     def register(self, view: memoryview) -> Memory:
         """Let the peers that learn the key write into memory of the application."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         region = self.adapter.keys.register(self._pd, view, address, _WRITTEN)
         self._regions[region.rkey] = region
-        self.memory_bytes += view.nbytes
         return Memory(view, address, region.rkey)
 
     def release(self, memory: Memory) -> None:
         """Take a registration back: nobody writes there any more."""
         region = self._regions.pop(memory.rkey)
-        self.memory_bytes -= region.length
+        if memory.rkey in self._windows:
+            self._windows.remove(memory.rkey)
+            self.memory_bytes -= region.length
         self.adapter.keys.deregister(region)
 
     # -- queue pairs
@@ -145,8 +152,13 @@ class Opening:
 
     def _settle(self) -> None:
         dirty, self._dirty = self._dirty, {}
-        for changed in dirty:
-            changed.settle()
+        left = deque(dirty)
+        try:
+            while left:
+                left.popleft().settle()
+        finally:
+            for changed in left:  # one that raises does not cost the others their turn
+                self.mark(changed)
         self.tell()
 
     def tell(self) -> None:
