@@ -5,10 +5,11 @@ the rows here: copy is libc, locks are libpthread and at 1 KiB the release of it
 is the vdso, wake-ups are the kernel, protocol is the rest.
 
 Three runs of the same stream, each with processes of its own, for each look has its price:
-nothing but getrusage; with locks and clocks counted; with copies counted and cProfile. What is
-counted is multiplied by what one of it costs, measured in that process. Wake-ups are the kernel's
-part of the processor time: over shared memory it is entered for nothing else. Protocol is what is
-left, and the profile says which part of the program that is.
+nothing but getrusage; with locks and clocks counted; with copies counted, and then cProfile. What
+is counted is multiplied by what one of it costs, measured in that process; what the device copies
+is timed, for where the octets are decides. Wake-ups are the kernel's part of the processor time:
+over shared memory it is entered for nothing else. Protocol is what is left, and the profile says
+which part of the program that is.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ _PROBED_MESSAGES: Final = {1024: 4000, 65_536: 600, 1 << 20: 60}
 _US: Final = 1e6
 
 METHOD: Final = (
-    "Method: processor time by getrusage, of all threads of the sender. copy, locks, clock: how"
-    " many per message (counted in runs of their own) times the cost of one, measured there"
-    " without contention. wake-ups: the kernel's part of the processor time; over tcp0 it holds the"
-    " kernel's work on the data as well. protocol: the rest. Which part of it: cProfile of the"
-    " sending thread, sleep and the profiler's own time taken off."
+    "Method: processor time by getrusage, of all threads of the sender. locks, clock: how many per"
+    " message (counted in runs of their own) times the cost of one, measured there without"
+    " contention. copy: the time of the device's functions that do nothing else, by cProfile with"
+    " the profiler's own time taken off, and octets copied by the stream times what one costs."
+    " wake-ups: the kernel's part of the processor time; over tcp0 it holds the kernel's work on the"
+    " data as well. protocol: the rest. Which part of it: the same profile of the sending thread,"
+    " without sleep."
 )
 
 
@@ -67,14 +70,15 @@ def _look(device: str, size_bytes: int, seconds: float) -> dict[str, Any]:
     with pair(device) as both:
         plain = both.do("stream", size_bytes=size_bytes, seconds=4 * seconds)
         copied = _copied(both, size_bytes)
-        parts = _profiled(both, size_bytes)
+        parts, device_copy_us = _profiled(both, size_bytes)
     with pair(device, is_counted=True) as both:
         counts, costs = _counted(both, size_bytes, seconds)
     messages = plain["count"]
     user_us = plain["client_user_s"] * _US / messages
     system_us = plain["client_system_s"] * _US / messages
     spent_us = {
-        "copy": copied["client"] * costs["octet_s"][str(size_bytes)] * _US,
+        "copy": device_copy_us
+        + copied["client"]["stream"] * costs["octet_s"][str(size_bytes)] * _US,
         "locks": (counts["client"]["locks"] + counts["client"]["fences"]) * costs["lock_s"] * _US,
         "clock": counts["client"]["clocks"] * costs["clock_s"] * _US,
         "wake-ups": system_us,
@@ -87,7 +91,7 @@ def _look(device: str, size_bytes: int, seconds: float) -> dict[str, Any]:
         "cpu_us": user_us + system_us,
         "percent": {row: 100 * spent_us[row] / (user_us + system_us) for row in ROWS},
         "per_message": counts,
-        "copies": {side: octets / size_bytes for side, octets in copied.items()},
+        "copies": {side: sum(one.values()) / size_bytes for side, one in copied.items()},
         "sleeps_per_message": {
             side: plain[f"{side}_sleeps"] / messages for side in ("client", "server")
         },
@@ -120,29 +124,40 @@ def _counted(
     return counts, both.do("call", call={"call": "costs", "octets": [size_bytes]})
 
 
-def _copied(both: Pair, size_bytes: int) -> dict[str, float]:
-    """Return the octets that each side copies per message."""
+def _copied(both: Pair, size_bytes: int) -> dict[str, dict[str, float]]:
+    """Return the octets that each side copies per message, in its stream and in its device."""
     count = _probed_messages(size_bytes)
     before = both.on_both(call="sample")
     both.on_both(call="start", probe="copies")
     both.do("send_round", size_bytes=size_bytes, count=count)
     found = both.on_both(call="stop")
     after = both.on_both(call="sample")
-    copied = {}
-    for side, octets in found.items():
-        copied[side] = float(sum(octets.values()))
-        for name in ("octets_copied_in", "octets_copied_out"):
-            copied[side] += after[side].get(name, 0) - before[side].get(name, 0)
-    return {side: octets / count for side, octets in copied.items()}
+    return {
+        side: {
+            "device": sum(octets.values()) / count,
+            "stream": sum(
+                after[side].get(name, 0) - before[side].get(name, 0)
+                for name in ("octets_copied_in", "octets_copied_out")
+            )
+            / count,
+        }
+        for side, octets in found.items()
+    }
 
 
-def _profiled(both: Pair, size_bytes: int) -> dict[str, float]:
-    """Return the shares of the parts of the program in the sending thread, in percent."""
+def _profiled(both: Pair, size_bytes: int) -> tuple[dict[str, float], float]:
+    """Profile the sending thread.
+
+    Returns the shares of the parts of the program in percent, and the microseconds per message in
+    which the device copied.
+    """
+    count = _probed_messages(size_bytes)
     both.do("call", call={"call": "start", "probe": "profile"})
-    both.do("send_round", size_bytes=size_bytes, count=_probed_messages(size_bytes))
-    seconds = both.do("call", call={"call": "stop"})["seconds"]
-    total_s = sum(seconds.values())
-    return {part: 100 * spent_s / total_s for part, spent_s in seconds.items()}
+    both.do("send_round", size_bytes=size_bytes, count=count)
+    found = both.do("call", call={"call": "stop"})
+    total_s = sum(found["seconds"].values())
+    shares = {part: 100 * spent_s / total_s for part, spent_s in found["seconds"].items()}
+    return shares, found["copying_s"] * _US / count
 
 
 # -- tables

@@ -30,6 +30,9 @@ COPYING: Final[dict[tuple[str, str], Callable[[Any], int]]] = {
     ("shm/grants.py", "_copy"): lambda names: len(names["octets"]),
     ("engine/responder.py", "_place"): lambda names: len(names["packet"].payload),
 }
+# Of these the ones that do nothing else: their time is the time of the copies, wherever the octets
+# come from and go to, which no measurement beside the run could know.
+_COPYING_ALONE: Final = frozenset({"_copy_in", "_copy_out", "_copy"})
 # What a profile is summed up by: the first that the file of a function begins with.
 PARTS: Final = (
     ("urds/rsocket/stream", "stream core"),
@@ -39,12 +42,18 @@ PARTS: Final = (
     ("urds/verbs", "device"),
     ("urds/cli", "the bench itself"),
 )
+KERNEL_CALLS: Final = "kernel calls: bells, sockets"
 OTHERS: Final = "C functions and the rest of Python"
 _FENCES: Final = "urds.verbs.providers.shm.ring"
 _CLOCKS: Final = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns")
 _LOOPS: Final = 20_000
 _WINDOW_BYTES: Final = 4 << 20
-_SLEEPS: Final = ("'poll' of 'select.epoll'", "'acquire' of", "'poll' of 'select.poll'", "sleep")
+# C functions that may sleep: how long they work themselves cannot be told from outside.
+_SLEEPS: Final = (
+    *("'poll' of 'select.epoll'", "'poll' of 'select.poll'", "sleep"),
+    *("'acquire' of", "'_acquire_restore' of"),
+)
+_CALLS: Final = ("eventfd_", "'sendmsg' of", "'recv_into' of", "'modify' of 'select.epoll'")
 
 
 class Probe(Protocol):
@@ -248,17 +257,25 @@ class _Profile:
 
     def found(self) -> dict[str, Any]:
         spent_s: dict[str, float] = defaultdict(float)
-        calls = 0
+        copying_s, calls = 0.0, 0
         for entry in self._profile.getstats():
             if isinstance(entry.code, str):
                 if any(word in entry.code for word in _SLEEPS):
                     continue
-                part, cost_s = OTHERS, self._c_s
+                is_call = any(word in entry.code for word in _CALLS)
+                part, cost_s = KERNEL_CALLS if is_call else OTHERS, self._c_s
             else:
                 part, cost_s = _part(entry.code.co_filename), self._python_s
             calls += entry.callcount
-            spent_s[part] += max(0.0, entry.inlinetime - entry.callcount * cost_s)
-        return {"seconds": dict(spent_s), "calls": calls}
+            own_s = max(0.0, entry.inlinetime - entry.callcount * cost_s)
+            spent_s[part] += own_s
+            if not isinstance(entry.code, str) and _copies_alone(entry.code):
+                copying_s += own_s
+        return {"seconds": dict(spent_s), "copying_s": copying_s, "calls": calls}
+
+
+def _copies_alone(code: CodeType) -> bool:
+    return code.co_name in _COPYING_ALONE and _octets_of(code) is not None
 
 
 def _part(file: str) -> str:
