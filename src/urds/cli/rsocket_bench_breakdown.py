@@ -38,8 +38,8 @@ METHOD: Final = (
     " message (counted in runs of their own) times the cost of one, measured there without"
     " contention. copy: the time of the device's functions that do nothing else, by cProfile with"
     " the profiler's own time taken off, and octets copied by the stream times what one costs."
-    " wake-ups: the kernel's part of the processor time; over tcp0 it holds the kernel's work on the"
-    " data as well. protocol: the rest. Which part of it: the same profile of the sending thread,"
+    " wake-ups: the kernel's part of the processor time; over tcp0 it holds its work on the data as"
+    " well. protocol: the rest. Which part of it: the same profile of the sending thread,"
     " without sleep."
 )
 
