@@ -41,6 +41,7 @@ class Stranger:
         self.statuses: list[WCStatus] = []  # of requests that completed
         self.ends: list[ConnectionEventKind] = []
         self.peer: ConnectData | None = None  # from when the connection is established
+        self.offered = b""  # what the peer's data were read from
         self.is_mute = False  # accepts nothing and rejects nothing
         self._connection: Connection | None = None
         with opening.adapter.lock:
@@ -147,7 +148,7 @@ class Stranger:
 
     def _handle_event(self, event: ConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.ESTABLISHED:
-            octets = event.parameters.private_data
+            self.offered = octets = event.parameters.private_data
             self.peer = ConnectData.parse(octets) if octets else self.data()
         else:
             self.ends.append(event.kind)

@@ -1,0 +1,222 @@
+"""What a stream says over each device, heard by a peer that is nothing but a queue pair.
+
+The first points of rsocket.md 19, where it says what goes over the wire. The peer gives credits
+and space when the test does, so that each stop of the sender can be seen.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rsocket.ends import DEVICES
+from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
+from urds.rsocket.link import Link, LinkState, parameters_with
+from urds.rsocket.stream import Shut
+from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectFlag, Sge
+from urds.rsocket.wire.messages import Control, Op, emit_word, parse_word
+from urds.verbs.engine.work import RecvWR
+
+CREDITS = 20
+ENTRY_BYTES = 4096
+
+
+@pytest.fixture(params=DEVICES)
+def scene(request):
+    with siege(request.param, receive_queue=CREDITS) as made:
+        yield made
+
+
+def of_kind(stranger: Stranger, op: Op) -> list[int]:
+    """Return the arguments of all words of one operation that came."""
+    parsed = [parse_word(word) for word in stranger.words]
+    return [argument for kind, argument in parsed if kind is op]
+
+
+def until_quiet(scene: Siege, stranger: Stranger) -> None:
+    """Wait until no more words come."""
+    before = -1
+    while before != len(stranger.words):
+        before = len(stranger.words)
+        scene.settle(10)
+
+
+def small_table(stranger: Stranger) -> dict[str, Sge]:
+    """Return private data that name one entry's worth of space."""
+    memory = stranger.memory
+    place = memory.address + TABLE_ENTRIES * SGE_BYTES
+    return {"data_buffer": Sge(place, memory.rkey, ENTRY_BYTES)}
+
+
+@pytest.mark.rule(
+    "rsocket-connect-cm",
+    "rsocket-connect-credits",
+    "rsocket-connect-sgl",
+    "rsocket-connect-buffer",
+    "rsocket-connect-reserved",
+)
+def test_the_answer_carries_forty_octets(scene: Siege) -> None:
+    """Point 1: what the connection manager brings, and nothing behind it but padding."""
+    stranger, victim = scene.connected()
+    offered, memory = stranger.offered, victim.stream._memory
+    assert offered[:2] == bytes([1, ConnectFlag.IOMAP | ConnectFlag.OWN])
+    assert int.from_bytes(offered[2:4], "big") == CREDITS
+    assert offered[4:8] == bytes(4), "three reserved octets, and no slots"
+    assert int.from_bytes(offered[8:16], "big") == memory.address
+    assert int.from_bytes(offered[16:20], "big") == memory.rkey
+    assert int.from_bytes(offered[20:24], "big") == 16, "entries of the table"
+    first = memory.address + 16 * SGE_BYTES
+    assert int.from_bytes(offered[24:32], "big") == first
+    assert int.from_bytes(offered[32:36], "big") == memory.rkey
+    assert int.from_bytes(offered[36:40], "big") == ENTRY_BYTES, "half of the window"
+    assert not any(offered[40:])
+
+
+def test_a_request_carries_what_the_cm_is_to_repeat() -> None:
+    """rsocket.md 2.2: no reads, and sends without a receive repeated for ever."""
+    asked = parameters_with(b"x")
+    assert (asked.responder_resources, asked.initiator_depth) == (0, 0)
+    assert (asked.retry_count, asked.rnr_retry_count) == (7, 7)
+
+
+@pytest.mark.rule(
+    "rsocket-remote-sgl", "rsocket-sgl-notice", "rsocket-double-buffer", "rsocket-sge-layout"
+)
+def test_the_first_word_publishes_the_second_half(scene: Siege) -> None:
+    """Point 3: a write into entry 1 of our table, with the word that tells of it."""
+    stranger, victim = scene.connected()
+    scene.until(lambda: bool(stranger.words))
+    op, argument = parse_word(stranger.words[0])
+    assert op is Op.CREDIT and argument & 0xFFFF == CREDITS
+    table = stranger.memory.view[: TABLE_ENTRIES * SGE_BYTES]
+    entry = Sge.parse(table[SGE_BYTES : 2 * SGE_BYTES], "little")
+    assert stranger.peer is not None
+    first = stranger.peer.data_buffer
+    assert (entry.address, entry.key) == (first.address + first.length, first.key)
+    assert not any(table[:SGE_BYTES]), "entry 0 came with the connect data"
+    assert victim.state is LinkState.CONNECTED
+
+
+@pytest.mark.rule(
+    "rsocket-receive-posted", "rsocket-credits-from-queue", "rsocket-credit-count",
+    "rsocket-data-notice", "rsocket-write-immediate", "rsocket-data-length",
+)  # fmt: skip
+def test_a_sender_stops_exactly_at_the_limit(scene: Siege) -> None:
+    """Point 5: one credit for each word of data; a new limit lets it go on, and no further."""
+    stranger, victim = scene.connected(credits=CREDITS)
+
+    def send_singly(count: int) -> int:
+        sent = 0
+        for _ in range(count):
+            sent += victim.send(memoryview(b"x"))
+            scene.settle(2)
+        return sent
+
+    taken = send_singly(CREDITS + 10)
+    until_quiet(scene, stranger)
+    assert of_kind(stranger, Op.DATA) == [1] * CREDITS
+    stranger.post(emit_word(Op.CREDIT, CREDITS + 3))
+    until_quiet(scene, stranger)
+    data = of_kind(stranger, Op.DATA)
+    assert CREDITS < len(data) <= CREDITS + 3, "what waited goes together"
+    assert sum(data) == taken
+    window = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :]
+    assert bytes(window[:taken]) == b"x" * taken and not any(window[taken:])
+
+
+@pytest.mark.rule(
+    "rsocket-target-sgl", "rsocket-send-needs-both", "rsocket-fill-buffer-first",
+    "rsocket-sgl-in-use", "rsocket-credit-zero", "rsocket-credit-check-sgl",
+)  # fmt: skip
+def test_a_sender_fills_each_entry_before_the_next_and_stops_at_the_last(scene: Siege) -> None:
+    """Point 5: space is as needed as credits; an update that brings an entry lets it go on."""
+    stranger = scene.stranger()
+    stranger.connect(scene.both.listening.local, stranger.data(**small_table(stranger)).emit())
+    scene.until(lambda: scene.both.listening.readiness().readable and stranger.is_connected)
+    victim = scene.both.listening.accept()
+    assert isinstance(victim, Link) and stranger.peer is not None
+    sent = 0
+    data = memoryview(bytes(range(1, 251)) * 40)  # 10,000 octets
+    while taken := victim.send(data[sent:], may_borrow=False):
+        sent += taken
+        scene.settle(2)
+    until_quiet(scene, stranger)
+    assert sum(of_kind(stranger, Op.DATA)) == ENTRY_BYTES, "as much as there was space"
+    memory, table = stranger.memory, stranger.peer.target_sgl
+    apart = memory.address + TABLE_ENTRIES * SGE_BYTES + 2 * ENTRY_BYTES
+    entry = Sge(apart, memory.rkey, ENTRY_BYTES).emit("little")
+    word = emit_word(Op.CREDIT, 384 | 1 << 28)
+    stranger.post(word, entry, (table.address + SGE_BYTES, table.key))
+    until_quiet(scene, stranger)
+    assert sum(of_kind(stranger, Op.DATA)) == 2 * ENTRY_BYTES
+    window = memory.view[TABLE_ENTRIES * SGE_BYTES :]
+    assert window[:ENTRY_BYTES] == data[:ENTRY_BYTES]
+    assert not any(window[ENTRY_BYTES : 2 * ENTRY_BYTES])
+    assert window[2 * ENTRY_BYTES : 3 * ENTRY_BYTES] == data[ENTRY_BYTES : 2 * ENTRY_BYTES]
+
+
+@pytest.mark.rule("rsocket-message-bare", "rsocket-shutdown", "rsocket-disconnect")
+@pytest.mark.parametrize(
+    ("how", "last"),
+    [(Shut.WR, Control.SHUTDOWN), (Shut.RDWR, Control.DISCONNECT)],
+)
+def test_the_last_word_is_bare_and_comes_after_the_octets(
+    scene: Siege, how: Shut, last: Control
+) -> None:
+    """Point 8."""
+    stranger, victim = scene.connected()
+    victim.send(memoryview(b"the last octets"))
+    victim.shut_down(how)
+    scene.until(lambda: emit_word(Op.CONTROL, last) in stranger.words)
+    kinds = [parse_word(word)[0] for word in stranger.words]
+    assert kinds.index(Op.DATA) < kinds.index(Op.CONTROL)
+    assert bytes(stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :][:15]) == b"the last octets"
+    if how is Shut.WR:
+        assert stranger.peer is not None
+        place = stranger.peer.data_buffer
+        stranger.post(emit_word(Op.DATA, 5), b"reply", (place.address, place.key))
+        scene.until(lambda: victim.readiness().readable)
+        room = memoryview(bytearray(9))
+        assert victim.receive_into(room) == 5 and room[:5] == b"reply"
+
+
+@pytest.mark.rule("rsocket-control-reserve")
+def test_credits_are_given_while_none_are_left(scene: Siege) -> None:
+    """Point 6: no word of control needs a credit, so two full directions cannot lock each other."""
+    stranger, victim = scene.connected(credits=CREDITS)
+    assert stranger.peer is not None
+    for _ in range(CREDITS + 5):
+        victim.send(memoryview(b"x"))
+        scene.settle(2)
+    place = stranger.peer.data_buffer
+    before = len(of_kind(stranger, Op.CREDIT))
+    for number in range(CREDITS):
+        stranger.post(emit_word(Op.DATA, 1), b"y", (place.address + number, place.key))
+    scene.until(lambda: victim.stream.readable_bytes == CREDITS)
+    assert victim.receive_into(memoryview(bytearray(99))) == CREDITS
+    scene.until(lambda: len(of_kind(stranger, Op.CREDIT)) > before)
+    assert of_kind(stranger, Op.CREDIT)[-1] & 0xFFFF == 2 * CREDITS
+
+
+@pytest.mark.rule("rsocket-rnr-order")
+@pytest.mark.parametrize("device", ["sim", "shm0"])
+def test_words_without_a_receive_wait_and_keep_their_order(device: str) -> None:
+    """No receive is posted: the device repeats the words until there is one."""
+    with siege(device) as scene:
+        stranger, victim = scene.connected()
+        until_quiet(scene, stranger)
+        already = len(stranger.words)
+        receives, taken = scene.opening._receives, 0
+        with scene.opening.adapter.lock:
+            while receives.take() is not None:
+                taken += 1
+        victim.stream.set_no_delay(True)
+        for size in range(1, 9):
+            victim.send(memoryview(bytes([size]) * size))
+        scene.settle(20)
+        assert len(stranger.words) == already and victim.state is LinkState.CONNECTED
+        with scene.opening.adapter.lock:
+            for _ in range(taken):
+                receives.post(RecvWR(wr_id=1))
+        scene.until(lambda: sum(of_kind(stranger, Op.DATA)) == 36)
+        window = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :][:36]
+        assert bytes(window) == b"".join(bytes([size]) * size for size in range(1, 9))
