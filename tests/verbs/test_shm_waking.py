@@ -178,12 +178,24 @@ def test_a_wait_ends_in_time(pair: tuple[Side, Side]) -> None:
     assert pair[0].adapter.wait(lambda: False, 1_000_000) is False
 
 
+def napping(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the naps of who spins; those of other threads of the process are none."""
+    naps: list[float] = []
+    own = threading.get_ident()
+
+    def nap(duration_s: float) -> None:
+        if threading.get_ident() == own:
+            naps.append(duration_s)
+
+    monkeypatch.setattr(adapter.time, "sleep", nap)
+    return naps
+
+
 def test_who_spins_in_vain_gives_way_to_other_openings(
     pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = pair
-    naps: list[float] = []
-    monkeypatch.setattr(adapter.time, "sleep", naps.append)
+    naps = napping(monkeypatch)
     for _ in range(3 * adapter._IDLE_TURNS):
         left.adapter.progress()
     assert len(naps) in (2, 3)  # greetings may still arrive
@@ -198,11 +210,15 @@ def test_who_spins_with_success_gives_way_to_nobody(
     pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = pair
-    naps: list[float] = []
-    monkeypatch.setattr(adapter.time, "sleep", naps.append)
+    right.receive(8)
+    left.send(8)
+    right.poll()  # the channel is there, and the threads leave the driving to us
+    left.poll()
+    naps = napping(monkeypatch)
     for _ in range(3 * adapter._IDLE_TURNS):
         right.receive(8)
         left.send(8)
+        # The device's own thread may be faster: then one turn is in vain, but not many in a row.
         right.adapter.progress()
         left.adapter.progress()
-    assert naps == []
+    assert len(naps) <= 1, naps

@@ -22,6 +22,7 @@ Source: verbs-and-roce.md 14.3 for behaviour; where we leave it, the comment say
 
 import errno
 from collections.abc import KeysView
+from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -280,6 +281,7 @@ class CmCore(Exchange):
         return self._events.popleft() if self._events else None
 
 
+@lru_cache(1024)
 def _host(octets: bytes) -> str:
     address = IPv6Address(octets)
     return str(address.ipv4_mapped or address)

@@ -9,7 +9,7 @@ from urds.verbs.engine.numbers import MTU, PSN_MASK, QPAttrMask, QPState
 READS_MAX: Final = 128  # outstanding reads and atomics, in either direction
 
 # Attribute of each mask bit, and the highest value of those that are plain numbers.
-_FIELDS: Final[dict[QPAttrMask, tuple[str, int | None]]] = {
+_NAMED: Final[dict[QPAttrMask, tuple[str, int | None]]] = {
     QPAttrMask.ACCESS_FLAGS: ("qp_access_flags", None),
     QPAttrMask.PKEY_INDEX: ("pkey_index", 0xFFFF),
     QPAttrMask.PORT: ("port_num", 0xFF),
@@ -28,14 +28,19 @@ _FIELDS: Final[dict[QPAttrMask, tuple[str, int | None]]] = {
 }
 
 
+# As plain numbers: each connection asks for all of them three times.
+_FIELDS: Final = [(int(bit), name, most) for bit, (name, most) in _NAMED.items()]
+
+
 def check_values(attr: QPAttr, mask: QPAttrMask, state: QPState) -> None:
     """Accept the values that a mask names. Raises OSError: EINVAL."""
     if QPAttrMask.CUR_STATE in mask and attr.cur_qp_state is not state:
         raise OSError(
             errno.EINVAL, f"cur_qp_state {attr.cur_qp_state.name}, the state is {state.name}"
         )
-    for bit, (name, most) in _FIELDS.items():
-        if most is not None and bit in mask and not 0 <= getattr(attr, name) <= most:
+    bits = int(mask)
+    for bit, name, most in _FIELDS:
+        if bit & bits and most is not None and not 0 <= getattr(attr, name) <= most:
             raise OSError(errno.EINVAL, f"{name} {getattr(attr, name)}, from 0 to {most}")
     if QPAttrMask.PATH_MTU in mask and attr.path_mtu is not None and attr.path_mtu not in _MTUS:
         raise OSError(errno.EINVAL, f"path_mtu {attr.path_mtu}, a code from 1 to 5")
@@ -43,8 +48,9 @@ def check_values(attr: QPAttr, mask: QPAttrMask, state: QPState) -> None:
 
 def adopt(own: QPAttr, given: QPAttr, mask: QPAttrMask) -> None:
     """Take over the values that a mask names."""
-    for bit, (name, _) in _FIELDS.items():
-        if bit in mask:
+    bits = int(mask)
+    for bit, name, _ in _FIELDS:
+        if bit & bits:
             setattr(own, name, getattr(given, name))
 
 

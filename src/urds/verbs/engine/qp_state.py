@@ -84,15 +84,16 @@ def check_modify(qp_type: QPType, state: State, attr_mask: Mask, new_state: Stat
         raise OSError(errno.EINVAL, f"{move}: no such transition")
     if new_state is not state and Mask.STATE not in attr_mask:
         raise OSError(errno.EINVAL, f"{move}: the mask lacks STATE")
-    missing = found.required & ~attr_mask
     # As plain numbers: the complement of a flag has no bits that the enum does not know.
-    superfluous = Mask(int(attr_mask) & ~int(found.required | found.optional | Mask.STATE))
-    faults = [
-        f"{what} {_names(mask)}"
-        for what, mask in (("missing", missing), ("superfluous", superfluous))
-        if mask
-    ]
-    if faults:
+    bits, required = int(attr_mask), int(found.required)
+    missing = required & ~bits
+    superfluous = bits & ~(required | int(found.optional) | int(Mask.STATE))
+    if missing or superfluous:
+        faults = [
+            f"{what} {_names(Mask(mask))}"
+            for what, mask in (("missing", missing), ("superfluous", superfluous))
+            if mask
+        ]
         raise OSError(errno.EINVAL, f"{move}: {'; '.join(faults)}")
 
 

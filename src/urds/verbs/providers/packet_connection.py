@@ -6,6 +6,7 @@ it to ERR. Source: verbs-and-roce.md 14.3 for the order and the attributes.
 
 import errno
 from dataclasses import replace
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ from urds.verbs.providers.base import (
 if TYPE_CHECKING:
     from urds.verbs.providers.packet_adapter import PacketAdapter
 
+ADDRESSES_KEPT: Final = 1024  # spellings: to read one takes longer than all else of a request
 # rdma_cm gives 19 and 0, which is 2.1 s and 0.65 s; on a path that loses packets both only
 # stall (verbs-and-roce.md 8). The engine's own timer is the shorter one, this is its upper end.
 TIMEOUT_CODE: Final = 18  # 1.07 s; eight of them without an answer end a connection
@@ -315,6 +317,7 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
     )
 
 
+@lru_cache(ADDRESSES_KEPT)
 def packed(host: str) -> bytes:
     """Return 16 octets of an address, IPv4 mapped into IPv6; a scope is left out."""
     address = ip_address(host)

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from random import SystemRandom
@@ -33,6 +33,7 @@ from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import Address, DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.packet_connection import ADDRESSES_KEPT
 from urds.verbs.providers.packet_mover import Buffer, Entry
 from urds.verbs.providers.shm.channel import RING_BYTES, Channel
 from urds.verbs.providers.shm.grants import LendingKeys
@@ -412,6 +413,7 @@ class ShmAdapter(PacketAdapter):
         self._names.pop((local, space)).close()
 
 
+@lru_cache(ADDRESSES_KEPT)
 def numeric(host: str) -> str:
     """Return the one spelling of an IP address. Raises OSError: EINVAL for anything else."""
     try:

@@ -27,7 +27,7 @@ from urds.verbs.providers.base import (
 )
 from urds.verbs.providers.tcp.connections import State, TcpConnection, deadline, is_connectable
 from urds.verbs.providers.tcp.datagrams import Datagrams
-from urds.verbs.providers.tcp.listeners import TcpListener
+from urds.verbs.providers.tcp.listeners import Strangers, TcpListener
 from urds.verbs.providers.tcp.reactor import Reactor
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
 from urds.verbs.providers.tcp.sockets import gid_of, listening, prepare, resolve
@@ -61,7 +61,7 @@ class TcpAdapter(Adapter):
         )
         self.read_view = memoryview(bytearray(BUFFER_BYTES))
         self.connections: set[TcpConnection] = set()
-        self.strangers: set[TcpConnection] = set()  # accepted, and silent so far
+        self.strangers = Strangers()
         self.listeners: set[TcpListener] = set()
         self._leaving: set[Stream] = set()
         self._leaving_max = _LEAVING_MIN

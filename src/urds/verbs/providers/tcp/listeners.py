@@ -3,6 +3,7 @@
 import select
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.providers.base import Listener, OnConnectionEvent
@@ -13,6 +14,41 @@ if TYPE_CHECKING:
     from urds.verbs.providers.tcp.adapter import TcpAdapter
 
 ACCEPTS_MAX: Final = 16  # of one turn, so that a flood does not starve the streams
+
+
+class Strangers:
+    """Connections that were accepted and have not said a whole frame, counted by host."""
+
+    def __init__(self) -> None:
+        self._all: set[TcpConnection] = set()
+        self._hosts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> "Iterator[TcpConnection]":
+        return iter(self._all)
+
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._all
+
+    def of(self, host: str) -> int:
+        """Return how many come from a host."""
+        return self._hosts[host]
+
+    def add(self, connection: TcpConnection) -> None:
+        """Count a connection, which knows its peer."""
+        self._all.add(connection)
+        self._hosts[connection.peer[0]] += 1
+
+    def discard(self, connection: TcpConnection) -> None:
+        """Count it no more, if it was counted."""
+        if connection in self._all:
+            self._all.remove(connection)
+            host = connection.peer[0]
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
 
 
 class TcpListener(Listener):
@@ -65,11 +101,10 @@ class TcpListener(Listener):
                 connection.close()
 
     def _is_welcome(self, host: str) -> bool:
-        settings = self._adapter.settings
-        per_host = Counter(each.peer[0] for each in self._adapter.strangers)
+        settings, strangers = self._adapter.settings, self._adapter.strangers
         return (
-            per_host.total() < settings.strangers_max
-            and per_host[host] < settings.strangers_per_host_max
+            len(strangers) < settings.strangers_max
+            and strangers.of(host) < settings.strangers_per_host_max
         )
 
     def _take(self, connection: socket.socket) -> None:

@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import socket
 from contextlib import suppress
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ def address_of(socket_address: Any) -> Address:
     return host, port
 
 
+@lru_cache(1024)
 def gid_of(host: str) -> bytes:
     """Return the GID of a host: its IPv6 address, an IPv4 one mapped into it."""
     ip = ipaddress.ip_address(host.partition("%")[0])
