@@ -1,0 +1,90 @@
+"""Many connections open, an echo on each, all closed: nothing is left. rsocket.md 19, point 15.
+
+300 in the suite; 10,000 by hand, where the kernel allows as many descriptors as tcp0 needs:
+
+    URDS_RSOCKET_CONNECTIONS=10000 python -m pytest --timeout 1800 \
+        tests/rsocket/test_conformance_many.py
+"""
+
+import gc
+import os
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+
+from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, receive_exactly, using
+from urds.rsocket import create_connection, create_server, devices
+from urds.rsocket.sockets import Socket
+
+COUNT = int(os.environ.get("URDS_RSOCKET_CONNECTIONS", "300"))
+# A cancelled alarm of 30 s, what the connection manager remembers for a while; the link alone,
+# without its window, would be 2,000.
+LEFT_BYTES_EACH_MAX = 500
+
+
+def echo_on_each(count: int) -> None:
+    """Open, send and answer on each, and close."""
+    clients: list[Socket] = []
+    servers: list[Socket] = []
+    with create_server((HOST, 0), backlog=128) as listener:
+        listener.settimeout(WAIT_S)
+        for _ in range(count):
+            clients.append(create_connection(listener.getsockname(), WAIT_S))
+            accepted, _ = listener.accept()
+            accepted.settimeout(WAIT_S)
+            servers.append(accepted)
+        for number, client in enumerate(clients):
+            client.sendall(b"%08d" % number)
+        for number, server in enumerate(servers):
+            octets = receive_exactly(server, 8)
+            assert octets == b"%08d" % number
+            server.sendall(octets[::-1])
+        for number, client in enumerate(clients):
+            assert receive_exactly(client, 8) == (b"%08d" % number)[::-1]
+        for one in (*clients, *servers):
+            one.close()
+
+
+def held() -> dict[str, int]:
+    """Return what this process holds of connections, once all have ended."""
+    [opening] = devices.openings()
+    assert devices.wait([opening], lambda: not opening.links and not opening.leaving, WAIT_S)
+    gc.collect()
+    return {
+        "queue pairs": len(opening.links),
+        "windows": opening.memory_bytes,
+        "registrations": len(opening._regions),
+        "entries of the device": len(getattr(opening.adapter, "_entries", ())),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+
+@pytest.mark.rule("rsocket-problem-connections")
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_connections_leave_nothing(device: str) -> None:
+    with using(device):
+        echo_on_each(20)  # the device, and what it keeps for the next
+        before = held()
+        echo_on_each(COUNT)
+        after = held()
+        assert {name: value for name, value in after.items() if value > before[name]} == {}
+
+
+@pytest.mark.rule("rsocket-problem-connections")
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_is_as_it_was(device: str) -> None:
+    """Round after round; one of them may end before the device has forgotten its connections."""
+    count = max(40, COUNT // 10)
+    with using(device):
+        tracemalloc.start()
+        try:
+            levels = []
+            for _ in range(4):
+                echo_on_each(count)
+                held()
+                levels.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    grown = [more - less for less, more in pairwise(levels)]
+    assert min(grown) / count < LEFT_BYTES_EACH_MAX, grown
