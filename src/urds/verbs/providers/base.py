@@ -194,7 +194,7 @@ class Adapter(ABC):
         in `wait`, instead of leaving that to the last caller for some milliseconds.
         """
 
-    def unattend(self) -> None:  # noqa: B027
+    def unattend(self) -> None:  # noqa: B027 - as `attend`
         """Count one less: each `attend` has its own. Lock held; the device may be closed."""
 
     def call_soon(self, action: Callable[[], None]) -> None:
