@@ -148,6 +148,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.rule("rsocket-api")
 @pytest.mark.parametrize("row", EVERY, ids=lambda row: row[0].__name__)
 def test_an_unknown_descriptor_is_ebadf(row) -> None:
     call, *arguments = row

@@ -24,6 +24,12 @@ from urds.rsocket.dgram import DatagramSettings
 SLOW = DatagramSettings()  # once a second over UDP again: not within these tests
 
 
+@pytest.mark.rule(
+    "rsocket-dgram-udp-first",
+    "rsocket-dgram-lookup",
+    "rsocket-dgram-service",
+    "rsocket-dgram-header",
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_first_goes_by_udp_and_later_ones_by_queue_pair(device: str) -> None:
     with ends() as made:
@@ -188,6 +194,7 @@ def test_a_new_peer_that_says_nothing_gets_datagrams_by_queue_pair_again(device:
 # -- several devices, several peers
 
 
+@pytest.mark.rule("rsocket-dgram-many-devices")
 def test_each_peer_is_reached_over_a_device_that_both_have() -> None:
     with ends() as made:
         here = made.link("tcp0", "shm0", "udp0", host="127.0.0.1")
@@ -235,6 +242,7 @@ def test_a_socket_can_send_to_itself() -> None:
 
 
 # A tcp device that listens at any address answers from the kernel's choice: look it up there.
+@pytest.mark.rule("rsocket-dgram-no-bind")
 @pytest.mark.parametrize(
     ("device", "asked"),
     [("", "127.0.0.9"), ("shm0", "127.0.0.9"), ("udp0", "127.0.0.9"), ("tcp0", "127.0.0.1")],
@@ -316,6 +324,7 @@ def test_a_connected_socket_hears_that_nobody_is_there() -> None:
         assert here.take_error() == 0
 
 
+@pytest.mark.rule("rsocket-dgram-no-bind")
 def test_an_unbound_socket_gets_a_port_when_it_sends() -> None:
     with ends() as made:
         here, there = made.link("shm0", bound=False), made.link("shm0", host="127.0.0.3")

@@ -33,6 +33,7 @@ def error_of(call, *arguments) -> int:
     return caught.value.errno
 
 
+@pytest.mark.rule("rsocket-connect-cm")
 def test_names_of_both_sides_agree(pair: Pair) -> None:
     assert pair.client.getpeername() == pair.listener.getsockname()
     assert pair.server.getpeername()[0] == pair.client.getsockname()[0]
@@ -65,6 +66,7 @@ def test_accept_without_a_connection(device: str) -> None:
             listener.accept()
 
 
+@pytest.mark.rule("rsocket-accept")
 def test_accept_waits_for_a_connection(device: str) -> None:
     with create_server((HOST, 0)) as listener:
         listener.settimeout(WAIT_S)

@@ -38,6 +38,7 @@ def fill(source: Socket, chunk: bytes) -> int:
     raise AssertionError(f"{sent} octets and still room")
 
 
+@pytest.mark.rule("rsocket-send-steps", "rsocket-receive-steps")
 @pytest.mark.parametrize("byte_count", [1, 64, 65, 4096, 65_536, 65_537, 1_000_003])
 def test_sendall_and_waitall(pair: Pair, byte_count: int) -> None:
     data = random.Random(byte_count).randbytes(byte_count)

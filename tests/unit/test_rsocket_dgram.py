@@ -35,6 +35,7 @@ from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
 from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 
 
+@pytest.mark.rule("rsocket-dgram-lookup", "rsocket-dgram-udp-first")
 def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
     core = datagrams()
     first = send(core, b"one")
@@ -61,6 +62,7 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
     assert (core.stats.sent_by_udp, core.stats.sent_by_queue_pair) == (2, 1)
 
 
+@pytest.mark.rule("rsocket-udp-operation", "rsocket-dgram-service")
 def test_a_datagram_by_udp_is_delivered_and_answered() -> None:
     core = datagrams("shm", "tcp")
     answer = core.receive_udp(data(b"hello"), THERE, 0)
@@ -93,6 +95,7 @@ def test_a_known_sender_is_not_told_twice_in_a_row() -> None:
     assert core.stats.controls_sent == 3, "it was started anew: it knows nothing"
 
 
+@pytest.mark.rule("rsocket-dgram-header")
 def test_a_datagram_by_queue_pair_names_its_sender() -> None:
     core = datagrams()
     core.receive_queue_pair(by_queue_pair(b"hello"))

@@ -78,6 +78,7 @@ def test_it_is_told_again_until_it_is_over(world: World) -> None:
     assert not world.list
 
 
+@pytest.mark.rule("rsocket-problem-connections")
 def test_a_wait_asks_who_is_ready_and_nobody_else(world: World) -> None:
     sockets = [world.add(number) for number in range(1000)]
     world.list.take(2000)

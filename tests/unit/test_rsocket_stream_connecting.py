@@ -43,6 +43,7 @@ def test_the_offer_of_an_original() -> None:
     )
 
 
+@pytest.mark.rule("rsocket-connect-byte-order")
 def test_a_big_endian_side_says_so() -> None:
     assert fresh(StreamSettings(byte_order="big")).offer()[1] == 0x83
     assert fresh(StreamSettings(byte_order="big", is_own=False)).offer()[1] == 0x03
@@ -84,6 +85,7 @@ def test_adopting_connects() -> None:
     assert stream.can_read and stream.can_write and stream.is_writable
 
 
+@pytest.mark.rule("rsocket-connect-version")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -155,6 +157,7 @@ def test_sending_before_the_connection_is_refused() -> None:
 # -- the first update
 
 
+@pytest.mark.rule("rsocket-double-buffer")
 @pytest.mark.parametrize("settings", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 @pytest.mark.parametrize("peer", [StreamSettings(), ORIGINAL], ids=["to_own", "to_original"])
 def test_the_first_words_publish_the_second_half(
@@ -172,6 +175,7 @@ def test_the_first_words_publish_the_second_half(
     assert Sge.parse(post.octets, "little") == Sge(first.address + half, first.key, half)
 
 
+@pytest.mark.rule("rsocket-connect-byte-order")
 @pytest.mark.parametrize("settings", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 def test_entries_are_in_the_order_of_their_owner(settings: StreamSettings) -> None:
     """A little-endian side writes big-endian entries to a big-endian one, and the other way."""
@@ -183,6 +187,7 @@ def test_entries_are_in_the_order_of_their_owner(settings: StreamSettings) -> No
     assert Sge.parse(to_little.octets, "little").address == right.address + right.length
 
 
+@pytest.mark.rule("rsocket-connect-byte-order")
 @pytest.mark.parametrize("order", ["little", "big"])
 @pytest.mark.parametrize("is_own", [True, False], ids=["own", "original"])
 def test_octets_pass_in_both_directions_whatever_the_byte_order(order: str, is_own: bool) -> None:

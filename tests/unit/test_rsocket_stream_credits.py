@@ -26,6 +26,7 @@ def send_ones(side: Side, count: int) -> int:
 # -- where data stop
 
 
+@pytest.mark.rule("rsocket-credit-count", "rsocket-credits-from-queue")
 @pytest.mark.parametrize("receiver", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 @pytest.mark.parametrize("sender", [StreamSettings(), ORIGINAL], ids=["by_own", "by_original"])
 def test_a_sender_stops_at_the_limit_and_goes_on_after_half(
@@ -67,6 +68,7 @@ def test_waiting_octets_go_as_one_message_when_a_credit_comes() -> None:
     assert right.read() == b"1" * 8 + b"2" * 100
 
 
+@pytest.mark.rule("rsocket-credit-return")
 def test_a_message_counts_as_read_when_all_of_it_is() -> None:
     pair = Pair(SMALL, SMALL, is_settled=True)
     for _ in range(8):
@@ -102,6 +104,7 @@ def wrapped(pair: Pair, sequence: int) -> None:
         window._threshold = sequence + window._half
 
 
+@pytest.mark.rule("rsocket-credit-more")
 @pytest.mark.parametrize("receiver", [SMALL, ORIGINAL], ids=["own", "original"])
 @pytest.mark.parametrize("sender", [SMALL, ORIGINAL], ids=["by_own", "by_original"])
 def test_sequences_wrap_at_65536(sender: StreamSettings, receiver: StreamSettings) -> None:
@@ -122,6 +125,7 @@ def test_sequences_wrap_at_65536(sender: StreamSettings, receiver: StreamSetting
         assert limits == [read % 65536 + queue for read in reads] == [65812, 468, 660]
 
 
+@pytest.mark.rule("rsocket-credit-more")
 def test_a_limit_is_judged_around_the_wrap() -> None:
     """At message 65,530 with 16 receives: 6 less is all used up, 10 more is all free."""
     pair = Pair(SMALL, SMALL, is_settled=True)
@@ -170,6 +174,7 @@ def test_unknown_bits_of_our_own_update_are_refused() -> None:
 # -- slots
 
 
+@pytest.mark.rule("rsocket-control-reserve")
 def test_a_fifth_control_message_waits() -> None:
     """Four updates are under way; the fifth leaves when the first of them completes."""
     settings = StreamSettings(receive_queue=16, no_delay=True)
@@ -193,6 +198,7 @@ def test_a_fifth_control_message_waits() -> None:
     assert right.post() == []
 
 
+@pytest.mark.rule("rsocket-control-reserve")
 def test_data_leave_the_control_slots_alone() -> None:
     """Of 20 slots data take 16; a credit update still goes, and a completion lets data go on."""
     left_settings = StreamSettings(send_queue=20, chunk_max_bytes=1024)
@@ -211,6 +217,7 @@ def test_data_leave_the_control_slots_alone() -> None:
     assert left.send(bytes(1 << 16), may_borrow=True) == 1024
 
 
+@pytest.mark.rule("rsocket-control-reserve")
 @pytest.mark.parametrize("settings", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 def test_two_full_directions_come_loose(settings: StreamSettings) -> None:
     """Two senders and no reader; then both read, and every octet arrives."""
@@ -232,6 +239,7 @@ def test_two_full_directions_come_loose(settings: StreamSettings) -> None:
     assert got[pair.left] == sent[pair.right] and got[pair.right] == sent[pair.left]
 
 
+@pytest.mark.rule("rsocket-credit-more", "rsocket-credit-check-sgl")
 def test_one_update_brings_credits_and_an_entry() -> None:
     """Half of the credits is used up by the same octets that make an eighth free."""
     settings = StreamSettings(receive_queue=16, is_receive_fixed=True, receive_bytes=1 << 15)

@@ -27,6 +27,7 @@ def errno_of_send(side: Side) -> int | None:
 # -- shutdown
 
 
+@pytest.mark.rule("rsocket-shutdown")
 @pytest.mark.parametrize("settings", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 def test_half_a_close_leaves_the_other_direction(settings: StreamSettings) -> None:
     pair = Pair(StreamSettings(), settings, is_settled=True)
@@ -69,6 +70,7 @@ def test_everything_accepted_leaves_before_the_last_word(how: Shut) -> None:
     assert pair.right.stream.is_ended and pair.left.stream.is_drained
 
 
+@pytest.mark.rule("rsocket-disconnect")
 def test_unread_octets_are_readable_after_a_disconnect() -> None:
     pair = Pair(is_settled=True)
     pair.left.send(b"unread")

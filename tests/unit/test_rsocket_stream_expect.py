@@ -34,6 +34,7 @@ def copy_ahead(side: Side, memory: Memory, offset: int, done: int = 0) -> int:
     return done + side.stream.receive_into(memory.view[done:offset])
 
 
+@pytest.mark.rule("rsocket-problem-copies")
 @pytest.mark.parametrize("peer", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 def test_octets_behind_what_is_published_arrive_in_place(peer: StreamSettings) -> None:
     """8 KiB are published: these are copied, all others are not."""

@@ -26,6 +26,7 @@ def write(side: Side, octets: bytes, offset: int, *, may_borrow: bool = False) -
     return side.stream.write_mapped(memoryview(octets), offset, may_borrow=may_borrow)
 
 
+@pytest.mark.rule("rsocket-iomap-table", "rsocket-iomap-index", "rsocket-iomap-entry")
 @pytest.mark.parametrize("order", ["little", "big"])
 @pytest.mark.parametrize("is_own", [True, False], ids=["own", "original"])
 def test_a_mapping_is_an_entry_in_the_peers_table(is_own: bool, order: str) -> None:
@@ -49,6 +50,7 @@ def test_a_mapping_is_an_entry_in_the_peers_table(is_own: bool, order: str) -> N
     ]
 
 
+@pytest.mark.rule("rsocket-iomap-direct", "rsocket-iomap-write")
 def test_octets_go_straight_into_the_peers_buffer() -> None:
     """No word, no credit, no message: the peer's software sees nothing of it."""
     pair = Pair(FOUR, FOUR, is_settled=True)
@@ -68,6 +70,7 @@ def test_octets_go_straight_into_the_peers_buffer() -> None:
     assert pair.left.stream.stats.octets_mapped == 6
 
 
+@pytest.mark.rule("rsocket-iomap-write")
 def test_a_write_goes_on_in_the_next_mapping() -> None:
     """Two buffers, whose offsets meet; the end of the second is the end of the write."""
     pair = Pair(FOUR, FOUR, is_settled=True)

@@ -16,6 +16,7 @@ def data_lengths(pair: Pair) -> list[int]:
 # -- gathering
 
 
+@pytest.mark.rule("rsocket-small-not-cpu-bound")
 def test_small_sends_gather_while_a_write_is_under_way() -> None:
     """The first goes at once, three more as one write when it completes."""
     pair = Pair(is_settled=True)
@@ -83,6 +84,7 @@ def test_the_callers_buffer_is_his_own_after_a_copied_send() -> None:
     assert pair.right.read() == b"firstother"
 
 
+@pytest.mark.rule("rsocket-send-steps", "rsocket-data-length")
 def test_a_chunk_is_no_longer_than_it_may_be() -> None:
     pair = Pair(StreamSettings(chunk_max_bytes=10_000), WIDE, is_settled=True)
     pair.left.send(bytes(25_000))
@@ -90,6 +92,7 @@ def test_a_chunk_is_no_longer_than_it_may_be() -> None:
     assert data_lengths(pair) == [10_000, 10_000, 5000]
 
 
+@pytest.mark.rule("rsocket-send-needs-both")
 def test_octets_do_not_overtake_those_that_wait_for_space() -> None:
     """Space has come and nothing is under way, but the older octets have not been posted yet."""
     settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
@@ -107,6 +110,7 @@ def test_octets_do_not_overtake_those_that_wait_for_space() -> None:
 # -- room
 
 
+@pytest.mark.rule("rsocket-send-steps")
 def test_copied_octets_are_bounded_until_they_complete() -> None:
     settings = StreamSettings(send_bytes=10_000)
     pair = Pair(settings, WIDE, is_settled=True)
@@ -171,6 +175,7 @@ def test_a_send_below_16_kib_is_copied() -> None:
     assert pair.left.stream.stats.octets_copied_in == 16 * KIB - 1
 
 
+@pytest.mark.rule("rsocket-send-needs-both")
 def test_octets_are_lent_only_as_far_as_the_peer_has_space() -> None:
     """8 KiB of window; then a lent send is refused, and the stream not writable until more is."""
     pair = Pair(is_settled=True)

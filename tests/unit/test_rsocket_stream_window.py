@@ -41,6 +41,7 @@ def fill(pair: Pair, byte_count: int) -> None:
 # -- steps
 
 
+@pytest.mark.rule("rsocket-problem-events")
 def test_space_is_published_in_eighths_between_own_peers() -> None:
     """128 KiB, all of it filled; 16,383 octets read publish nothing, one more an eighth."""
     pair = Pair(FIXED, FIXED, is_settled=True)
@@ -65,6 +66,7 @@ def test_more_than_an_eighth_goes_as_one_entry() -> None:
     assert entry_spans(pair.right)[2:] == [(32 * KIB, 96 * KIB), (0, 32 * KIB)]
 
 
+@pytest.mark.rule("rsocket-double-buffer")
 @pytest.mark.parametrize(
     "peer", [ORIGINAL, StreamSettings(table_entries=2)], ids=["original", "two"]
 )
@@ -84,6 +86,7 @@ def test_space_is_published_in_halves_to_a_table_of_two(peer: StreamSettings) ->
     assert entry_spans(pair.right)[:3] == halves
 
 
+@pytest.mark.rule("rsocket-double-buffer", "rsocket-credit-return")
 def test_an_original_publishes_halves_by_its_own_rule() -> None:
     pair = Pair(StreamSettings(), ORIGINAL, is_settled=True)
     fill(pair, 128 * KIB)
@@ -129,6 +132,7 @@ def test_a_table_never_has_more_entries_than_it_holds(table_entries: int) -> Non
     assert slots == [number % table_entries for number in range(1, len(slots) + 1)]
 
 
+@pytest.mark.rule("rsocket-sgl-in-use")
 def test_entries_wait_for_a_slot_of_a_table_of_one() -> None:
     """The second half goes when the first is full, not before."""
     pair = Pair(StreamSettings(table_entries=1), FIXED)
@@ -170,6 +174,7 @@ def test_one_write_fills_pieces_whose_memory_continues() -> None:
     assert pair.right.stream.readable_bytes == 100 * KIB
 
 
+@pytest.mark.rule("rsocket-fill-buffer-first")
 def test_a_write_to_an_original_ends_with_its_piece() -> None:
     pair = Pair(StreamSettings(), ORIGINAL, is_settled=True)
     assert pair.left.send(bytes(100 * KIB), may_borrow=True) == 100 * KIB
@@ -204,6 +209,7 @@ def test_reading_crosses_stretches_of_memory(is_peek: bool) -> None:
     assert right.receive(10) == b"" == pair.right.read(10)
 
 
+@pytest.mark.rule("rsocket-credit-return")
 def test_peeking_frees_nothing() -> None:
     pair = Pair(FIXED, FIXED, is_settled=True)
     fill(pair, 128 * KIB)
@@ -225,6 +231,7 @@ def exchange(pair: Pair, byte_count: int, *, read_bytes: int = 1 << 24) -> None:
         pair.run()
 
 
+@pytest.mark.rule("rsocket-problem-events")
 def test_a_window_doubles_while_peer_and_reader_wait_for_it() -> None:
     """8 KiB to 64 KiB; each smaller one but the first goes back at once, being empty."""
     settings = StreamSettings(window_max_bytes=64 * KIB)
@@ -415,6 +422,7 @@ def test_entries_under_different_keys_are_two_spaces() -> None:
     assert spans[1:] == [(8, 100), (9, 100)]
 
 
+@pytest.mark.rule("rsocket-credit-check-sgl", "rsocket-credit-zero")
 def test_an_entry_of_an_original_may_be_seen_a_word_early() -> None:
     """Its update without an entry is handled when the entry of the next one has landed."""
     pair = Pair(ORIGINAL, StreamSettings(), is_settled=True)
@@ -429,6 +437,7 @@ def test_an_entry_of_an_original_may_be_seen_a_word_early() -> None:
     assert pair.right.stream.stats.entries_received == 3
 
 
+@pytest.mark.rule("rsocket-sgl-in-use")
 def test_a_taken_entry_is_zeroed() -> None:
     pair = Pair(is_settled=True)
     table = ConnectData.parse(pair.right.stream.offer()).target_sgl

@@ -52,6 +52,12 @@ DATA_OCTETS = bytes.fromhex(
 # -- private data
 
 
+@pytest.mark.rule(
+    "rsocket-connect-buffer",
+    "rsocket-connect-sgl",
+    "rsocket-connect-reserved",
+    "rsocket-connect-credits",
+)
 def test_the_layout_of_connect_data() -> None:
     assert len(DATA_OCTETS) == CONNECT_DATA_BYTES
     assert DATA.emit() == DATA_OCTETS
@@ -143,6 +149,7 @@ def test_what_scales_to_nothing_is_refused() -> None:
 # -- tables
 
 
+@pytest.mark.rule("rsocket-sge-layout", "rsocket-connect-byte-order")
 @pytest.mark.parametrize(
     ("byte_order", "octets"),
     [
@@ -157,6 +164,7 @@ def test_an_entry_is_in_the_order_of_its_owner(byte_order: ByteOrder, octets: st
         assert Sge.parse(kind(bytes.fromhex(octets)), byte_order) == entry
 
 
+@pytest.mark.rule("rsocket-iomap-entry")
 @pytest.mark.parametrize(
     ("byte_order", "octets"),
     [
@@ -190,6 +198,7 @@ def test_an_entry_of_another_size_or_range_is_refused(byte_order: ByteOrder) -> 
 # -- words
 
 
+@pytest.mark.rule("rsocket-message-type", "rsocket-immediate-one-meaning")
 @pytest.mark.parametrize(
     ("op", "argument", "word"),
     [
@@ -218,6 +227,7 @@ def test_a_limit_has_sixteen_bits_and_the_mark_is_above_them() -> None:
     assert CREDIT_HAS_ENTRY <= ARGUMENT_MAX < CREDIT_HAS_ENTRY << 1
 
 
+@pytest.mark.rule("rsocket-message-type")
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
 @pytest.mark.parametrize("argument", [0, 16, ARGUMENT_MAX])
 def test_a_reserved_operation_is_refused(number: int, argument: int) -> None:
@@ -231,6 +241,7 @@ def test_a_word_that_means_nothing_is_refused(word: int) -> None:
         parse_word(word)
 
 
+@pytest.mark.rule("rsocket-data-length")
 @pytest.mark.parametrize("argument", [-1, ARGUMENT_MAX + 1])
 def test_an_argument_out_of_range_is_refused(argument: int) -> None:
     with pytest.raises(WireError, match=f"{argument} of DATA is not in 0 to 536870911"):
@@ -253,6 +264,13 @@ QP_HEADERS = [
 ]
 
 
+@pytest.mark.rule(
+    "rsocket-udp-tag",
+    "rsocket-udp-fields",
+    "rsocket-udp-operation",
+    "rsocket-udp-qpn-low",
+    "rsocket-ud-header",
+)
 @pytest.mark.parametrize(("header", "octets"), [*UDP_HEADERS, *QP_HEADERS])
 def test_the_layout_of_a_header(header: UdpHeader | QpHeader, octets: str) -> None:
     assert header.emit() == bytes.fromhex(octets)
@@ -281,6 +299,7 @@ def test_a_header_cut_short_is_refused(header: UdpHeader | QpHeader, octets: str
             type(header).parse(whole[:octet_count])
 
 
+@pytest.mark.rule("rsocket-udp-tag", "rsocket-udp-operation")
 @pytest.mark.parametrize(
     ("octets", "reason"),
     [

@@ -60,6 +60,12 @@ REPLY = ConnectData(
 )
 
 
+@pytest.mark.rule(
+    "rsocket-connect-sgl",
+    "rsocket-connect-buffer",
+    "rsocket-connect-credits",
+    "rsocket-connect-version",
+)
 @pytest.mark.parametrize(("name", "record"), [("request", REQUEST), ("reply", REPLY)])
 def test_what_the_connect_data_says(name: str, record: ConnectData) -> None:
     assert connect_data(name) == record
@@ -73,12 +79,14 @@ def test_connect_data_are_written_again_octet_for_octet(name: str) -> None:
     assert connect_data(name).iomap_slots == ("iomap" in name)
 
 
+@pytest.mark.rule("rsocket-message-type")
 @pytest.mark.parametrize("name", WORDS)
 def test_a_word_is_written_again(name: str) -> None:
     word = write(name).word
     assert emit_word(*parse_word(word)) == word
 
 
+@pytest.mark.rule("rsocket-double-buffer", "rsocket-remote-sgl")
 @pytest.mark.parametrize(
     ("name", "own", "peer"),
     [
@@ -103,6 +111,7 @@ def test_the_first_message_of_each_side_publishes_the_second_half(
     assert entry.emit("little") == message.payload
 
 
+@pytest.mark.rule("rsocket-fill-buffer-first", "rsocket-write-immediate")
 @pytest.mark.parametrize(
     ("name", "peer", "offset", "length"),
     [
@@ -121,6 +130,7 @@ def test_data_go_into_the_first_half_one_after_the_other(
     assert len(message.payload) == length
 
 
+@pytest.mark.rule("rsocket-iomap-table", "rsocket-iomap-index")
 @pytest.mark.parametrize(
     ("name", "peer"),
     [("iomap_active_slot_0", "iomap_reply"), ("iomap_passive_slot_0", "iomap_request")],
@@ -135,6 +145,7 @@ def test_a_mapping_goes_behind_the_table(name: str, peer: str) -> None:
     assert entry.emit("little") == message.payload
 
 
+@pytest.mark.rule("rsocket-iomap-write")
 def test_a_direct_write_goes_where_the_mapping_says() -> None:
     """It has no word: what follows the address is payload alone."""
     octets = VECTORS["iomap_active_direct"]
@@ -144,6 +155,7 @@ def test_a_direct_write_goes_where_the_mapping_says() -> None:
     assert len(octets) == SGE_BYTES + mapping.length
 
 
+@pytest.mark.rule("rsocket-message-bare", "rsocket-disconnect")
 @pytest.mark.parametrize("name", ["passive_disconnect", "iomap_active_disconnect"])
 def test_a_disconnect_is_a_word_without_octets(name: str) -> None:
     """Its address and key are whatever lay on the stack: nobody may judge them."""
