@@ -350,3 +350,23 @@ def test_a_mapping_that_is_refused_leaves_the_buffer_alone(pair: Pair) -> None:
 def test_there_is_no_empty_memory() -> None:
     with pytest.raises(ValueError):
         allocate(0)
+
+
+def test_memory_that_a_late_receive_left_to_the_peer_may_be_received_into_again(pair: Pair) -> None:
+    """The rest of it is still published: octets that come there are read before others go there."""
+    byte_count, first = 1 << 20, 600_000
+    data = random.Random(5).randbytes(3 * byte_count)
+    room = allocate(byte_count)
+    pair.server.settimeout(0.2)
+    task = Task(lambda: pair.client.sendall(data[:first]))
+    got = pair.server.recv_into(room, 0, socket.MSG_WAITALL)
+    task.result()
+    received = bytearray(room[:got])
+    assert got == first
+    pair.server.settimeout(WAIT_S)
+    task = Task(lambda: pair.client.sendall(data[first:]))
+    while len(received) < len(data):
+        part = room[: len(data) - len(received)]
+        received += room[: pair.server.recv_into(part, 0, socket.MSG_WAITALL)]
+    task.result()
+    assert received == data

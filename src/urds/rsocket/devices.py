@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from urds.rsocket import settings
 from urds.rsocket.link import Link
 from urds.rsocket.opening import Opening
 from urds.verbs.device import DEVICE_VARIABLE, find_device
@@ -22,6 +23,7 @@ from urds.verbs.providers.base import Adapter
 
 DEVICES_VARIABLE: Final = "URDS_RSOCKET_DEVICES"
 DEVICES_DEFAULT: Final = "shm0,tcp0"
+LOOK_US: Final = 10
 EXIT_LINGER_S: Final = 5.0  # how long the end of the process waits for what was sent
 _NS: Final = 1_000_000_000
 
@@ -85,9 +87,28 @@ def wait(devices: Sequence[Opening], is_ready: Callable[[], bool], timeout_s: fl
     if is_ready():
         return True
     if len(devices) == 1:
+        adapter = devices[0].adapter
+        if timeout_s != 0 and _ask_again(adapter, is_ready):
+            return True
         timeout_ns = None if timeout_s is None else max(0, int(timeout_s * _NS))
-        return devices[0].adapter.wait(is_ready, timeout_ns)
+        return adapter.wait(is_ready, timeout_ns)
     return _wait_for_several(devices, is_ready, timeout_s)
+
+
+def _ask_again(adapter: Adapter, is_ready: Callable[[], bool]) -> bool:
+    """Drive the device without sleeping for as long as `polling_time` says.
+
+    The first look is the wait's own, and takes about as long as the default.
+    """
+    polling_us = settings.current().polling_time - LOOK_US
+    if polling_us <= 0:
+        return False
+    end_ns = time.monotonic_ns() + polling_us * 1000
+    while time.monotonic_ns() < end_ns:
+        adapter.progress()
+        if is_ready():
+            return True
+    return False
 
 
 def _wait_for_several(

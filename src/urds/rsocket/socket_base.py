@@ -12,9 +12,9 @@ import socket as system
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Self
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 from urds.readiness import ReadinessDescriptor
 from urds.rsocket.link import Readiness
@@ -94,8 +94,9 @@ class SocketBase(system.socket):
             if self._is_over:
                 return -1
             if self._descriptor is None:
-                self._descriptor = ReadinessDescriptor(self._shown)
+                self._descriptor = ReadinessDescriptor(_weakly(self._shown))
                 self.watchers.add(self._descriptor.sync)
+                self._descriptor.sync()  # what came before the watcher was told to nobody
                 self._attend()
             return self._descriptor.fileno()
 
@@ -153,8 +154,13 @@ class SocketBase(system.socket):
                 return
             self._is_over = True
         _open.discard(self)
-        self._let_go()
-        self._wake()
+        try:
+            self._let_go()
+        finally:  # a signal handler may end a linger with an exception
+            self._wake()
+            self._let_go_of_descriptor()
+
+    def _let_go_of_descriptor(self) -> None:
         with self._lock:
             for opening in self._attended:
                 with opening.adapter.lock:
@@ -179,7 +185,7 @@ class SocketBase(system.socket):
         self.close()
 
     def __del__(self) -> None:
-        # A finaliser may run inside any call of any thread: it takes no lock.
+        # A finaliser may run inside any call of any thread: it waits for no device.
         if getattr(self, "_is_over", True) or sys.is_finalizing():
             return
         warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
@@ -191,6 +197,17 @@ class SocketBase(system.socket):
     def _check_open(self) -> None:
         if self._is_over:
             raise closed()
+
+
+def _weakly(shown: Callable[[], tuple[bool, bool]]) -> Callable[[], tuple[bool, bool]]:
+    """Return a call of a socket's method that does not keep the socket alive."""
+    reference = WeakMethod(shown)
+
+    def call() -> tuple[bool, bool]:
+        method = reference()
+        return (False, False) if method is None else method()
+
+    return call
 
 
 def _abandon_all() -> None:

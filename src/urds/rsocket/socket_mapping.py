@@ -79,10 +79,9 @@ class MappingSocket(TransferSocket):
         view = _writable(buffer)
         self._check_open()
         wanted = (address_of(view), len(view))
-        for mapping in self._mappings:
+        for mapping in list(self._mappings):
             memory = mapping.memory
-            if (memory.address, memory.view.nbytes) == wanted:
-                self._unmap(mapping)
+            if (memory.address, memory.view.nbytes) == wanted and self._unmap(mapping):
                 return
         raise refusal(errno.EINVAL, f"{len(view)} octets at {wanted[0]:#x} are not mapped")
 
@@ -122,15 +121,19 @@ class MappingSocket(TransferSocket):
             raise refusal(errno.EINVAL, "no connection to map a buffer for")
         return link, link.stream
 
-    def _unmap(self, mapping: Mapping) -> None:
+    def _unmap(self, mapping: Mapping) -> bool:
+        """Take one mapping back; false if another thread was faster."""
         link = self._link
         assert link is not None, "who has mapped has a link"
         with link.opening.adapter.lock:
+            if mapping not in self._mappings:
+                return False
             self._mappings.remove(mapping)
             if mapping.is_shown and link.stream is not None:
                 link.stream.unmap(mapping.memory)
                 link.carry()
             link.opening.release(mapping.memory)
+            return True
 
     def _unmap_all(self) -> None:
         for mapping in list(self._mappings):

@@ -74,7 +74,9 @@ class TransferSocket(SendingSocket):
         """Take octets into a buffer, at most `bytes_max` of them; 0 is the whole buffer.
 
         Return how many; 0 at the end of the stream. Raises ValueError if the buffer is smaller
-        than `bytes_max`, OSError as `recv`.
+        than `bytes_max`, OSError as `recv`. With MSG_WAITALL and memory of `allocate` the peer
+        writes there itself: if the time is over before all has come, what is behind the octets
+        that were returned stays the peer's until the octets that it writes there are read.
         """
         return self._receive(_target(buffer, bytes_max, "recv_into"), flags)
 
@@ -198,17 +200,17 @@ class TransferSocket(SendingSocket):
         octet that one of them took would be missing here.
         """
         view, lock = memory.view, link.opening.adapter.lock
-        direct_from = None
-        with lock:
-            stream = link.stream
-            if stream is not None and not self._is_expecting:
-                self._is_expecting = True
-                direct_from = stream.expect(memory, len(view))
-                link.carry()
-        if stream is None or direct_from is None:  # another thread is first
-            return self._receive_rest(link, view, 0, _WAITALL, patience)
-        taken, problem = 0, None
+        taken = direct_from = 0
+        is_mine, problem, stream = False, None, link.stream
         try:
+            with lock:
+                # Not if another thread does, nor into what one that gave up has left to the peer.
+                if stream is not None and not self._is_expecting and not stream.holds(memory):
+                    self._is_expecting = is_mine = True
+                    direct_from = stream.expect(memory, len(view))
+                    link.carry()
+            if stream is None or not is_mine:
+                return self._receive_rest(link, view, 0, _WAITALL, patience)
             taken = self._receive_rest(
                 link, view[:direct_from], 0, _WAITALL, patience, is_expecting=True
             )
@@ -217,11 +219,12 @@ class TransferSocket(SendingSocket):
         except (BlockingIOError, TimeoutError) as error:
             problem = error
         finally:
-            with lock:
-                self._is_expecting = False
-                if not self._is_over:
-                    taken += stream.end_expect()
-                    link.carry()
+            if is_mine and stream is not None:
+                with lock:
+                    self._is_expecting = False
+                    if not self._is_over:
+                        taken += stream.end_expect()
+                        link.carry()
         self._check_open()
         self._wake()  # what comes after these octets is another thread's
         if problem is not None and not taken:

@@ -103,6 +103,7 @@ class StreamSocket(MappingSocket):
             self._bound = self._listening.local
             self._listening.on_change = self.watchers.tell
             self._attend()
+            self._tell()
 
     def accept(self) -> tuple[StreamSocket, Any]:
         """Take the next connection; return its socket and the peer's address.
@@ -186,6 +187,7 @@ class StreamSocket(MappingSocket):
                 self._link = None
                 raise
             self._attend()
+            self._tell()  # a socket that connects is not writable yet
             return link
 
     def _connect_again(self, link: Link) -> Link:

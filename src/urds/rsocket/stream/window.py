@@ -285,7 +285,12 @@ class Window(Publishing):
 
     def holds(self, memory: Memory) -> bool:
         """Return whether the peer may still write there, or unread octets lie there."""
-        return any(stretch.area.memory is memory for stretch in (*self._unfilled, *self._stretches))
+        end = memory.address + memory.view.nbytes
+        return any(
+            area.memory.address < end
+            and memory.address < area.memory.address + area.memory.view.nbytes
+            for area in {stretch.area for stretch in (*self._unfilled, *self._stretches)}
+        )
 
     def close(self) -> None:
         """Forget everything and give back what the window has grown into."""
