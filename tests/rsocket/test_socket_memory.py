@@ -364,7 +364,9 @@ def test_memory_that_a_late_receive_left_to_the_peer_may_be_received_into_again(
     received = bytearray(room[:got])
     assert got == first
     pair.server.settimeout(WAIT_S)
-    task = Task(lambda: pair.client.sendall(data[first:]))
+    pair.client.sendall(data[first : first + 1000])
+    assert pair.server.recv(1, socket.MSG_PEEK)  # unread octets lie in the memory now
+    task = Task(lambda: pair.client.sendall(data[first + 1000 :]))
     while len(received) < len(data):
         part = room[: len(data) - len(received)]
         received += room[: pair.server.recv_into(part, 0, socket.MSG_WAITALL)]
