@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from urds.rsocket.aio_transport import StreamTransport
 from urds.rsocket.aio_waiting import Door, door
-from urds.rsocket.watching import attended
+from urds.rsocket.watching import attended, revents
 
 if TYPE_CHECKING:
     from urds.rsocket.sockets import Socket
@@ -123,7 +124,7 @@ class Server(asyncio.AbstractServer):
 
         def note() -> None:
             nonlocal is_due
-            if not is_due and not socket.closed and socket.readiness().readable:
+            if not is_due and revents(socket, select.POLLIN) & select.POLLIN:
                 is_due = True
                 self._door.call_soon(look)
 

@@ -77,9 +77,12 @@ class StreamTransport(asyncio.Transport):
 
     def _has_work(self) -> bool:
         """Tell whether a look would do anything: most changes are about something else."""
-        if self._is_lost or self._socket.closed:
+        try:
+            state = None if self._is_lost else self._socket.readiness()
+        except OSError:  # closed
+            state = None
+        if state is None:
             return False
-        state = self._socket.readiness()
         can_read = state.readable and self._is_reading and not self._is_ended
         return can_read or (state.writable and bool(self._pending))
 
@@ -92,14 +95,17 @@ class StreamTransport(asyncio.Transport):
         if self._is_lost:
             return
         state = self._socket.readiness()
-        self._is_calling = True
+        self._is_calling, is_well = True, False
         try:
             if self._pending and state.writable:
                 self._flush()
             if state.readable and self._is_reading and not self._is_ended and not self._is_lost:
                 self._read()
+            is_well = True
         finally:
             self._is_calling = False
+            if not is_well:  # as in asyncio a protocol that raises loses its transport
+                self.abort()
         self._look_again()
 
     def _look_again(self) -> None:

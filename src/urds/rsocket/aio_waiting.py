@@ -53,8 +53,13 @@ class Door:
 
     def _call(self) -> None:
         self._is_told = False  # first: what comes from here on tells again
-        for _ in range(len(self._due)):
-            self._due.popleft()()
+        try:
+            for _ in range(len(self._due)):
+                self._due.popleft()()
+        finally:
+            if self._due and not self._is_told:  # one has raised: the others have their turn
+                self._is_told = True
+                self._loop.call_soon(self._call)
 
 
 _doors: WeakKeyDictionary[asyncio.AbstractEventLoop, Door] = WeakKeyDictionary()

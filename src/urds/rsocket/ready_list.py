@@ -79,12 +79,14 @@ class ReadyList:
 
     def add(self, member: Member) -> None:
         """Begin to watch. Raises OSError: EEXIST."""
-        with self.lock:
-            if member.socket in self._members:
-                raise FileExistsError(errno.EEXIST, f"{member.label()} is registered")
-            self._members[member.socket] = member
-            self._count(member, tuple(member.socket.openings))
+        openings = tuple(member.socket.openings)
         member.watcher = partial(self.note, member)
+        with self.lock:
+            is_new = self._members.setdefault(member.socket, member) is member
+            if is_new:
+                self._count(member, openings)
+        if not is_new:
+            raise FileExistsError(errno.EEXIST, "the socket is registered")
         member.socket.watchers.add(member.watcher)
         self.note(member)
 
@@ -146,11 +148,9 @@ class ReadyList:
             mask = member.mask()
             if mask & select.POLLNVAL:
                 self.remove(member)  # closed
-            elif mask:
+            elif mask and self._claim(member):
                 found.append((member.label(), mask))
-                if member.events & select.EPOLLONESHOT:
-                    member.is_armed = False
-                elif not member.events & select.EPOLLET:
+                if not member.events & (select.EPOLLONESHOT | select.EPOLLET):
                     kept.append(member)
         with self.lock:
             for member in asked:
@@ -160,6 +160,14 @@ class ReadyList:
                 if member.openings is not None:
                     self._listed[member] = None
             self._on_list()
+
+    def _claim(self, member: Member) -> bool:
+        """Tell whether to report a member: one with EPOLLONESHOT once until it is armed again."""
+        if not member.events & select.EPOLLONESHOT:
+            return True
+        with self.lock:
+            was_armed, member.is_armed = member.is_armed, False
+        return was_armed
 
     def _count(self, member: Member, openings: tuple[Opening, ...] | None) -> None:
         """Note which devices can change a member: none of an idle one; `None`: it leaves."""

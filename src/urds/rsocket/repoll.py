@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from urds.rsocket import devices
+from urds.rsocket.alarms import alarms
 from urds.rsocket.polling import File, find
 from urds.rsocket.ready_list import Event, Member, ReadyList
 from urds.rsocket.watching import Bell, attended
@@ -224,12 +225,15 @@ class Repoll:
 
     def _rouse_driver(self, member: Member) -> None:
         """Have threads that drive the member's device ask again, as a call without a packet."""
-        # Its lock may be held, and then that of no other device may be taken.
-        if self._driver_count and self._driven in (member.openings or ()):
+        if not self._driver_count:
+            return
+        if member.openings == (self._driven,):
             self._rouse()
+        else:  # the lock of another device may be held, and then this one's may not be taken
+            alarms.call_at(time.monotonic_ns(), self._rouse)
 
     def _rouse(self) -> None:
-        """Have threads that drive a device ask again. No lock held."""
+        """Have threads that drive a device ask again. No lock of another device is held."""
         driven = self._driven
         if driven is not None and self._driver_count:
             with driven.adapter.lock:

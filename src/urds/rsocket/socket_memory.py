@@ -59,7 +59,9 @@ def registered(view: memoryview, opening: Opening) -> Memory | None:
     whole = allocation.keys.get(opening)
     if whole is None:
         with opening.adapter.lock:
-            whole = allocation.keys[opening] = opening.register(allocation.view)
+            whole = allocation.keys.get(opening)  # another thread may have been faster
+            if whole is None:
+                whole = allocation.keys[opening] = opening.register(allocation.view)
     return Memory(view, address_of(view), whole.rkey)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from urds.rsocket.stream import StreamStats
     from urds.verbs.providers.base import Address
 
+WAIT_S_MAX: Final = 1 << 31
 _INT: Final = Struct("=i")
 _NONBLOCK: Final = int(system.SOCK_NONBLOCK)
 _FLAGS: Final = int(system.SOCK_NONBLOCK | system.SOCK_CLOEXEC)
@@ -186,9 +187,14 @@ class Socket(SocketBase):
         return self._wait_s
 
     def settimeout(self, wait_s: float | None, /) -> None:
-        """Wait that long in each call; None is for ever, 0 never. Raises ValueError below 0."""
+        """Wait that long in each call; None is for ever, 0 never.
+
+        Raises ValueError below 0, OverflowError beyond WAIT_S_MAX.
+        """
         if wait_s is not None and not wait_s >= 0:
             raise ValueError("Timeout value out of range")
+        if wait_s is not None and wait_s > WAIT_S_MAX:
+            raise OverflowError(f"timeout of {wait_s} s, limit {WAIT_S_MAX}")
         self._check_open()
         self._wait_s = None if wait_s is None else float(wait_s)
 
