@@ -220,3 +220,59 @@ def test_words_without_a_receive_wait_and_keep_their_order(device: str) -> None:
         scene.until(lambda: sum(of_kind(stranger, Op.DATA)) == 36)
         window = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :][:36]
         assert bytes(window) == b"".join(bytes([size]) * size for size in range(1, 9))
+
+
+@pytest.mark.rule("rsocket-control-reserve")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fifth_update_waits_over_a_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point 7: while nothing completes, four words of control are posted and no more."""
+    step = 4096
+    with siege(device, receive_queue=CREDITS, window_first_bytes=8 * step) as scene:
+        stranger, victim = scene.connected()
+        stream = victim.stream
+        until_quiet(scene, stranger)
+        assert stranger.peer is not None
+        place = stranger.peer.data_buffer
+        for turn in range(8):  # both halves, which are one stretch of memory
+            to = (place.address + turn * step, place.key)
+            stranger.post(emit_word(Op.DATA, step), bytes([turn]) * step, to)
+        scene.until(lambda: stream.readable_bytes == 8 * step)
+        until_quiet(scene, stranger)
+        before = stream.stats.credits_sent
+        room = memoryview(bytearray(step))
+        with monkeypatch.context() as held:
+            held.setattr(victim.opening.adapter, "kick", lambda _qp: None)
+            for _ in range(8):
+                assert victim.receive_into(room) == step
+            assert stream.stats.credits_sent - before == 4
+        with victim.opening.adapter.lock:
+            victim.opening.adapter.kick(victim._qp)
+        scene.until(lambda: stream.stats.credits_sent - before > 4)
+        until_quiet(scene, stranger)
+        assert of_kind(stranger, Op.CREDIT)[-1] & 0xFFFF == CREDITS + 8
+
+
+@pytest.mark.slow
+@pytest.mark.rule("rsocket-credit-more")
+def test_message_numbers_wrap_over_a_device() -> None:
+    """Point 4: 70,000 messages of one octet, of which the 65,537th has the number 0 again."""
+    count, batch = 70_000, 500
+    with siege("shm0", receive_queue=1000) as scene:
+        stranger, victim = scene.connected()
+        assert stranger.peer is not None
+        place, at, taken = stranger.peer.data_buffer, 0, 0
+        room = memoryview(bytearray(batch))
+        while taken < count:
+            for _ in range(batch):
+                # The window is small enough to stay as it is: 8 KiB, filled round and round.
+                to = (place.address + at, place.key)
+                stranger.post(emit_word(Op.DATA, 1), b"%c" % (at % 251), to)
+                at = (at + 1) % (2 * ENTRY_BYTES)
+            goal = taken + batch
+            scene.until(lambda goal=goal: victim.stream.stats.messages_received == goal)
+            assert victim.receive_into(room) == batch
+            taken = goal
+        assert victim.state is LinkState.CONNECTED
+        until_quiet(scene, stranger)
+        assert count < 0x10000 + of_kind(stranger, Op.CREDIT)[-1] % 0x10000 <= count + 1000
+        assert bytes(room[-3:]) == bytes((at - back) % 8192 % 251 for back in (3, 2, 1))
