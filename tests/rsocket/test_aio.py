@@ -427,3 +427,34 @@ def test_a_listener_that_was_bound_before(here: World) -> None:
         await server.wait_closed()
 
     run(main())
+
+
+def test_a_protocol_that_raises_loses_its_transport_and_nobody_else_does(here: World) -> None:
+    class Faulty(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.lost = asyncio.get_running_loop().create_future()
+
+        def data_received(self, data: bytes) -> None:
+            raise RuntimeError("a mistake of the protocol")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.lost.set_result(exc)
+
+    async def main() -> None:
+        told = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        async with serving() as (_, port):
+            transport, protocol = await aio.create_connection(Faulty, HOST, port)
+            reader, writer = await aio.open_connection(HOST, port)
+            transport.write(b"x")
+            writer.write(b"y")
+            assert await reader.readexactly(1) == b"y"
+            await asyncio.wait_for(protocol.lost, WAIT_S)
+            assert transport.is_closing()
+            writer.write(b"z")
+            assert await reader.readexactly(1) == b"z"
+            writer.close()
+        # The echo at the other end tells of the break as well.
+        assert "a mistake of the protocol" in [str(one["exception"]) for one in told]
+
+    run(main())

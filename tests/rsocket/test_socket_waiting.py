@@ -2,12 +2,14 @@
 
 import asyncio
 import errno
+import gc
 import os
 import select
 import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -332,3 +334,39 @@ def test_a_closed_socket_leaves_no_descriptor(pair: Pair) -> None:
             client.connect(pair.listener.getsockname())
             pair.listener.accept()[0].close()
     until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def test_a_timeout_has_an_upper_end(pair: Pair) -> None:
+    with pytest.raises(OverflowError, match="timeout of inf s, limit 2147483648"):
+        pair.client.settimeout(float("inf"))
+
+
+def test_a_socket_that_connects_is_not_writable_yet(pair: Pair) -> None:
+    """Whoever asked for the descriptor before the connect is told that it has begun."""
+    with Socket() as one, Socket() as silent:
+        silent.bind((HOST, 0))  # reserved, and nobody listens: the connect takes its time
+        one.setblocking(False)
+        assert one.fileno() >= 0
+        assert ready(one) == (False, True)
+        if one.connect_ex(silent.getsockname()) == errno.ECONNREFUSED:
+            return  # that was quick
+        assert ready(one)[1] is False or one.readiness().writable
+        until(lambda: ready(one)[1])
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+
+
+def test_a_socket_that_nobody_holds_goes_though_its_descriptor_was_asked_for(pair: Pair) -> None:
+    one = Socket()
+    one.connect(pair.listener.getsockname())
+    accepted, _ = pair.listener.accept()
+    with accepted:
+        one.fileno()
+        reference = weakref.ref(one)
+        held = [one]
+        del one
+        with pytest.warns(ResourceWarning, match="unclosed"):
+            held.clear()
+        gc.collect()
+        assert reference() is None
+        accepted.settimeout(WAIT_S)
+        assert accepted.recv(1) == b""
