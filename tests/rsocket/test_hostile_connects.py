@@ -8,6 +8,7 @@ import pytest
 
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
+from urds.rsocket import opening as opening_module
 from urds.rsocket.link import Link, LinkState
 from urds.rsocket.wire.connect_data import CONNECT_DATA_BYTES, Sge
 from urds.rsocket.wire.messages import Op, emit_word
@@ -82,6 +83,23 @@ def test_an_answer_that_is_no_rsockets_ends_the_connect(scene: Siege, case: str)
     link.close(0)
     assert (here.memory_bytes, len(here.links)) == (memory_bytes, link_count)
     scene.until(lambda: stranger.is_over)
+    scene.others_are_well()
+
+
+def test_without_memory_for_its_window_a_request_is_refused(
+    scene: Siege, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many windows as there are: further connects cost nothing, and the others go on."""
+    monkeypatch.setattr(opening_module, "MEMORY_BYTES_MAX", scene.both.there.memory_bytes)
+    with monkeypatch.context() as unbounded:  # of the stranger's own process
+        unbounded.setattr(opening_module, "MEMORY_BYTES_MAX", 1 << 30)
+        stranger = scene.stranger()
+    stranger.connect(scene.both.listening.local, stranger.data().emit())
+    scene.until(lambda: stranger.is_over)
+    assert stranger.ends == [ConnectionEventKind.REJECTED]
+    assert scene.both.there.stats.memory_refused >= 1
+    assert scene.both.there.stats.refused_private_data == 0
+    scene.nothing_is_left()
     scene.others_are_well()
 
 

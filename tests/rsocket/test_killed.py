@@ -107,9 +107,7 @@ class Marks:
     def now(self) -> tuple[int, int, int, int]:
         opening = self._opening
         with opening.adapter.lock:
-            memory_bytes = sum(region.length for region in opening._regions.values())
-            assert memory_bytes == opening.memory_bytes
-            counts = (len(opening.links), len(opening._regions), len(opening.leaving))
+            counts = (len(opening.links), len(opening._regions), opening.memory_bytes)
         return (*counts, len(os.listdir("/proc/self/fd")))
 
     def until_as(self, before: tuple[int, int, int, int]) -> None:
