@@ -285,8 +285,8 @@ class TcpAdapter(Adapter):
         return connection
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise OSError(errno.EBADF, "the device was closed")
+        if self._closed or self.reactor.is_closed:
+            raise OSError(errno.EBADF, "the device was closed, or is the parent process's")
 
     def close(self) -> None:
         """Drop everything, end the thread; peers see their connections break. Safe twice."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+from weakref import WeakSet
 
 from urds.verbs.providers.waiters import Waiter, Waiters
 
@@ -69,6 +70,12 @@ class Reactor:
         self.watch(self._bell, select.EPOLLIN, self._handle_bell)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        _alive.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether nothing is driven any more, or not by this process."""
+        return self._closed
 
     # -- descriptors, timers, calls
 
@@ -270,6 +277,26 @@ class Reactor:
             return True
         return time.monotonic_ns() - self._driven_ns >= PARKED_S * _NS
 
+    def abandon_in_child(self) -> None:
+        """Leave everything to the parent; called in the child of a fork, where no thread is.
+
+        Each watched descriptor becomes one of nothing: what the child kept open would keep the
+        parent's ports taken and its peers waiting after the parent's death. The numbers stay
+        taken, since the objects that hold them are still there. The set of the epoll is shared
+        with the parent, and so not touched.
+        """
+        self._lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading does with its own
+        self._closed = True
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in self._handlers:
+            os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+        self._handlers.clear()
+        self._timers.clear()
+        self._soon.clear()
+        self._waiting.clear()
+        self._epoll.close()
+
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""
         with self._lock:
@@ -289,3 +316,16 @@ class Reactor:
             self._soon.clear()
             self._epoll.close()
             os.close(self._bell)
+
+
+_alive: WeakSet[Reactor] = WeakSet()
+
+
+def _abandon_all() -> None:
+    for reactor in list(_alive):
+        if not reactor.is_closed:
+            reactor.abandon_in_child()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
