@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from urds.errors import RemoteProtocolError
 from urds.rsocket.opening import Opening
@@ -19,8 +19,6 @@ from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.requests import Request
 from urds.verbs.engine.work import WC, SendWR
 from urds.verbs.providers.base import Address
-
-BORROW_BYTES_MIN: Final = 1 << 14  # shorter octets are copied: that is cheaper than to ask
 
 
 class LinkState(Enum):
@@ -64,12 +62,12 @@ class LinkData(ABC):
     def send(self, data: memoryview, *, may_borrow: bool = True) -> int:
         """Take octets to send and return how many: 0 if there is no room. Never waits.
 
-        Octets from BORROW_BYTES_MIN up are written from the caller's memory, which is his again
-        on return. Raises OSError: ECONNRESET, ENOTCONN.
+        From 16 KiB up octets are written from the caller's memory, which is his again on return.
+        Raises OSError: ECONNRESET, ENOTCONN.
         """
         with self.opening.adapter.lock:
             stream = self._connected()
-            taken = stream.send(data, may_borrow=may_borrow and len(data) >= BORROW_BYTES_MIN)
+            taken = stream.send(data, may_borrow=may_borrow)
             self._carry(stream)  # what gathered before may go even if nothing was taken
             return taken
 
