@@ -20,7 +20,7 @@ from urds.rsocket.sockets import Socket
 COUNT = int(os.environ.get("URDS_RSOCKET_CONNECTIONS", "300"))
 # A cancelled alarm of 30 s, what the connection manager remembers for a while; the link alone,
 # without its window, would be 2,000.
-LEFT_BYTES_EACH_MAX = 500
+LEFT_BYTES_EACH_MAX = 900
 
 
 def echo_on_each(count: int) -> None:
