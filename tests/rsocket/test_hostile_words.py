@@ -180,12 +180,14 @@ def test_memory_that_is_not_the_peers_cannot_be_named(scene: Siege, named: str) 
 def test_a_flood_of_words_ends_at_the_credits(scene: Siege) -> None:
     stranger, victim = scene.connected()
     before = scene.both.there.memory_bytes
-    for _ in range(1000):
-        stranger.post(emit_word(Op.DATA, 1), b"x", buffer_of(stranger))
+    for _ in range(5):
+        for _ in range(200):
+            stranger.post(emit_word(Op.DATA, 1), b"x", buffer_of(stranger))
+        scene.others_are_well(1000)
     scene.until_cut(victim, "without a credit")
     assert victim.stream is not None
     assert victim.stream.stats.messages_received == QUEUE
-    assert scene.both.there.memory_bytes == before
+    assert scene.both.there.memory_bytes <= before
     room = memoryview(bytearray(100))
     assert victim.receive_into(room) == QUEUE, "what was in order stays readable"
     scene.nothing_is_left(victim)
