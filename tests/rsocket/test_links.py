@@ -83,3 +83,15 @@ def test_a_device_without_immediate_data_is_refused() -> None:
     with pytest.raises(OSError, match="bare lacks rdma_with_imm") as caught:
         Opening(adapter)
     assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_a_window_grows_on_a_long_way_for_a_reader_who_keeps_up() -> None:
+    """A round trip takes far longer than a read: something is always published, and on its way."""
+    with ends("sim") as both:
+        left, right = both.connect()
+        data = bytes(4 << 20)
+        assert send_all(both, left, data, right, step=1 << 16) == data
+        assert right.stream is not None
+        assert left.stream is not None
+        assert right.stream.stats.window_grown >= 5
+        assert left.stream.stats.messages_sent < 300  # 1,024 through a window of 8 KiB

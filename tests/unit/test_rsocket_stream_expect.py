@@ -1,6 +1,7 @@
 """Receives that octets fill in place: what is copied, what is not, and every way to end early."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from urds.rsocket.wire.connect_data import Sge
 KIB = 1024
 OCTETS = random.Random(0).randbytes(100_000)
 ORIGINAL = StreamSettings(is_own=False)
+HOLDING = StreamSettings(held_wait_bytes=1 << 19)
 
 
 def send_all(pair: Pair, octets: bytes) -> None:
@@ -299,7 +301,7 @@ def test_short_waits_grow_the_window_until_it_covers_them() -> None:
 
 def test_a_long_wait_holds_the_window_back() -> None:
     """512 KiB: an eighth is copied of each at most, and the window does not outgrow it."""
-    pair = Pair(is_settled=True)
+    pair = Pair(StreamSettings(), HOLDING, is_settled=True)
     right = pair.right.stream
     wait_for_all(pair, 512 * KIB, 8)
     assert right._window._ring.byte_count == 64 * KIB
@@ -312,7 +314,7 @@ def test_a_long_wait_holds_the_window_back() -> None:
     [(1 << 20, 128 * KIB), (1 << 21, 256 * KIB), (1 << 24, 256 * KIB)],
 )
 def test_an_eighth_of_a_long_wait_is_kept_in_the_window(byte_count: int, held: int) -> None:
-    pair = Pair(StreamSettings(), StreamSettings(is_receive_fixed=True, receive_bytes=1 << 20))
+    pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 20))
     pair.run()
     memory = Memory(memoryview(bytearray(0)), 0x1000, 1)
     assert pair.right.stream.expect(memory, byte_count) == 1 << 20
@@ -327,7 +329,7 @@ def test_an_eighth_of_a_long_wait_is_kept_in_the_window(byte_count: int, held: i
 
 def test_a_window_that_is_large_already_is_held_back_too() -> None:
     """It grew to 512 KiB for a reader who did not expect; its last pieces are copied still."""
-    pair = Pair(StreamSettings(), StreamSettings(window_max_bytes=1 << 19), is_settled=True)
+    pair = Pair(StreamSettings(), replace(HOLDING, window_max_bytes=1 << 19), is_settled=True)
     right = pair.right.stream
     taken, octets = 0, bytes(4 << 20)
     while right._window._ring.byte_count < 1 << 19:
@@ -343,7 +345,7 @@ def test_a_window_that_is_large_already_is_held_back_too() -> None:
 
 def test_a_reader_who_expects_no_more_gets_all_of_the_window_again() -> None:
     """Once the long wait is over and an octet more was read."""
-    pair = Pair(StreamSettings(), StreamSettings(is_receive_fixed=True, receive_bytes=1 << 20))
+    pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 20))
     pair.run()
     wait_for_all(pair, 1 << 20, 3)
     window = pair.right.stream._window
@@ -359,7 +361,7 @@ def test_a_reader_who_expects_no_more_gets_all_of_the_window_again() -> None:
 
 def test_a_window_that_was_held_back_goes_on_from_any_offset() -> None:
     """Parts of 37,500 octets leave the ring where no step ends; it comes round all the same."""
-    pair = Pair(StreamSettings(), StreamSettings(is_receive_fixed=True, receive_bytes=1 << 19))
+    pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 19))
     pair.run()
     wait_for_all(pair, 600_000, 3)
     right = pair.right.stream

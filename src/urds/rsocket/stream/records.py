@@ -101,6 +101,7 @@ class StreamSettings:
     is_receive_fixed: bool = False  # somebody chose a size: do not tune it
     window_first_bytes: int = 1 << 13
     window_max_bytes: int = 1 << 22
+    held_wait_bytes: int = 1 << 22  # of a wait in place from which on the window is held back
     send_bytes: int = 1 << 17  # copied octets that may wait for their completion
     chunk_max_bytes: int = 1 << 18  # of one write
     iomap_slots: int = 0  # buffers that the peer may map to us

@@ -30,8 +30,8 @@ from urds.rsocket.stream.records import (
     StreamStats,
 )
 
-HELD_WAIT_BYTES_MIN: Final = 1 << 19  # of a wait for which the window is held back
 HELD_BYTES_MAX: Final = 1 << 18
+EDGES_MIN: Final = 4  # messages in a row that end where a piece ends: space is what stops the peer
 
 
 class Window(Publishing):
@@ -40,7 +40,9 @@ class Window(Publishing):
     __slots__ = (
         "_ahead",
         "_arrived",
+        "_edges",
         "_expected",
+        "_held_wait_bytes",
         "_landed",
         "_message_ends",
         "_messages_received",
@@ -61,6 +63,8 @@ class Window(Publishing):
         self.readable_bytes = 0
         self._stretches: list[Stretch] = []  # arrived and not read, in order
         self._arrived = 0  # octets since the beginning
+        self._edges = 0  # messages in a row that ended where a piece ends
+        self._held_wait_bytes = settings.held_wait_bytes
         self._messages_received = 0
         self._message_ends: list[int] = []  # of messages not read, in octets like `_arrived`
         self._expected: Area | None = None
@@ -93,6 +97,7 @@ class Window(Publishing):
             self._land(piece.area, piece.offset, byte_count)
             piece.offset += byte_count
             piece.byte_count -= byte_count
+            self._edges = 0
         else:
             self._fill_pieces(byte_count)
 
@@ -112,7 +117,10 @@ class Window(Publishing):
                 break
             if not piece.is_continued_by(unfilled[0]):
                 raise RemoteProtocolError(f"message goes {byte_count} octets beyond its piece")
-        self._is_full = self._is_full or not unfilled
+        # On a long way something is always published that the peer does not know of yet: that it
+        # stops for space shows by where its messages end.
+        self._edges = 0 if piece.byte_count else self._edges + 1
+        self._is_full = self._is_full or not unfilled or self._edges >= EDGES_MIN
         self.may_be_due = True
 
     def _land(self, area: Area, offset: int, byte_count: int) -> None:
@@ -260,7 +268,7 @@ class Window(Publishing):
         More would be copied instead of arriving in place at the next one. Less would leave the
         peer idle between two waits, which costs shorter waits more than the copy.
         """
-        if byte_count >= HELD_WAIT_BYTES_MIN:
+        if byte_count >= self._held_wait_bytes:
             self._held_until = self._read + byte_count
             self._held_bytes = min(byte_count // 8, HELD_BYTES_MAX)
 
