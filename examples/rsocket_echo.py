@@ -1,4 +1,4 @@
-"""A stream and a write into the peer's memory, over rsockets: what a TCP program would do, and more.
+"""A stream and a write into the peer's memory, over rsockets: what a TCP program does, and more.
 
 Both ends are in this process; between two processes of a host, or two hosts, nothing changes. The
 octets go through shared memory where both ends are on one host, else as iWARP over TCP.

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from urds.rsocket.stream import StreamSettings
-
 from urds.rsocket import devices
 from urds.rsocket.link import Link, LinkState
 from urds.rsocket.listening import Listening
 from urds.rsocket.opening import Opening
+from urds.rsocket.stream import StreamSettings
 from urds.verbs.device import find_device
 from urds.verbs.providers.sim import SimNetwork
 

@@ -13,7 +13,7 @@ from urds.verbs.engine.numbers import (
     WCStatus,
     WROpcode,
 )
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.packets import PacketFlag, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QPCap
 from urds.verbs.engine.work import SendWR
 
