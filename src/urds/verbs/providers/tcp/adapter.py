@@ -37,7 +37,6 @@ from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
 BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: verbs-and-roce.md 14.3
 PRIVATE_DATA_MAX: Final = 508  # of 512 that MPA carries, four are the counts of reads
 _QPN_FIRST: Final = 0x10
-_LEAVING_MIN: Final = 64  # streams that are over: up to here nobody looks which are closed
 _QPN_END: Final = 1 << 24
 _CONNECTED: Final = frozenset({QPState.RTR, QPState.RTS, QPState.SQD})
 
@@ -64,7 +63,6 @@ class TcpAdapter(Adapter):
         self.strangers = Strangers()
         self.listeners: set[TcpListener] = set()
         self._leaving: set[Stream] = set()
-        self._leaving_max = _LEAVING_MIN
         self._queue_pairs: dict[int, QueuePair] = {}
         self._owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
@@ -194,11 +192,12 @@ class TcpAdapter(Adapter):
             del self._owners[qp.qpn]
 
     def leave(self, stream: Stream) -> None:
-        """Remember a stream that is over, whose last octets still leave."""
+        """Remember a stream that is over, while its last octets leave."""
         self._leaving.add(stream)
-        if len(self._leaving) > self._leaving_max:
-            self._leaving = {each for each in self._leaving if each.is_open}
-            self._leaving_max = max(_LEAVING_MIN, 2 * len(self._leaving))
+
+    def forget_stream(self, stream: Stream) -> None:
+        """Forget a stream that is closed."""
+        self._leaving.discard(stream)
 
     # -- connections
 
@@ -298,7 +297,7 @@ class TcpAdapter(Adapter):
                 listener.close()
             for connection in list(self.connections):
                 connection.abort()
-            for stream in self._leaving:
+            for stream in list(self._leaving):
                 stream.abort()
             self.datagrams.close()
         self.reactor.close()

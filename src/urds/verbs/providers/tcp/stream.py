@@ -63,6 +63,9 @@ class Host(Protocol):
     def pump_events(self, qp: QueuePair) -> None:
         """Hand on the asynchronous events of a queue pair."""
 
+    def forget_stream(self, stream: "Stream") -> None:
+        """Forget a stream that is closed."""
+
 
 class Stream:
     """The octets of one connection in both directions. `on_end` is called once."""
@@ -392,6 +395,7 @@ class Stream:
         if self.is_open:
             self._host.reactor.unwatch(self._socket.fileno())
             self._socket.close()
+            self._host.forget_stream(self)
 
 
 def _code_name(code: int) -> str:
