@@ -77,7 +77,8 @@ def test_a_closed_socket_leaves_nothing_behind() -> None:
         before = left()
         for _ in range(5):
             one_life()
-        assert left() == before
+        # What tests before this one have closed may go meanwhile: then less is left.
+        until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
 
 
 def test_threads_that_share_sockets_and_devices_get_nothing_wrong() -> None:

@@ -23,10 +23,10 @@ from typing import Any, Final
 from urds.rsocket.aio_server import Server
 from urds.rsocket.aio_transport import StreamTransport
 from urds.rsocket.aio_waiting import door, until
+from urds.rsocket.socket_streams import BACKLOG_DEFAULT
 from urds.rsocket.sockets import Socket
 
 LIMIT_BYTES: Final = 1 << 16  # of a line, and half of what a reader buffers; as asyncio has it
-BACKLOG_DEFAULT: Final = 128
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 Factory = Callable[[], asyncio.BaseProtocol]

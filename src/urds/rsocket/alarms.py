@@ -32,6 +32,10 @@ class Alarms:
     """Calls that are due; each runs without a lock, in the alarms' own thread."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Be as new: at first, and in the child of a fork, where the thread is not."""
         self._changed = threading.Condition()
         self._due: list[tuple[int, int, Alarm]] = []
         self._numbers = count()
@@ -65,8 +69,4 @@ class Alarms:
 alarms = Alarms()
 
 
-def _renew_in_child() -> None:
-    alarms.__init__()  # type: ignore[misc]  # the same object: others hold it
-
-
-os.register_at_fork(after_in_child=_renew_in_child)
+os.register_at_fork(after_in_child=alarms.begin)

@@ -68,6 +68,10 @@ class _Process:
     """The service of this process, once there is one."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Have no service."""
         self.lock = threading.RLock()  # a finalizer may call while its thread is in here
         self.service: DatagramService | None = None
 
@@ -86,7 +90,7 @@ def service() -> DatagramService:
 def _abandon_in_child() -> None:
     if _process.service is not None:
         _process.service.abandon_in_child()
-    _process.__init__()  # type: ignore[misc]  # the same object: `service` holds it
+    _process.begin()
 
 
 os.register_at_fork(after_in_child=_abandon_in_child)

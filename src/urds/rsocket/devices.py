@@ -32,6 +32,10 @@ class _Process:
     """What the rsockets of this process have opened; a forked child begins anew."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Have opened nothing."""
         self.lock = threading.Lock()
         self.opened: list[Opening] = []
         self.used: list[Opening] | None = None  # those of `use`
@@ -157,7 +161,7 @@ def _forget_in_child() -> None:
     """Leave everything to the parent: a child opens devices of its own."""
     for device in _process.opened:
         device.is_abandoned = True
-    _process.__init__()  # type: ignore[misc]  # the same object, as new
+    _process.begin()
 
 
 atexit.register(_close_all)

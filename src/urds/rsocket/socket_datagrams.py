@@ -63,16 +63,6 @@ class DatagramSocket(Socket):
         link = self._open_link()
         link.connect(socket_names.reachable(self._parse(address, "connect")))
 
-    def connect_ex(self, address: Any, /) -> int:
-        """Connect; return 0 or the errno. A name that nobody knows still raises."""
-        try:
-            self.connect(address)
-        except system.gaierror:
-            raise
-        except OSError as refused:
-            return refused.errno or 0
-        return 0
-
     def getpeername(self) -> Any:
         """Return the chosen target. Raises OSError: ENOTCONN."""
         link = self._open_link()

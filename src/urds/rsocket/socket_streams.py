@@ -8,7 +8,6 @@ Linux's TCP.
 from __future__ import annotations
 
 import errno
-import socket as system
 from functools import partial
 from socket import (
     IPPROTO_TCP,
@@ -152,16 +151,6 @@ class StreamSocket(MappingSocket):
             self._is_told = True
             return
         raise self._connect_error(link)
-
-    def connect_ex(self, address: Any, /) -> int:
-        """Connect; return 0 or the errno. A name that nobody knows still raises."""
-        try:
-            self.connect(address)
-        except system.gaierror:
-            raise
-        except OSError as refused:
-            return refused.errno or errno.EAGAIN  # a timeout of Python has none
-        return 0
 
     def _begin_connect(self, address: Any) -> Link:
         """Return the link that connects: the one under way, or a new one."""

@@ -131,6 +131,16 @@ class Socket(SocketBase):
         """What happened so far; None where there is no connection, or no more."""
         raise NotImplementedError
 
+    def connect_ex(self, address: Any, /) -> int:
+        """Connect; return 0 or the errno. A name that nobody knows still raises."""
+        try:
+            self.connect(address)
+        except system.gaierror:
+            raise
+        except OSError as refused:
+            return refused.errno or errno.EAGAIN  # a timeout of Python has none
+        return 0
+
     def getsockname(self) -> Any:
         """Return our address; zeros before there is one."""
         self._check_open()
