@@ -210,7 +210,7 @@ def test_a_stream_is_made_of_what_was_set() -> None:
     ):
         chosen = change(level, option, value, before=chosen)
     made = options.stream_settings(chosen)
-    assert (made.send_queue, made.receive_queue, made.inline_bytes) == (100, 50, 32)
+    assert (made.send_queue, made.receive_queue) == (100, 50)
     assert (made.receive_bytes, made.is_receive_fixed, made.send_bytes) == (20_000, True, 40_000)
     assert (made.iomap_slots, made.no_delay, made.keepalive_ns) == (256, True, 9_000_000_000)
 

@@ -123,7 +123,6 @@ def stream_settings(options: Options) -> StreamSettings:
     return StreamSettings(
         send_queue=options.send_queue,
         receive_queue=options.receive_queue,
-        inline_bytes=options.inline_bytes,
         receive_bytes=options.receive_bytes,
         is_receive_fixed=options.is_receive_fixed,
         send_bytes=options.send_bytes,

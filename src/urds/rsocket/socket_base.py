@@ -79,10 +79,7 @@ class SocketBase(system.socket):
         """Return what can be done now without waiting. Raises OSError: EBADF."""
         self._check_open()
         behind = self._behind()
-        if behind is None:
-            return _IDLE
-        now = behind.readiness()
-        return Readiness(now.readable, now.writable, now.hung_up, now.failed)
+        return _IDLE if behind is None else behind.readiness()
 
     def fileno(self) -> int:
         """Return a descriptor for select, poll and epoll; -1 once closed.

@@ -96,7 +96,6 @@ class StreamSettings:
 
     send_queue: int = 384  # requests, CONTROL_SLOTS of them for control
     receive_queue: int = 384  # messages that may wait to be read
-    inline_bytes: int = 64  # a hint for the shell; the core always hands out octets
     receive_bytes: int = 1 << 17  # of the window, if `is_receive_fixed`
     is_receive_fixed: bool = False  # somebody chose a size: do not tune it
     window_first_bytes: int = 1 << 13
