@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.datagram_link import DatagramLink
 from urds.rsocket.dgram import Address, DatagramSettings
 from urds.rsocket.opening import Opening
 from urds.verbs.device import find_device

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.datagram_link import DatagramLink
 from urds.rsocket.opening import Opening
 from urds.verbs.device import find_device
 

@@ -18,7 +18,7 @@ from tests.rsocket.datagram_ends import (
     until,
     use_queue_pairs,
 )
-from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.datagram_link import DatagramLink
 from urds.rsocket.dgram import DatagramSettings
 
 SLOW = DatagramSettings()  # once a second over UDP again: not within these tests

@@ -18,8 +18,8 @@ from tests.rsocket.datagram_ends import (
     until,
     use_queue_pairs,
 )
+from urds.rsocket.datagram_link import DatagramLink
 from urds.rsocket.datagram_look_ups import look_ups_of
-from urds.rsocket.datagram_socket import DatagramLink
 from urds.rsocket.dgram import DatagramStats
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
 from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from tests.rsocket.datagram_ends import HASTY, Ends, address_of, ends, take, until
-from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.datagram_link import DatagramLink
 from urds.rsocket.dgram import Address
 from urds.rsocket.wire.datagram_headers import DatagramOp, UdpHeader
 

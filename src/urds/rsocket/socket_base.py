@@ -22,7 +22,7 @@ from urds.rsocket.refusals import closed
 from urds.rsocket.watching import Watchers
 
 if TYPE_CHECKING:
-    from urds.rsocket.datagram_socket import DatagramLink
+    from urds.rsocket.datagram_link import DatagramLink
     from urds.rsocket.link import Link
     from urds.rsocket.listening import Listening
     from urds.rsocket.opening import Opening

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from urds.rsocket import devices, options, socket_names
 from urds.rsocket.constants import SOL_RDMA
-from urds.rsocket.datagram_socket import DatagramLink
+from urds.rsocket.datagram_link import DatagramLink
 from urds.rsocket.dgram import DatagramSettings
 from urds.rsocket.refusals import closed, refusal
 from urds.rsocket.socket_waiting import Patience

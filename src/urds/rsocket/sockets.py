@@ -20,7 +20,7 @@ from urds.rsocket.refusals import refusal
 from urds.rsocket.socket_base import SocketBase
 
 if TYPE_CHECKING:
-    from urds.rsocket.datagram_socket import DatagramLink
+    from urds.rsocket.datagram_link import DatagramLink
     from urds.rsocket.dgram import DatagramStats
     from urds.rsocket.link import Link
     from urds.rsocket.stream import StreamStats
