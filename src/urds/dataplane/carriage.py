@@ -1,0 +1,83 @@
+"""Paths whose messages another transport carries: RDS over RDMA beside the plane's own streams.
+
+A `CarriedPath` is to a mailbox what a path with a TCP stream is: it queues messages, counts them
+against the sender's account, and gives what arrives to the plane. How they travel is its own
+affair. It is made by its transport and shown to the plane with `Plane.add_carried`.
+
+Locks. The transport's own lock (an adapter's) comes *before* the plane's. So what the plane calls
+with its lock held takes no other; `push` is for threads that hold no lock at all, and `push_soon`
+for everybody else: it never waits for a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from urds.dataplane.base import Address, Buffer, MessageRow, PathRow
+from urds.dataplane.operations import Operation
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Mailbox
+
+
+class CarriedPath(Protocol):
+    """One connection to a peer, by a transport that carries whole messages."""
+
+    local: Address
+    peer: Address
+    index: int  # 0: there is one connection to a peer
+    full: bool  # at its bound of messages: nothing more may be queued
+    message_bytes_max: int  # the longest message it carries
+    room_wanted: set[Mailbox]  # senders that wait for `full` to end; told by the path
+
+    # -- plane's lock held
+
+    def queue(
+        self,
+        sender: Mailbox,
+        target_port: int,
+        payload: Buffer,
+        extension: bytes,
+        operations: Sequence[Operation],
+    ) -> None:
+        """Take a message; its octets count in `sender.send_queued_bytes` until acknowledged."""
+
+    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+        """Remove a mailbox's messages, to one port or all; return how many. Their operations end
+        with CANCELED unless they have ended."""
+
+    def holds(self, mailbox: Mailbox | None = None) -> bool:
+        """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
+
+    def note_map_due(self) -> None:
+        """Our congestion map changed: it goes out with the next push."""
+
+    def undelivered(self) -> int:
+        """Return how many messages the peer does not have yet and could get."""
+
+    def row(self) -> PathRow:
+        """Describe the path for rds-info."""
+
+    def unsent_rows(self) -> list[MessageRow]:
+        """List what was never sent."""
+
+    def sent_rows(self) -> list[MessageRow]:
+        """List what was sent and is not acknowledged."""
+
+    # -- no lock held
+
+    def push(self) -> None:
+        """Carry what is queued, in the caller's thread, which holds no lock."""
+
+    def push_soon(self) -> None:
+        """See to it that what is queued is carried soon; never waits for a lock."""
+
+    def resume(self) -> None:
+        """Take in messages again: the mailbox that made us pause is at half. As `push_soon`."""
+
+    def end(self) -> None:
+        """Acknowledge what came in and end the connection in order; the plane closes."""
+
+    def abandon_in_child(self) -> None:
+        """Forget the connection after a fork: it is the parent's. Takes no lock."""
