@@ -173,6 +173,20 @@ def test_who_borrowed_writes_into_the_owners_memory() -> None:
     assert (world.borrowings.placed, len(world.borrowings)) == (2, 1)
 
 
+def test_a_loan_ends_with_its_region_though_the_chosen_key_comes_back() -> None:
+    world, key = World(), 0x1234_5678
+    old, new = (world.allocations.allocate(BYTES) for _ in range(2))
+    region = world.keys.register(world.pd, old, ADDRESS, WRITE, key=key)
+    assert region.rkey == key and isinstance(world.lend(key), Lend)
+    world.keys.deregister(region)
+    world.keys.register(world.pd, new, ADDRESS, WRITE, key=key)
+    assert world.borrowings.place(QPN, key, ADDRESS, b"late") is False
+    assert not any(old) and not any(new)
+    world.lend(key)
+    assert world.borrowings.place(QPN, key, ADDRESS, b"anew") is True
+    assert bytes(new[:4]) == b"anew"
+
+
 @pytest.mark.parametrize("offset", [-1, BYTES - 2, BYTES, 1 << 60, -ADDRESS])
 def test_what_is_out_of_range_is_not_placed(offset: int) -> None:
     world = World()

@@ -3,7 +3,8 @@
 A key is 32 bits: a 24-bit index and an 8-bit variant. Memory regions take their indices from one
 range, memory windows from another, and no key is 0. With a source of chance both parts are drawn,
 so that nobody can tell one key from another; without it indices count up, an index that comes back
-gets its next variant, and freed indices wait in line as long as fresh ones are left.
+gets its next variant, and freed indices wait in line as long as fresh ones are left. A region may
+also ask for a key that its owner chose, so that several adapters know his memory by the same one.
 
 An access that is allowed gets a slice of the region's view, and only that: nothing outside a
 region can be touched, whatever a peer writes into its packets. The table knows no queue pair and
@@ -11,7 +12,7 @@ no lock; its adapter's lock guards it. Source: verbs-and-roce.md section 11.
 """
 
 import errno
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,8 @@ VARIANT_BITS: Final = 8
 REGION_INDEX_FIRST: Final = 1
 WINDOW_INDEX_FIRST: Final = 1 << 23
 INDEX_END: Final = 1 << 24
+# Keys that a region may have, and hence those that may be chosen for one.
+REGION_KEYS: Final = range(REGION_INDEX_FIRST << VARIANT_BITS, WINDOW_INDEX_FIRST << VARIANT_BITS)
 ADDRESS_END: Final = 1 << 64
 REGIONS_MAX: Final = 1 << 20
 WINDOWS_MAX: Final = 1 << 20
@@ -98,38 +101,50 @@ class _Indices:
     end: int
     count_max: int
     chance: "Random | None" = None
-    fresh: int = 0
-    freed: deque[int] = field(default_factory=deque)  # last keys of the indices that came back
-    drawn: set[int] = field(default_factory=set)
+    fresh: int = 0  # how many were counted up to, in use or not
+    freed: OrderedDict[int, int] = field(default_factory=OrderedDict)  # to the last key it had
+    used: set[int] = field(default_factory=set)
 
     def take(self) -> int:
-        if self.chance is not None:
-            return self._draw(self.chance)
-        if self.fresh < self.count_max:
-            self.fresh += 1
-            return (self.first + self.fresh - 1) << VARIANT_BITS
-        if self.freed:
-            return next_variant(self.freed.popleft())
-        raise self._exhausted()
+        self._demand_room()
+        key = self._count_on() if self.chance is None else self._draw(self.chance)
+        self.used.add(key >> VARIANT_BITS)
+        return key
+
+    def choose(self, key: int) -> None:
+        """Take the index of this very key. Raises OSError: EEXIST if any key has that index."""
+        index = key >> VARIANT_BITS
+        if index in self.used:
+            raise OSError(errno.EEXIST, f"key {key:#x}: its index is in use")
+        self._demand_room()
+        self.used.add(index)
+        self.freed.pop(index, None)
 
     def give_back(self, key: int) -> None:
         """Take a number back with the last key that it had."""
-        if self.chance is None:
-            self.freed.append(key)
-        else:
-            self.drawn.remove(key >> VARIANT_BITS)
+        index = key >> VARIANT_BITS
+        self.used.remove(index)
+        # One that was chosen ahead of the count is not remembered: chosen ones have no bound.
+        if self.chance is None and index < self.first + self.fresh:
+            self.freed[index] = key
+
+    def _count_on(self) -> int:
+        while self.fresh < self.count_max:
+            self.fresh += 1
+            index = self.first + self.fresh - 1
+            if index not in self.used:
+                return index << VARIANT_BITS
+        return next_variant(self.freed.popitem(last=False)[1])
 
     def _draw(self, chance: "Random") -> int:
-        if len(self.drawn) >= self.count_max:
-            raise self._exhausted()
         # At most an eighth of the range is in use, so this ends after few tries.
-        while (index := chance.randrange(self.first, self.end)) in self.drawn:
+        while (index := chance.randrange(self.first, self.end)) in self.used:
             pass
-        self.drawn.add(index)
         return index << VARIANT_BITS | chance.randrange(1 << VARIANT_BITS)
 
-    def _exhausted(self) -> OSError:
-        return OSError(errno.ENOMEM, f"all {self.count_max} keys are in use")
+    def _demand_room(self) -> None:
+        if len(self.used) >= self.count_max:
+            raise OSError(errno.ENOMEM, f"all {self.count_max} keys are in use")
 
 
 class KeyTable:
@@ -162,13 +177,28 @@ class KeyTable:
         """Return the region of a local key, `None` if there is none."""
         return self._regions.get(lkey)
 
-    def register(self, pd: object, view: memoryview, address: int, access: AccessFlag) -> Region:
-        """Register a C-contiguous view under a fresh key; `address` names its first octet.
+    def register(
+        self,
+        pd: object,
+        view: memoryview,
+        address: int,
+        access: AccessFlag,
+        *,
+        key: int | None = None,
+    ) -> Region:
+        """Register a C-contiguous view; `address` names its first octet.
 
-        Raises OSError: EINVAL for access flags or an address that cannot be, ENOMEM at the limit.
+        key: one of REGION_KEYS, which becomes both keys; without it the region gets a fresh one.
+        Raises OSError: EINVAL for access flags, an address or a key that cannot be, EEXIST while
+        the index of the chosen key is in use, ENOMEM at the limit.
         """
         octets, bits = _checked(view, address, access)
-        key = self._region_indices.take()
+        if key is None:
+            key = self._region_indices.take()
+        elif key in REGION_KEYS:
+            self._region_indices.choose(key)
+        else:
+            raise OSError(errno.EINVAL, f"key {key:#x} is none that a region may have")
         region = Region(
             pd, octets, address, octets.nbytes, AccessFlag(bits), key, key, access_bits=bits
         )

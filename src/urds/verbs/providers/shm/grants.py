@@ -72,9 +72,17 @@ class LendingKeys(KeyTable):
 
     # -- as KeyTable
 
-    def register(self, pd: object, view: memoryview, address: int, access: AccessFlag) -> Region:
+    def register(
+        self,
+        pd: object,
+        view: memoryview,
+        address: int,
+        access: AccessFlag,
+        *,
+        key: int | None = None,
+    ) -> Region:
         """Register as KeyTable does, and remember what peers may borrow."""
-        region = super().register(pd, view, address, access)
+        region = super().register(pd, view, address, access, key=key)
         self._remember(region)
         return region
 
