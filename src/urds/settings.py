@@ -90,6 +90,25 @@ def _one_of(*choices: int) -> Rule:
     return Rule(read, "one of " + ", ".join(map(str, choices)))
 
 
+def _word(*choices: str) -> Rule:
+    def read(value: object) -> str:
+        if value not in choices:
+            raise ValueError
+        return str(value)
+
+    return Rule(read, "one of " + ", ".join(choices))
+
+
+def _words() -> Rule:
+    def read(value: object) -> tuple[str, ...]:
+        given = value.replace(",", " ").split() if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            raise TypeError
+        return tuple(given)
+
+    return Rule(read, "names with commas between them")
+
+
 def _networks() -> Rule:
     def read(value: object) -> tuple[str, ...]:
         given = value.replace(",", " ").split() if isinstance(value, str) else value
@@ -159,6 +178,13 @@ class Settings:
     # The end: of the process, and in the background of a closed socket without SO_LINGER.
     drain_s: float = _tunable(1.0, _seconds(3600))
     linger_s: float = _tunable(1.0, _seconds(3600))  # 0 cancels at close, as Linux does
+    # RDS over RDMA: what bind takes unless SO_RDS_TRANSPORT chose, the devices in the order in which
+    # peers are sought on them, and the rings of a connection as net.rds.ib has them.
+    transport: str = _tunable("tcp", _word("tcp", "ib"))
+    rdma_devices: tuple[str, ...] = _tunable(("shm0", "tcp0"), _words())
+    ib_max_send_wr: int = _tunable(256, _integer(16, 16_384))
+    ib_max_recv_wr: int = _tunable(256, _integer(16, 16_384))
+    ib_flow_control: bool = _tunable(False, _switch())  # offer credits; needs both sides
     # Where endpoints live, who may look, and whose faults to keep.
     node: str = _tunable(AUTO, _place())
     info_socket: bool = _tunable(True, _switch())  # answer `urds info` of the same user

@@ -100,7 +100,7 @@ class SocketBase(system.socket):
                     self._set_transport(None)
                 raise
             self._backend, self._mailbox = backend, mailbox
-            self._set_transport(Transport.TCP)
+            self._set_transport(backend.transport_of(mailbox))
             if self._placeholder is not None:
                 self._placeholder.become(mailbox.fileno())
             if not self._settings.strict_linux:  # strictness looks at flags first

@@ -35,11 +35,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "readiness": set(),
     "dataplane": {"addresses", "wire", "settings", "readiness"},
     "transport": {"proto", "dataplane", "wire", "settings"},
-    "transport.rdma": {"proto", "dataplane", "wire", "settings", "transport", "verbs"},
+    "transport.rdma": {
+        *("proto", "dataplane", "wire", "settings", "transport"),
+        *("verbs", "verbs.engine", "verbs.providers"),
+    },
     "verbs.providers": {"verbs.engine", "verbs.cm", "dataplane", "wire", "settings"},
     "verbs": {"verbs.engine", "verbs.cm", "verbs.providers", "wire", "settings"},
-    "driver": {"proto", "dataplane", "transport", "wire", "settings"},
-    "backend": {"driver", "proto", "dataplane", "transport", "wire", "settings"},
+    "driver": {"proto", "dataplane", "transport", "transport.rdma", "wire", "settings"},
+    "backend": {
+        *("driver", "proto", "dataplane", "transport", "transport.rdma", "wire", "settings"),
+    },
     "socket_base": {"backend", "addresses", "options", "placeholder", "settings"},
     "sockets": {"socket_base", "backend", "verbs", "addresses", "options", "cmsg", "settings"},
     "installation": {"sockets"},
@@ -64,6 +69,8 @@ CORES = (
     *("wire", "proto", "verbs.engine", "verbs.cm"),
     *("rsocket.wire", "rsocket.stream", "rsocket.dgram"),
     *(f"dataplane.reference.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
+    *(f"transport.rdma.{part}" for part in ("core", "sending", "receiving", "credits", "frames")),
+    *(f"transport.rdma.{part}" for part in ("endpoint", "peer", "events", "settings", "work")),
 )
 NOT_IN_A_CORE = {
     "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",

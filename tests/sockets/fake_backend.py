@@ -98,6 +98,9 @@ class FakeBackend:
         self.bound.append(FakeMailbox(address, port or 5000 + len(self.bound), settings))
         return self.bound[-1]
 
+    def transport_of(self, mailbox: FakeMailbox) -> Transport:
+        return Transport.IB if self.transports[-1] is Transport.IB else Transport.TCP
+
     def closed(self, mailbox: FakeMailbox) -> None:
         """Record."""
         self.ended.append(mailbox)

@@ -9,7 +9,7 @@ a listener to be set up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from urds.constants import Transport
 from urds.dataplane.base import (
@@ -26,6 +26,9 @@ from urds.dataplane.base import (
     SocketAddress,
 )
 from urds.settings import Settings
+
+if TYPE_CHECKING:
+    from urds.transport.rdma.regions import RegionTable
 
 __all__ = [
     "ALL_GROUPS",
@@ -64,6 +67,18 @@ class Backend(Protocol):
         EADDRINUSE if a socket of this process has the address and port, or another process the
         address (the text says what to do), EADDRNOTAVAIL if the address is not of this host,
         ENOPROTOOPT if it is not and a transport was chosen.
+        """
+
+    def transport_of(self, mailbox: Mailbox) -> Transport:
+        """Return by what a mailbox sends: TCP or IB."""
+
+    def regions(self) -> RegionTable:
+        """Return the memory regions of this process; for mailboxes over RDMA."""
+
+    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+        """Tell whether a mailbox over RDMA has a connection to the peer; if not, ask for one.
+
+        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
         """
 
     def closed(self, mailbox: Mailbox) -> None:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from urds.backend import process
 from urds.backend.processes import report_of_this_process
@@ -21,6 +22,9 @@ from urds.dataplane.reference.plane import Plane
 from urds.driver.driver import Driver
 from urds.errors import Refusal, os_error
 from urds.settings import Settings
+
+if TYPE_CHECKING:
+    from urds.transport.rdma.regions import RegionTable
 
 _S = 1_000_000_000
 _log = logging.getLogger("urds")
@@ -52,11 +56,25 @@ class InProcess:
     ) -> Mailbox:
         """Bind a socket; see `Backend.bind`."""
         try:
-            return self._driver.bind(address, port, settings)
+            return self._driver.bind(address, port, settings, transport)
         except OSError as failure:
             if transport is not None and failure.errno == _NOT_LOCAL.errno:
                 raise os_error(Refusal.TRANSPORT_MISSING, f"{address}") from failure
             raise
+
+    def transport_of(self, mailbox: Mailbox) -> Transport:
+        """Return by what a mailbox sends."""
+        return Transport.IB if mailbox in self._driver.rdma else Transport.TCP
+
+    def regions(self) -> RegionTable:
+        """Return the memory regions of this process, for mailboxes over RDMA."""
+        with self._driver.lock:
+            return self._driver.rdma.regions()
+
+    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+        """Tell whether a mailbox over RDMA has a connection to the peer; if not, ask for one."""
+        with self._driver.lock:
+            return self._driver.rdma.connected(mailbox, peer)
 
     def closed(self, mailbox: Mailbox) -> None:
         """Free the port of a mailbox that its socket has closed."""
@@ -75,14 +93,14 @@ class InProcess:
         stats = self._driver.stats
         control = {field.name: getattr(stats, field.name) for field in fields(stats)}
         control["pongs_kept_back"] = self._driver.pongs_kept_back
-        return {**self.snapshot().counters, **control}
+        return {**self.snapshot().counters, **self._driver.rdma.counters(), **control}
 
     def _report(self) -> bytes:
         connected = dict(process.connected)
         return report_of_this_process(self.snapshot(), self.counters(), connected)
 
     def break_connections(self) -> int:
-        """Reset every TCP connection of this process, as a fault would; return how many."""
+        """Reset every connection of this process, as a fault would; return how many."""
         return self._driver.break_connections()
 
     def close(self) -> int:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from random import Random
 
-from urds.constants import MAX_MESSAGE_BYTES
+from urds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.dataplane import base
 from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
 from urds.driver.actions import Actions
@@ -25,6 +25,7 @@ from urds.driver.clock import now_ns
 from urds.driver.guard import Guard
 from urds.driver.hosts import LocalHost, PeerPaths
 from urds.driver.information import InformationSocket
+from urds.driver.rdma import Rdma, wants_rdma
 from urds.driver.streams import Streams
 from urds.errors import Refusal, os_error
 from urds.proto.connection import Connection
@@ -62,6 +63,7 @@ class Driver:
         self.guard = Guard(self)
         self.streams = Streams(self)
         self.actions = Actions(self)
+        self.rdma = Rdma(self)
         self._paths: dict[Path, tuple[LocalHost, Address]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
@@ -81,15 +83,25 @@ class Driver:
 
     # -- for application threads
 
-    def bind(self, address: Address, port: int, settings: MailboxSettings) -> Mailbox:
+    def bind(
+        self,
+        address: Address,
+        port: int,
+        settings: MailboxSettings,
+        transport: Transport | None = None,
+    ) -> Mailbox:
         """Bind a mailbox; the first of an address makes this process the host of it.
 
-        Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL, EIO.
+        Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL, EIO,
+        ENOPROTOOPT for RDMA without a device.
         """
         with self.lock:
             if self.failed:
                 raise os_error(Refusal.NODE_FAILED)
             host = self.hosts.get(address) or self._open(address)
+            over_rdma = wants_rdma(transport, self.settings)
+            if over_rdma:
+                self.rdma.open(address, endpoint_settings_of(self.settings, address))
             chosen = host.endpoint.bind(port)
             try:
                 mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
@@ -97,6 +109,8 @@ class Driver:
                 host.endpoint.release(chosen)
                 raise
             host.mailboxes.add(mailbox)
+            if over_rdma:
+                self.rdma.add(mailbox)
         return mailbox
 
     def unbind(self, mailbox: Mailbox) -> None:
@@ -107,6 +121,7 @@ class Driver:
                 return
             host.mailboxes.discard(mailbox)
             host.endpoint.release(mailbox.port)
+            self.rdma.forget(mailbox)
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
 
@@ -148,6 +163,9 @@ class Driver:
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
         """
         with self.lock:
+            if mailbox in self.rdma:
+                self.rdma.resolve(mailbox, peer)
+                return
             host = self.hosts[mailbox.local]
             if peer in self.hosts:
                 mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
@@ -160,9 +178,9 @@ class Driver:
             mailbox.route(peer, paths.path_for(mailbox.port))
 
     def break_connections(self) -> int:
-        """Reset every TCP connection of this process, as a fault would; return how many."""
+        """Reset every connection of this process, as a fault would; return how many."""
         with self.lock:
-            return self.streams.break_all()
+            return self.streams.break_all() + self.rdma.break_connections()
 
     def close(self, drain_ns: int) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
@@ -181,9 +199,11 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
+            self.rdma.stop_listening()
             if self._information is not None:
                 self._information.close()
         self.plane.close(0)
+        self.rdma.close()
         if not self._thread.is_alive():
             self.plane.release()
             os.close(self._bell)
@@ -197,6 +217,7 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
+            self.rdma.close()
             if self._information is not None:
                 self._information.close()
 
@@ -211,6 +232,7 @@ class Driver:
         for host in self.hosts.values():
             host.listener.close()
         self.streams.close()
+        self.rdma.abandon_in_child()
         if self._information is not None:
             self._information.abandon_in_child()
 
@@ -282,7 +304,7 @@ class Driver:
         now = now_ns()
         if self._watch_at_ns is not None and self._watch_at_ns <= now:
             self._watch_again()
-        deadlines = [self.streams.handle_timeout(now)]
+        deadlines = [self.streams.handle_timeout(now), self.rdma.turn(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:
@@ -314,6 +336,8 @@ class Driver:
             return
         if isinstance(event, base.PeerMap | base.Congested | base.LimitHit):
             return  # counted by the plane; nothing to decide
+        if self.rdma.take(event):
+            return
         host, peer = self._paths.get(event.path, (None, None))
         if host is None or peer is None:
             return  # the path was forgotten meanwhile

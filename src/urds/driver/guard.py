@@ -75,6 +75,10 @@ class Guard:
                 raise
             self._start_over(host, peer)
 
+    def note_fault(self) -> None:
+        """Log and count an exception that its own part has dealt with; called in an `except`."""
+        self._start_over(None, None)
+
     def _start_over(self, host: LocalHost | None, peer: Address | None) -> None:
         """Log, count, and have the peer's connections sought anew; called in an `except`."""
         at_ns = now_ns()

@@ -1,0 +1,173 @@
+"""The RDMA transport as the driver has it: made with the first socket that asks for it.
+
+Its node is another dispatcher of the control thread: reports of devices wait until the thread takes
+its turn, and what the endpoints decide is carried out there. Control lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from urds.constants import MAX_MESSAGE_BYTES, Transport
+from urds.dataplane import base
+from urds.dataplane.base import Address, Mailbox
+from urds.driver.clock import now_ns
+from urds.errors import Refusal, os_error
+
+if TYPE_CHECKING:
+    from urds.driver.driver import Driver
+    from urds.proto.settings import EndpointSettings
+    from urds.settings import Settings
+    from urds.transport.rdma.node import NodeSettings, RdmaNode
+    from urds.transport.rdma.regions import RegionTable
+
+_MS = 1_000_000
+_S = 1_000 * _MS
+
+
+class Rdma:
+    """The node of RDS over RDMA, or its absence."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.node: RdmaNode | None = None
+        self._mailboxes: set[Mailbox] = set()
+
+    def open(self, address: Address, settings: EndpointSettings) -> None:
+        """Listen at an address, on devices that are opened now if need be.
+
+        Raises OSError: ENOPROTOOPT without devices, EADDRINUSE, EADDRNOTAVAIL.
+        """
+        if self.node is None:
+            self.node = self._make()
+        self.node.open(address, settings)
+
+    def _make(self) -> RdmaNode:
+        # Who never asks for RDMA never pays for importing it.
+        from urds.driver.driver import first_sequence
+        from urds.transport.rdma.node import RdmaNode
+        from urds.transport.rdma.opening import open_devices
+
+        driver = self._driver
+        names = driver.settings.rdma_devices
+        try:
+            devices = open_devices(names)
+        except OSError as problem:
+            detail = f"devices {', '.join(names) or 'none'} (rdma_devices): {problem}"
+            raise os_error(Refusal.TRANSPORT_MISSING, detail) from problem
+        node = RdmaNode(
+            driver.plane,  # type: ignore[arg-type]  # the reference plane is the one that carries
+            devices,
+            settings=node_settings_of(driver.settings, driver.generation),
+            random=driver.random,
+            sequence_first=first_sequence,
+            now_ns=now_ns,
+        )
+        node.on_fault = driver.guard.note_fault
+        return node
+
+    # -- mailboxes
+
+    def add(self, mailbox: Mailbox) -> None:
+        """Note that a mailbox sends over RDMA."""
+        self._mailboxes.add(mailbox)
+
+    def __contains__(self, mailbox: object) -> bool:
+        """Tell whether a mailbox sends over RDMA."""
+        return mailbox in self._mailboxes
+
+    def forget(self, mailbox: Mailbox) -> None:
+        """Drop a mailbox that is closed."""
+        if mailbox in self._mailboxes and self.node is not None:
+            self._mailboxes.discard(mailbox)
+            self.node.forget_mailbox(mailbox)
+
+    def resolve(self, mailbox: Mailbox, peer: Address) -> None:
+        """Route a mailbox to a peer. Raises OSError: EACCES, EUSERS."""
+        self._have().resolve(mailbox, peer)
+
+    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+        """Tell whether there is a connection to the peer; if not, ask for one."""
+        return self._have().connected(mailbox, peer)
+
+    def regions(self) -> RegionTable:
+        """Return the memory regions of this process."""
+        return self._have().regions
+
+    def _have(self) -> RdmaNode:
+        assert self.node is not None, "a mailbox over RDMA was bound with a node"
+        return self.node
+
+    # -- the control thread
+
+    def take(self, event: base.Event) -> bool:
+        """Take an event of the plane if it is about one of our paths; return whether it was."""
+        if self.node is None or not isinstance(event, base.Wanted):
+            return False
+        if not self.node.owns(event.path):
+            return False
+        self.node.handle_wanted(event.path)  # type: ignore[arg-type]  # it is ours
+        return True
+
+    def turn(self, at_ns: int) -> int | None:
+        """Do what is due; return when to come again."""
+        return None if self.node is None else self.node.turn(at_ns)
+
+    # -- info and ends
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters ib_*, all 0 while nobody has asked for RDMA."""
+        return {} if self.node is None else self.node.counters.as_dict()
+
+    def break_connections(self) -> int:
+        """End every connection, as a fault would; return how many."""
+        return 0 if self.node is None else self.node.break_connections()
+
+    def stop_listening(self) -> None:
+        """Take no more requests."""
+        if self.node is not None:
+            self.node.stop_listening()
+
+    def close(self) -> None:
+        """Close links and devices; the plane has ended its paths. The control thread is gone."""
+        if self.node is not None:
+            self.node.close()
+
+    def abandon_in_child(self) -> None:
+        """Leave everything to the parent."""
+        if self.node is not None:
+            self.node.abandon_in_child()
+
+
+def node_settings_of(settings: Settings, generation: int) -> NodeSettings:
+    """Return what RDMA connections share."""
+    from urds.transport.rdma.core import CoreLimits
+    from urds.transport.rdma.node import NodeSettings
+    from urds.transport.rdma.settings import PeerSettings
+
+    return NodeSettings(
+        peer=PeerSettings(
+            generation=generation,
+            reconnect_delay_min_ns=settings.reconnect_min_delay_ms * _MS,
+            reconnect_delay_max_ns=settings.reconnect_max_delay_ms * _MS,
+            reconnect_delay_idle_max_ns=max(60 * _S, settings.reconnect_max_delay_ms * _MS),
+            reconnect_give_up_ns=round(settings.reconnect_give_up_s * _S),
+        ),
+        core=CoreLimits(
+            send_ring=settings.ib_max_send_wr,
+            receive_ring=settings.ib_max_recv_wr,
+            flow_control=settings.ib_flow_control,
+            message_bytes_max=min(settings.max_message_bytes, MAX_MESSAGE_BYTES),
+            unacked_packets_max=settings.max_unacked_packets,
+            unacked_bytes_max=settings.max_unacked_bytes,
+        ),
+        ping_enable=settings.ping_enable,
+    )
+
+
+def wants_rdma(transport: Transport | None, settings: Settings) -> bool:
+    """Tell whether a bind is to RDMA: chosen on the socket, else by the setting `transport`."""
+    if transport is None:
+        return settings.transport == "ib"
+    return transport is Transport.IB

@@ -1,0 +1,100 @@
+"""One open device as all RDS connections of a process share it.
+
+One completion queue hands each completion to its link at once; what links have to do then is done
+when the device's call is over. A device is driven by its own thread: whoever waits for a message
+sleeps on the plane's descriptors, and counts as attending here.
+
+Everything needs the adapter's lock, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
+from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
+from urds.verbs.engine.receives import SharedReceiveQueue
+from urds.verbs.engine.work import WC
+from urds.verbs.providers.base import Adapter, Address, Listener, OnConnectionEvent, PortSpace
+
+if TYPE_CHECKING:
+    from urds.transport.rdma.link import Link
+
+BACKLOG: Final = 256
+# A peer may do to our regions what each of them allows.
+_ACCESS: Final = (
+    AccessFlag.LOCAL_WRITE
+    | AccessFlag.REMOTE_WRITE
+    | AccessFlag.REMOTE_READ
+    | AccessFlag.REMOTE_ATOMIC
+)
+_INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
+
+
+class RdmaDevice:
+    """An adapter opened for RDS: queue pairs, completions, listeners."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.name = adapter.attributes.name
+        self.provider = adapter.attributes.provider
+        self.domain = object()  # of all regions and queue pairs: cookies go to any peer
+        self.links: dict[int, Link] = {}  # by queue pair
+        self.is_abandoned = False  # by a fork: the parent's
+        self._completions = CompletionQueue(1)
+        self._completions.on_push = self._take
+        with adapter.lock:
+            adapter.attend()
+
+    def queue_pair(self, link: Link, *, send_ring: int, receive_ring: int) -> QueuePair:
+        """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM.
+
+        Its receives come from a queue of its own that may be filled inside any callback.
+        """
+        adapter = self.adapter
+        qp = QueuePair(
+            qpn=adapter.new_qpn(),
+            qp_type=QPType.RC,
+            pd=self.domain,
+            send_cq=self._completions,
+            recv_cq=self._completions,
+            srq=SharedReceiveQueue(receive_ring, 1, pd=self.domain),
+            cap=QPCap(max_send_wr=send_ring, max_recv_wr=0, max_send_sge=1, max_recv_sge=1),
+            sq_sig_all=True,
+            keys=adapter.keys,
+            link=adapter.attributes.link,
+        )
+        adapter.add(qp)
+        qp.modify(QPAttr(qp_state=QPState.INIT, qp_access_flags=_ACCESS), _INIT, adapter.now_ns())
+        self.links[qp.qpn] = link
+        return qp
+
+    def forget(self, qp: QueuePair) -> None:
+        """Drop a queue pair; its connection ends."""
+        if self.links.pop(qp.qpn, None) is not None:
+            self.adapter.remove(qp)
+
+    def listen(self, address: Address, on_event: OnConnectionEvent) -> Listener:
+        """Listen for connections. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES."""
+        return self.adapter.listen(address, PortSpace.TCP, backlog=BACKLOG, on_event=on_event)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run `action` once the device's call is over; from any thread, with or without locks."""
+        self.adapter.call_soon(action)
+
+    def close(self) -> None:
+        """Close the device; its peers see their connections break. Takes the lock."""
+        if self.is_abandoned:
+            return
+        with self.adapter.lock:
+            self.adapter.unattend()
+        self.adapter.close()
+
+    def _take(self, wc: WC, _solicited: bool) -> bool:
+        """Hand a completion to its link; none is ever queued."""
+        link = self.links.get(wc.qp_num)
+        if link is not None:
+            link.take(wc)
+        return True

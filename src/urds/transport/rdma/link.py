@@ -1,0 +1,288 @@
+"""One connection of one device: a queue pair, its ring of receives, and the work of a path's core.
+
+A link is made for an attempt to connect, or for a request that is answered. Until the control plane
+attaches it to its path, what arrives is kept; then frames go to the path's core as they come, and
+what the core has to say is posted when the device's call is over, or in a sender's own thread.
+
+Adapter's lock held, unless a method says otherwise; the path's core needs the plane's beside it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from urds.dataplane.operations import AtomicOperation, RdmaTransfer
+from urds.transport.rdma.device import RdmaDevice
+from urds.transport.rdma.frames import FRAME_BYTES_MAX
+from urds.transport.rdma.work import Frame, Outcome, Piece, Work
+from urds.verbs.engine.keys import Region
+from urds.verbs.engine.numbers import AccessFlag, QPState, SendFlag, WCStatus, WROpcode
+from urds.verbs.engine.queue_pair import QueuePair
+from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
+from urds.verbs.providers.base import (
+    Address,
+    Connection,
+    ConnectionEvent,
+    ConnectParameters,
+    PortSpace,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from urds.transport.rdma.path import RdmaPath
+
+_BATCH: Final = 64  # work requests between two looks at the plane's lock
+_ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
+_OUTCOMES: Final = {
+    WCStatus.SUCCESS: Outcome.DONE,
+    WCStatus.REM_ACCESS_ERR: Outcome.REMOTE_ACCESS,
+    WCStatus.WR_FLUSH_ERR: Outcome.FLUSHED,
+}
+
+
+class Link:
+    """A queue pair with a ring of receive buffers; see the module."""
+
+    def __init__(
+        self, device: RdmaDevice, path: RdmaPath, number: int, *, send_ring: int, receive_ring: int
+    ) -> None:
+        """Make a queue pair and post all receives. Raises OSError: ENOMEM."""
+        self.device = device
+        self.path = path
+        self.number = number
+        self.connection: Connection | None = None
+        self.is_established = False
+        self.is_over = False
+        self.on_event: Callable[[Link, ConnectionEvent], None]
+        self.receive_ring = receive_ring
+        self._attached = False
+        self._is_due = False  # `settle` comes
+        self._breach: str | None = None
+        self._early: list[WC] = []  # arrived before the path took us
+        self._held: list[int] = []  # receives not posted again while the path pauses
+        self._scratch: dict[int, Region] = {}  # local memory of reads and atomics, by wr_id
+        # Pages that no frame has reached yet take no memory.
+        self._memory = mmap.mmap(-1, receive_ring * FRAME_BYTES_MAX)
+        self._view = memoryview(self._memory)
+        self._qp: QueuePair | None = device.queue_pair(
+            self, send_ring=send_ring, receive_ring=receive_ring
+        )
+        self._region = device.adapter.keys.register(
+            device.domain, self._view, 0, AccessFlag.LOCAL_WRITE
+        )
+        lkey = self._region.lkey
+        self._receives = [
+            RecvWR(slot, [SGE(slot * FRAME_BYTES_MAX, FRAME_BYTES_MAX, lkey)])
+            for slot in range(receive_ring)
+        ]
+        for slot in range(receive_ring):
+            self._post_receive(slot)
+
+    # -- connecting
+
+    def connect(self, local: Address, peer: Address, private_data: bytes) -> None:
+        """Ask for the connection; `on_event` tells how it went. Raises OSError."""
+        self.connection = self.device.adapter.connect(
+            self._qp,
+            peer,
+            PortSpace.TCP,
+            _parameters(private_data),
+            on_event=self._handle_event,
+            local=local,
+        )
+
+    def accept(self, connection: Connection, private_data: bytes) -> None:
+        """Answer a request. Raises OSError."""
+        self.connection, connection.on_event = connection, self._handle_event
+        connection.accept(self._qp, _parameters(private_data))
+
+    def _handle_event(self, event: ConnectionEvent) -> None:
+        if event.connection is self.connection:
+            self.on_event(self, event)
+
+    # -- the path comes and goes
+
+    def attach(self) -> None:
+        """Give the path what came early, and post what it has to say."""
+        self._attached = True
+        early, self._early = self._early, []
+        for wc in early:
+            self._take_frame(wc)
+        self.settle()
+
+    def close(self) -> None:
+        """End the connection and give everything back; no event comes any more. Safe twice."""
+        self.is_over, self._attached = True, False
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            if self.is_established:
+                connection.disconnect()
+            connection.close()
+        qp, self._qp = self._qp, None
+        if qp is None:
+            return
+        self.device.forget(qp)
+        keys = self.device.adapter.keys
+        for region in (self._region, *self._scratch.values()):
+            keys.deregister(region)
+        self._scratch.clear()
+        self._early.clear()
+
+    def is_idle(self) -> bool:
+        """Tell whether everything posted has completed."""
+        return self._qp is None or not self._qp.outstanding_requests
+
+    # -- work
+
+    def settle(self) -> None:
+        """Post what the core has to say and tell the plane what changed; outside the engine."""
+        self._is_due = False
+        if self._breach is not None:
+            reason, self._breach = self._breach, None
+            self.path.handle_breach(self, reason)
+            return
+        self.pump()
+        self.path.settle()
+
+    def settle_soon(self) -> None:
+        """See to it that `settle` runs. From any thread, with or without locks."""
+        if not self._is_due:
+            self._is_due = True
+            self.device.soon(self.settle)
+
+    def pump(self) -> None:
+        """Post what the core has to say, until it has no more or the ring is full."""
+        qp = self._qp
+        if not self._attached or qp is None or qp.state is not QPState.RTS:
+            return
+        path = self.path
+        poll_work = path.core.poll_work
+        while True:
+            with path.plane.lock:
+                works: list[Work] = list(islice(iter(poll_work, None), _BATCH))
+            if not works:
+                return
+            for work in works:
+                qp.post_send(self._request_of(work), 0)  # only datagrams look at the time
+            self.device.adapter.kick(qp)
+
+    def _request_of(self, work: Work) -> SendWR:
+        wr_id = self.receive_ring + work.wr_id
+        if isinstance(work, Frame):
+            flags = SendFlag.SOLICITED if work.solicited else SendFlag(0)
+            if work.fence:
+                flags |= SendFlag.FENCE
+            return SendWR(wr_id, WROpcode.SEND, send_flags=flags, octets=work.octets)
+        operation = work.operation
+        if isinstance(operation, RdmaTransfer):
+            piece = operation.pieces[work.number]
+            wr = SendWR(wr_id, WROpcode.RDMA_WRITE if operation.is_write else WROpcode.RDMA_READ)
+            if operation.is_write:
+                wr.octets = piece
+            else:
+                wr.sg = [self._lend(wr_id, piece)]
+        else:
+            assert isinstance(operation, AtomicOperation)
+            wr = _atomic(wr_id, operation)
+            wr.sg = [self._lend(wr_id, operation.result)]
+        wr.set_wr_rdma(operation.key, work.remote_address)
+        return wr
+
+    def _lend(self, wr_id: int, view: memoryview) -> SGE:
+        """Let the device write into memory of the application until the request completes."""
+        region = self.device.adapter.keys.register(
+            self.device.domain, view, 0, AccessFlag.LOCAL_WRITE
+        )
+        self._scratch[wr_id] = region
+        return SGE(0, len(view), region.lkey)
+
+    # -- what completes; inside the engine
+
+    def take(self, wc: WC) -> None:
+        """Take a completion: a frame that arrived, or work that is done."""
+        if wc.wr_id >= self.receive_ring:
+            region = self._scratch.pop(wc.wr_id, None)
+            if region is not None:
+                self.device.adapter.keys.deregister(region)
+            if self._attached:
+                outcome = _OUTCOMES.get(wc.status, Outcome.FAILED)
+                with self.path.plane.lock:
+                    self.path.core.handle_completed(wc.wr_id - self.receive_ring, outcome)
+        elif wc.status is not WCStatus.SUCCESS or self.is_over:
+            return
+        elif self._attached:
+            self._take_frame(wc)
+        else:
+            self._early.append(wc)
+            return
+        self.settle_soon()
+
+    def _take_frame(self, wc: WC) -> None:
+        if self._breach is not None:
+            return
+        start = wc.wr_id * FRAME_BYTES_MAX
+        path = self.path
+        with path.plane.lock:
+            reason = path.core.handle_frame(self._view[start : start + wc.byte_len])
+            if reason is None and not path.is_paused:
+                path.core.handle_posted(1)
+        if reason is not None:
+            self._breach = reason
+        elif path.is_paused:
+            self._held.append(wc.wr_id)
+        else:
+            self._post_receive(wc.wr_id)
+
+    def resume(self) -> None:
+        """Post the receives that were held back while the path paused."""
+        held, self._held = self._held, []
+        if held and self._qp is not None:
+            for slot in held:
+                self._post_receive(slot)
+            with self.path.plane.lock:
+                self.path.core.handle_posted(len(held))
+        self.settle()
+
+    def _post_receive(self, slot: int) -> None:
+        qp = self._qp
+        if qp is not None and qp.srq is not None:
+            qp.srq.post(self._receives[slot])
+
+
+def _parameters(private_data: bytes) -> ConnectParameters:
+    """Return what RDS says when it connects or accepts: a send waits for ever for a receive.
+
+    Source: linux v6.12 net/rds/ib_cm.c (rds_ib_cm_fill_conn_param); rds.md 4.1.
+    """
+    return ConnectParameters(
+        private_data=private_data,
+        responder_resources=_ACCESSES_MAX,
+        initiator_depth=_ACCESSES_MAX,
+        retry_count=7,
+        rnr_retry_count=7,
+    )
+
+
+def _atomic(wr_id: int, operation: AtomicOperation) -> SendWR:
+    """Return a masked request: plain operations have the masks that change nothing."""
+    if operation.is_compare:
+        return SendWR(
+            wr_id,
+            WROpcode.MASKED_ATOMIC_CMP_AND_SWP,
+            compare_add=operation.operand,
+            swap=operation.swap,
+            compare_mask=operation.compare_mask,
+            swap_mask=operation.swap_mask,
+        )
+    return SendWR(
+        wr_id,
+        WROpcode.MASKED_ATOMIC_FETCH_AND_ADD,
+        compare_add=operation.operand,
+        boundary=operation.no_carry_mask,
+    )
+
+
+__all__ = ["Link", "Piece"]

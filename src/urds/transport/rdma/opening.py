@@ -1,0 +1,25 @@
+"""Opening the devices that RDS over RDMA uses, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from urds.transport.rdma.device import RdmaDevice
+from urds.verbs.device import find_device
+
+
+def open_devices(names: Sequence[str]) -> list[RdmaDevice]:
+    """Open devices in the order in which peers are sought on them.
+
+    Raises OSError: ENODEV for a name that no device has, or what its provider says; then none of
+    them stays open.
+    """
+    opened: list[RdmaDevice] = []
+    try:
+        for name in names:
+            opened.append(RdmaDevice(find_device(name).open_adapter()))
+    except OSError:
+        for device in opened:
+            device.close()
+        raise
+    return opened

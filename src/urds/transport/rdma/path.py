@@ -1,0 +1,311 @@
+"""The path to one peer over RDMA: what a plane, a device and the control plane share.
+
+The path joins three sides. The plane queues messages and asks what is under way, with its lock
+held; a link posts what the core has to say and brings what arrives, with its adapter's lock held
+and the plane's inside it; the control plane gives and takes links. Public attributes are guarded by
+the plane's lock, `link` by whoever changes it: the control thread, under the link's adapter lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from urds.constants import MAX_MESSAGE_BYTES
+from urds.dataplane.base import Address, Buffer, MessageRow, PathRow
+from urds.dataplane.operations import Operation
+from urds.transport.rdma.core import ConnectionCore, CoreLimits
+from urds.transport.rdma.counters import RdmaCounters
+from urds.transport.rdma.events import PeerKey
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.host import Host
+    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.dataplane.reference.outgoing import Owner
+    from urds.dataplane.reference.plane import Plane
+    from urds.transport.rdma.link import Link
+
+_ROWS_MAX: Final = 65536  # of each message table
+_END_WAIT_NS: Final = 100_000_000  # how long an orderly end waits for what was posted
+
+
+class RdmaPath:
+    """A `CarriedPath` over one RDMA connection, which comes and goes."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        host: Host,
+        key: PeerKey,
+        *,
+        limits: CoreLimits,
+        counters: RdmaCounters,
+        sequence_first: int,
+        may_answer_ping: bool,
+        on_key_used: Callable[[int], None],
+        on_wanted: Callable[[RdmaPath], None],
+        on_breach: Callable[[RdmaPath, Link, str], None],
+    ) -> None:
+        self.local = host.address
+        self.peer = key.peer
+        self.key = key
+        self.index = 0
+        self.plane = plane
+        self.core = ConnectionCore(
+            limits, plane.counters, counters, self, sequence_first=sequence_first
+        )
+        self.full = False
+        self.message_bytes_max = min(limits.message_bytes_max, MAX_MESSAGE_BYTES)
+        self.room_wanted: set[Mailbox] = set()
+        self.mailboxes: set[Mailbox] = set()  # routed here; control lock
+        self.given_up_messages = 0
+        self.is_paused = False  # a mailbox is over its hard bound
+        self.link: Link | None = None
+        self._host = host
+        self._limits = limits
+        self._may_answer_ping = may_answer_ping
+        self._is_wanted = False
+        self._on_key_used = on_key_used
+        self._on_wanted = on_wanted
+        self._on_breach = on_breach
+
+    # -- as a `CarriedPath`; plane's lock held
+
+    def queue(
+        self,
+        sender: Mailbox,
+        target_port: int,
+        payload: Buffer,
+        extension: bytes,
+        operations: Sequence[Operation],
+    ) -> None:
+        """Take a message; ask for a connection if there is none."""
+        self.core.queue(sender, sender.port, target_port, payload, extension, operations)
+        self._judge_full()
+        self.want()
+
+    def want(self) -> None:
+        """Ask the control plane for a connection, once per outage."""
+        if self.link is None and not self._is_wanted:
+            self._is_wanted = True
+            self._on_wanted(self)
+
+    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+        """Remove a mailbox's messages, to one port or all; return how many."""
+        count = self.core.cancel(mailbox, port)
+        self.plane.counters.send_cancelled += count
+        self.settle_freed()
+        return count
+
+    def holds(self, mailbox: Mailbox | None = None) -> bool:
+        """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
+        return self.core.holds(mailbox)
+
+    def note_map_due(self) -> None:
+        """Send our map with the next push."""
+        self.core.map_due = self.link is not None
+
+    def undelivered(self) -> int:
+        """Return how many messages the peer does not have yet and could get."""
+        return self.core.message_count()
+
+    def row(self) -> PathRow:
+        """Describe the path for rds-info."""
+        core = self.core
+        unsent = sum(1 for _ in core.unsent_messages())
+        return PathRow(
+            local=self.local,
+            peer=self.peer,
+            index=self.index,
+            up=self.link is not None,
+            sending=core.wants_work(),
+            held=False,
+            loop=False,
+            sequence_next=core.sequence_next,
+            sequence_expected=core.sequence_expected,
+            unsent_messages=unsent,
+            unacknowledged_messages=core.message_count() - unsent,
+            local_stream=None,
+            peer_stream=None,
+            header_remaining_bytes=0,
+            data_remaining_bytes=0,
+            stream_sent_octets=0,
+            stream_expected_octets=0,
+            stream_acknowledged_octets=0,
+        )
+
+    def unsent_rows(self) -> list[MessageRow]:
+        """List what was never sent."""
+        return [
+            MessageRow(0, payload_bytes, self.local, source_port, self.peer, target_port)
+            for _, payload_bytes, source_port, target_port in islice(
+                self.core.unsent_messages(), _ROWS_MAX
+            )
+        ]
+
+    def sent_rows(self) -> list[MessageRow]:
+        """List what was sent and is not acknowledged."""
+        return [
+            MessageRow(sequence, payload_bytes, self.local, source_port, self.peer, target_port)
+            for sequence, payload_bytes, source_port, target_port in islice(
+                self.core.sent_messages(), _ROWS_MAX
+            )
+        ]
+
+    def _judge_full(self) -> None:
+        full = self.core.message_count() >= self._limits.messages_max
+        if full is not self.full:
+            self.full = full
+            self.plane.note_full(self)
+
+    def settle_freed(self) -> None:
+        """Tell whom freed messages concern: their owners, and senders at our bound."""
+        for owner in self.core.freed:
+            self.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
+        self.core.freed.clear()
+        if self.full or self.room_wanted:
+            self._judge_full()
+            if not self.full:
+                for mailbox in self.room_wanted:
+                    self.plane.note_room(mailbox)
+                self.room_wanted.clear()
+
+    # -- as a `CarriedPath`; no lock held
+
+    def push(self) -> None:
+        """Post what is queued in the caller's thread, which holds no lock."""
+        link = self.link
+        if link is not None:
+            with link.device.adapter.lock:
+                link.pump()
+            self.settle()
+
+    def push_soon(self) -> None:
+        """See to it that what is queued is posted soon; waits for no lock."""
+        link = self.link
+        if link is not None:
+            link.settle_soon()
+
+    def resume(self) -> None:
+        """Take in messages again; waits for no lock."""
+        self.is_paused = False
+        link = self.link
+        if link is not None:
+            link.device.soon(link.resume)
+
+    def end(self) -> None:
+        """Acknowledge what came in, let what was posted arrive, end the connection in order."""
+        link = self.link
+        if link is None:
+            return
+        adapter = link.device.adapter
+        with adapter.lock:
+            with self.plane.lock:
+                self.core.acknowledge()
+            link.pump()
+        adapter.wait(lambda: link.is_over or link.is_idle(), _END_WAIT_NS)
+        self.detach()
+
+    def abandon_in_child(self) -> None:
+        """Forget the connection: it is the parent's."""
+        self.link = None
+
+    # -- for links; their adapter's lock held
+
+    def settle(self) -> None:
+        """Tell the plane what a turn of the device changed."""
+        with self.plane.lock:
+            self.settle_freed()
+        self.plane.settle()
+
+    def handle_breach(self, link: Link, reason: str) -> None:
+        """Have the control plane end the connection: the peer broke the protocol."""
+        self._on_breach(self, link, reason)
+
+    # -- for the control plane
+
+    def attach(self, link: Link, *, acknowledged: int, credits: int) -> None:
+        """Take an established link: our map first, then repeats, then new messages."""
+        with link.device.adapter.lock:
+            with self.plane.lock:
+                self.link = link
+                self.is_paused = self._is_wanted = False
+                self.core.attach(acknowledged=acknowledged, credits=credits)
+            link.attach()
+
+    def detach(self) -> None:
+        """End the link, if there is one; what is unacknowledged will be repeated."""
+        link = self.link
+        if link is None:
+            return
+        with link.device.adapter.lock:
+            link.close()
+            with self.plane.lock:
+                self.link = None
+                self.is_paused = self._is_wanted = False
+                self.core.detach()
+                self.settle_freed()
+                if self.core.holds():
+                    self.want()
+        self.plane.settle()
+
+    def restart_peer(self) -> int:
+        """Begin a new life of the peer; return how many messages its old life took with it."""
+        with self.plane.lock:
+            count = self.core.restart_peer()
+            self.plane.counters.peer_restarted += 1
+            self._count_given_up(count)
+            self.settle_freed()
+        self.plane.settle()
+        return count
+
+    def drop_queue(self) -> int:
+        """Drop every message; its senders learn it once, by EHOSTUNREACH."""
+        with self.plane.lock:
+            count = self.core.drop_all()
+            self._count_given_up(count)
+            for owner in self.core.freed:
+                owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
+            self._is_wanted = False
+            self.settle_freed()
+        self.plane.settle()
+        return count
+
+    def _count_given_up(self, count: int) -> None:
+        self.given_up_messages += count
+        self.plane.counters.send_given_up += count
+
+    def holds_messages(self) -> bool:
+        """Tell whether messages of sockets are queued or unacknowledged. No lock held."""
+        with self.plane.lock:
+            return self.core.holds()
+
+    # -- as the core's surroundings; plane's lock held
+
+    def deliver(
+        self, source_port: int, target_port: int, payload: bytes, extension: bytes
+    ) -> None:
+        """Put a whole message into its mailbox; one far over its buffer makes us pause."""
+        if not self.plane.deliver_carried(self, source_port, target_port, payload, extension):
+            self.is_paused = True
+
+    def take_map(self, octets: bytes) -> None:
+        """Put the peer's congestion map in force."""
+        self.plane.note_peer_map(self._host, self.peer, octets)
+
+    def map_octets(self) -> bytes:
+        """Return our map as it is now."""
+        return self._host.map_octets()
+
+    def may_answer_ping(self, port: int) -> bool:
+        """Tell whether a pong may go: we answer pings, and its target has room."""
+        return self._may_answer_ping and not self._host.congested_at(self.peer).test(port)
+
+    def key_used(self, key: int) -> None:
+        """Note that the peer's operation has used one of our regions."""
+        self._on_key_used(key)
+
+    def operation_ended(self, owner: Owner, operation: Operation) -> None:
+        """Tell the sender how its operation ended."""
+        owner.note_operation(operation)  # type: ignore[attr-defined]  # owners are mailboxes here
