@@ -18,11 +18,26 @@ thread of the sender. Refusals are `errors.os_error(Refusal.X)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
 from ipaddress import IPv4Address, IPv6Address
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from urds.dataplane.operations import Operation, OperationNotice, OperationNotices
+from urds.dataplane.rows import MailboxRow, MessageRow, PathRow, Snapshot
+
+if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
+
+# Rows and notices are told on, for whoever has the contract from here.
+__all__ = [
+    "ALL_GROUPS", "Address", "Agreement", "Buffer", "Congested", "CongestionNotice", "Control",
+    "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limit", "LimitHit",
+    "Limits", "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow", "Notice",
+    "Operation", "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerMap",
+    "PeerRestarted", "Plane", "Ready", "Release", "Snapshot", "SocketAddress", "Stream", "Wanted",
+]  # fmt: skip
 
 Address = IPv4Address | IPv6Address
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
@@ -115,6 +130,7 @@ class MailboxSettings:
     monitor_mask: int = ALL_GROUPS  # groups a monitor watches; port p is group p % 64
     timestamps: bool = False
     traces: tuple[int, ...] = ()  # receive-path latency positions, at most three
+    tos: int = 0  # type of service of its connections, where the transport knows any
 
 
 class Message(NamedTuple):
@@ -134,7 +150,7 @@ class CongestionNotice:
     groups: int
 
 
-Notice = CongestionNotice
+Notice = OperationNotices | CongestionNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,68 +243,6 @@ Event = (
 )
 
 
-class MessageRow(NamedTuple):
-    """One queued message, as rds-info lists it."""
-
-    sequence: int  # 0 while it has none
-    payload_bytes: int
-    local: Address
-    local_port: int
-    peer: Address
-    peer_port: int
-
-
-@dataclass(frozen=True, slots=True)
-class MailboxRow:
-    """One bound socket, as rds-info lists it."""
-
-    local: Address
-    port: int
-    send_bytes_max: int
-    receive_bytes_max: int
-    send_queued_bytes: int
-    receive_queued_bytes: int
-    receive_queued_messages: int
-    congested: bool
-    inode: int
-
-
-@dataclass(frozen=True, slots=True)
-class PathRow:
-    """One path, as rds-info lists its connection and TCP socket."""
-
-    local: Address
-    peer: Address
-    index: int
-    up: bool
-    sending: bool
-    held: bool
-    loop: bool
-    sequence_next: int
-    sequence_expected: int
-    unsent_messages: int
-    unacknowledged_messages: int
-    local_stream: tuple[str, int] | None  # TCP address of our end
-    peer_stream: tuple[str, int] | None
-    header_remaining_bytes: int
-    data_remaining_bytes: int
-    stream_sent_octets: int
-    stream_expected_octets: int
-    stream_acknowledged_octets: int
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Counters and tables of a plane; consistent per object, not over all."""
-
-    counters: Mapping[str, int]
-    mailboxes: Sequence[MailboxRow]
-    paths: Sequence[PathRow]
-    send_queue: Sequence[MessageRow] = field(default=())
-    retransmit_queue: Sequence[MessageRow] = field(default=())
-    receive_queue: Sequence[MessageRow] = field(default=())
-
-
 class Stream(Protocol):
     """What a path writes to and reads from; `socket.socket` in non-blocking mode is one."""
 
@@ -379,6 +333,7 @@ class Mailbox(Protocol):
 
     local: Address
     port: int
+    settings: MailboxSettings  # in force; `configure` replaces it
 
     def sendto(
         self,
@@ -402,13 +357,26 @@ class Mailbox(Protocol):
         *,
         wait_ns: int | None,
         extension: bytes = b"",
+        operations: Sequence[Operation] = (),
     ) -> int:
-        """Queue one message gathered from `buffers`; `wait_ns` None waits for ever, 0 never."""
+        """Queue one message gathered from `buffers`; `wait_ns` None waits for ever, 0 never.
 
-    def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
-        """Take (or look at) the next notice or message; None when nothing came in `wait_ns`."""
+        Its operations are done before it leaves. Raises EOPNOTSUPP if its path knows none.
+        """
 
-    def route(self, peer: Address, path: Path | None) -> None:
+    def receive(
+        self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
+    ) -> Message | Notice | None:
+        """Take (or look at) what is next; None when nothing came in `wait_ns`.
+
+        First come notices of operations, up to `notices_max` at once, then a congestion notice,
+        then messages. A look takes notices as well: kernel parity.
+        """
+
+    def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
+        """Wait until an operation has ended; return whether it has. Raises EBADF once closed."""
+
+    def route(self, peer: Address, path: Path | CarriedPath | None) -> None:
         """Say which path leads to `peer`; None forgets it, so that the next send resolves again."""
 
     def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:

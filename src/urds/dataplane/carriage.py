@@ -44,8 +44,10 @@ class CarriedPath(Protocol):
         """Take a message; its octets count in `sender.send_queued_bytes` until acknowledged."""
 
     def cancel(self, mailbox: Mailbox, port: int | None) -> int:
-        """Remove a mailbox's messages, to one port or all; return how many. Their operations end
-        with CANCELED unless they have ended."""
+        """Remove and count a mailbox's messages, to one port or all; return how many.
+
+        Their operations end with CANCELED unless they have ended.
+        """
 
     def holds(self, mailbox: Mailbox | None = None) -> bool:
         """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""

@@ -68,3 +68,9 @@ class OperationNotice(NamedTuple):
 
     token: int
     status: RdmaStatus
+
+
+class OperationNotices(tuple[OperationNotice, ...]):
+    """What one receive gives of them: a tuple, in the order in which the operations ended."""
+
+    __slots__ = ()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from urds.errors import Refusal
 
 if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
     from urds.dataplane.reference.stream_path import StreamPath
@@ -29,7 +32,7 @@ def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None
     """Unbind; linger in the foreground if asked, else in the background."""
     if linger_ns and not plane.virtual:
         plane.wait(
-            lambda: None if _has_queued(mailbox) and not mailbox.closed else True,
+            lambda: None if _has_queued(plane, mailbox) and not mailbox.closed else True,
             mailbox.room_waiters,
             linger_ns,
             flush=mailbox,
@@ -47,7 +50,7 @@ def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     """Leave the port; keep what is queued for its time, or cancel it. Lock held."""
     mailbox.closed = True
     mailbox.shut(plane)
-    if linger_ns is None and _has_queued(mailbox):
+    if linger_ns is None and _has_queued(plane, mailbox):
         plane.lingering[mailbox] = plane.clock_ns() + plane.limits.linger_ns
         plane.helper.want()
     else:
@@ -56,9 +59,11 @@ def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     plane.touched.add(mailbox)
 
 
-def _has_queued(mailbox: Mailbox) -> bool:
+def _has_queued(plane: Plane, mailbox: Mailbox) -> bool:
     """Tell whether a message, be it empty, may not be with its peer yet. Lock held."""
-    return any(path.core.outgoing.holds(mailbox) for path in mailbox.paths())
+    host = plane.hosts[mailbox.local]
+    streams = (path.core.outgoing.holds(mailbox) for path in host.paths)
+    return any(streams) or any(path.holds(mailbox) for path in host.carried)
 
 
 def drain(plane: Plane, drain_ns: int) -> int:
@@ -66,15 +71,23 @@ def drain(plane: Plane, drain_ns: int) -> int:
     if plane.closed:
         return 0
     deadline_ns = plane.clock_ns() + drain_ns
-    paths = _all_paths(plane)
-    while left := sum(path.undelivered() for path in paths):
+    paths, carried = _all_paths(plane), _all_carried(plane)
+    while left := _undelivered(plane, paths, carried):
         if plane.clock_ns() >= deadline_ns or plane.virtual:
             break
         for path in paths:
             path.flush()
+        for one in carried:
+            one.push()
         plane.serve_ready(_DRAIN_POLL_S)
         plane.serve_due()
     return left
+
+
+def _undelivered(plane: Plane, paths: Sequence[StreamPath], carried: Sequence[CarriedPath]) -> int:
+    with plane.lock:
+        streams = sum(path.undelivered() for path in paths)
+        return streams + sum(path.undelivered() for path in carried)
 
 
 def close(plane: Plane, drain_ns: int) -> int:
@@ -82,7 +95,7 @@ def close(plane: Plane, drain_ns: int) -> int:
     if plane.closed:
         return 0
     left = drain(plane, drain_ns)
-    _end_streams(_all_paths(plane))
+    _end_all(plane)
     _shut_all(plane)
     _wait_until_empty(plane)
     return left
@@ -92,7 +105,26 @@ def fail(plane: Plane) -> None:
     """Refuse everything with EIO and wake everybody, then end the streams: nobody is in control."""
     plane.closed_refusal = Refusal.NODE_FAILED
     _shut_all(plane)
-    _end_streams(_all_paths(plane))
+    _end_all(plane)
+
+
+def abandon_in_child(plane: Plane) -> None:
+    """After a fork, in the child: refuse everything, close copies, touch nothing shared.
+
+    No lock is taken, for its holder is not here. No `epoll_ctl` and no `shutdown` is made: the
+    poll set and the connections are the parent's.
+    """
+    plane.closed = True
+    plane.closed_refusal = Refusal.AFTER_FORK
+    plane.lock = threading.Lock()
+    plane.desk.abandon_in_child(plane.lock)
+    plane.helper.abandon_in_child()
+    for host in plane.hosts.values():
+        for mailbox in host.inboxes.values():
+            mailbox.abandon_in_child(plane.lock)
+        for path in host.all_paths():
+            path.abandon_in_child()
+    plane.poll_set.close()
 
 
 def _shut_all(plane: Plane) -> None:
@@ -111,6 +143,18 @@ def _shut_all(plane: Plane) -> None:
 def _all_paths(plane: Plane) -> list[StreamPath]:
     with plane.lock:
         return [path for host in plane.hosts.values() for path in host.paths]
+
+
+def _all_carried(plane: Plane) -> list[CarriedPath]:
+    with plane.lock:
+        return [path for host in plane.hosts.values() for path in host.carried]
+
+
+def _end_all(plane: Plane) -> None:
+    """End every connection in order, whoever carries it."""
+    for path in _all_carried(plane):
+        path.end()
+    _end_streams(_all_paths(plane))
 
 
 def _wait_until_empty(plane: Plane) -> None:

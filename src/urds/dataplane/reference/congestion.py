@@ -10,13 +10,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Congested
-from urds.dataplane.reference.stream_path import StreamPath
 
 if TYPE_CHECKING:
+    from urds.dataplane.reference.inbox import Pausable
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
 
 _GROUPS = 64
+
+
+def settle(plane: Plane) -> None:
+    """Judge the mailboxes that a pass touched, send changed maps, show states. No lock held."""
+    with plane.lock:
+        touched, plane.touched = plane.touched, set()
+        now_ns = plane.clock_ns()
+        changed = [mailbox for mailbox in touched if judge(plane, mailbox, now_ns)]
+        paths = [path for mailbox in changed for path in plane.hosts[mailbox.local].paths]
+        carried, plane.maps_due = plane.maps_due, set()
+        waiting = [path for mailbox in touched for path in resumed(plane, mailbox)]
+        # A changed map of ours concerned senders of this process: show theirs as well.
+        touched, plane.touched = touched | plane.touched, set()
+    for path in paths:
+        path.flush()
+    for one in carried:
+        one.push_soon()
+    for paused in waiting:
+        paused.resume()
+    for mailbox in touched:
+        mailbox.sync()
 
 
 def judge(plane: Plane, mailbox: Mailbox, now_ns: int) -> bool:
@@ -39,6 +60,9 @@ def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
     for path in host.paths:
         path.core.map_due = path.core.attached
         path.flush_soon()
+    for carried in host.carried:
+        carried.note_map_due()
+    plane.maps_due.update(host.carried)
     groups = 0 if on else 1 << mailbox.port % _GROUPS
     for other in plane.hosts.values():
         for sender in other.inboxes.values():
@@ -48,7 +72,7 @@ def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
     plane.emit(Congested(mailbox.local, mailbox.port, on))
 
 
-def resumed(plane: Plane, mailbox: Mailbox) -> list[StreamPath]:
+def resumed(plane: Plane, mailbox: Mailbox) -> list[Pausable]:
     """Return the paths that a mailbox at half of its hard bound lets go. Lock held."""
     if not mailbox.pausing:
         return []
@@ -56,6 +80,6 @@ def resumed(plane: Plane, mailbox: Mailbox) -> list[StreamPath]:
     bound = limits.receive_hard_factor * mailbox.buffer_bytes + limits.receive_hard_bytes
     if mailbox.hard_bytes() > bound // 2 and not mailbox.closed:
         return []
-    paths = [path for path in mailbox.pausing if isinstance(path, StreamPath)]
+    paths = list(mailbox.pausing)
     mailbox.pausing.clear()
     return paths

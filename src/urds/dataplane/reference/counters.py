@@ -68,6 +68,7 @@ class Counters:
     recv_drop_bad_map: int = 0
     recv_drop_bad_ack: int = 0
     recv_drop_closed: int = 0
+    recv_drop_notices_full: int = 0
     recv_paused: int = 0
     peer_restarted: int = 0
     helper_passes: int = 0

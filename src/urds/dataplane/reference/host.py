@@ -9,6 +9,7 @@ from urds.dataplane.base import Address, SocketAddress
 from urds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.stream_path import StreamPath
 
@@ -20,9 +21,15 @@ class Host:
         self.address = address
         self.inboxes: dict[int, Mailbox] = {}
         self.paths: list[StreamPath] = []
+        # Paths that another transport carries, each with the addresses of its peer's sockets.
+        self.carried: dict[CarriedPath, dict[int, SocketAddress]] = {}
         # Our map as senders of this process see it; `map_octets` is what goes to peers.
         self.congested = CongestionMap()
         self._peer_maps: dict[Address, CongestionMap] = {}
+
+    def all_paths(self) -> list[StreamPath | CarriedPath]:
+        """Return the paths of both kinds."""
+        return [*self.paths, *self.carried]
 
     def map_octets(self) -> bytes:
         """Return the 8192 octets of our map as it is now."""
@@ -41,7 +48,7 @@ class Host:
 
     def forget_peer_map(self, peer: Address) -> None:
         """Drop the map of a peer to which no path is left; no socket is routed to it any more."""
-        if all(path.peer != peer for path in self.paths):
+        if all(path.peer != peer for path in self.all_paths()):
             self._peer_maps.pop(peer, None)
 
 

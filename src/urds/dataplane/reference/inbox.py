@@ -13,6 +13,7 @@ Source: linux v6.12 net/rds/recv.c (rds_recv_rcvbuf_delta); docs/differences.md.
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from urds.dataplane.base import SocketAddress
 
@@ -22,6 +23,13 @@ MANY_MESSAGES = 4096
 OVERHEAD_BYTES = 96  # what a queued message costs beside its payload, for the hard bound
 
 Item = tuple[bytes, SocketAddress] | tuple[bytes, SocketAddress, bytes, int, int]
+
+
+class Pausable(Protocol):
+    """A path that takes in nothing more while a queue is far too long."""
+
+    def resume(self) -> None:
+        """Take in messages again."""
 
 
 class Inbox:
@@ -36,7 +44,7 @@ class Inbox:
         self.congested = False
         self.clear_below_bytes = 0  # a take that leaves less has our bit cleared
         self.over_since_ns: int | None = None
-        self.pausing: set[object] = set()  # paths that wait for this queue to shrink
+        self.pausing: set[Pausable] = set()  # paths that wait for this queue to shrink
         self.special = False  # the next take has more to do than to take
 
     def judge_congestion(self, now_ns: int) -> bool | None:

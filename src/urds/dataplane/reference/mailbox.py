@@ -9,6 +9,7 @@ it shows its state on a descriptor, has a notice, is closed, or pauses a path.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -32,7 +33,8 @@ from urds.dataplane.base import (
     Path,
     SocketAddress,
 )
-from urds.dataplane.reference import congestion, queueing
+from urds.dataplane.operations import Operation, OperationNotice
+from urds.dataplane.reference import congestion, noticing, queueing
 from urds.dataplane.reference.host import Host
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.loop_path import LoopPath
@@ -44,6 +46,7 @@ from urds.readiness import ReadinessDescriptor
 from urds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.plane import Plane
 
 _DONTWAIT = int(MSG_DONTWAIT)
@@ -75,8 +78,10 @@ class Mailbox(Inbox):
         self.receive_waiters = Waiters()
         self.room_waiters = Waiters()
         self._flows: dict[SocketAddress, _Flow] = {}
-        self._routes: dict[Address, StreamPath | LoopPath] = {}
+        self._routes: dict[Address, StreamPath | LoopPath | CarriedPath] = {}
         self._failed: set[Address] = set()
+        self.notices: deque[OperationNotice] = deque()
+        self.operation_waiters = Waiters()
         self._notice_groups = 0
         self._wait_groups = 0  # groups that answered ENOBUFS while the monitor was on
         self._saw_congestion = False  # an ENOBUFS since the last map update: poll must wake
@@ -150,10 +155,11 @@ class Mailbox(Inbox):
         *,
         wait_ns: int | None,
         extension: bytes = b"",
+        operations: Sequence[Operation] = (),
     ) -> int:
         """Queue one message gathered from `buffers`, which are copied unless there is only one."""
         payload = _frozen(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
-        return queueing.queue(self, payload, address, extension, wait_ns)
+        return queueing.queue(self, payload, address, extension, wait_ns, operations)
 
     def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:
         """Return the wait that MSG_DONTWAIT asks for; MSG_NOSIGNAL changes nothing here.
@@ -215,7 +221,7 @@ class Mailbox(Inbox):
         message = self.receive(wait_ns=wait_ns, peek=bool(flags & _PEEK))
         if message is None:
             raise os_error(Refusal.NOTHING_TO_RECEIVE if wait_ns == 0 else Refusal.TIMED_OUT)
-        if isinstance(message, CongestionNotice):
+        if not isinstance(message, Message):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return message.payload[:payload_bytes_max], message.source
 
@@ -235,14 +241,16 @@ class Mailbox(Inbox):
         self.receive_queued_bytes -= len(item[0])
         return item[0], item[1]
 
-    def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
-        """Take (or look at) the next notice or message; None when nothing came in `wait_ns`."""
+    def receive(
+        self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
+    ) -> Message | Notice | None:
+        """Take (or look at) what is next; None when nothing came in `wait_ns`."""
         plane = self._plane
 
         def attempt() -> Message | Notice | None:
             if self.closed:
                 raise os_error(plane.closed_refusal)
-            return self._take(peek)
+            return self._take(peek, notices_max)
 
         message = cast(
             "Message | Notice | None",
@@ -260,8 +268,10 @@ class Mailbox(Inbox):
             self.sync()  # a notice or news that was taken is no reason any more to be readable
         return message
 
-    def _take(self, peek: bool) -> Message | Notice | None:
-        """Take a notice or a message. Lock held."""
+    def _take(self, peek: bool, notices_max: int) -> Message | Notice | None:
+        """Take notices or a message. Lock held."""
+        if self.notices:
+            return noticing.take(self, notices_max)
         if self._notice_groups:
             notice = CongestionNotice(self._notice_groups)
             self._notice_groups = 0
@@ -287,18 +297,30 @@ class Mailbox(Inbox):
             payload, source, extension, wall_ns if self.settings.timestamps else 0, trace
         )
 
+    # -- operations
+
+    def note_operation(self, operation: Operation) -> None:
+        """Learn that an operation of ours has ended: its status says how. Lock held."""
+        noticing.note(self, operation)
+
+    def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
+        """Wait until an operation has ended; return whether it has."""
+        return noticing.wait(self, operation, wait_ns)
+
     # -- congestion at the peer
 
-    def note_map(self, cleared_groups: int) -> None:
+    def note_map(self, cleared_groups: int, *, exact: bool = False) -> None:
         """React to a peer's new map: monitor, senders, descriptor. Lock held.
 
-        Linux's own monitor takes every update for a change of all groups over TCP; an installed
-        mask is told exactly. Source: linux v6.12 net/rds/cong.c; rds(7).
+        Linux's own monitor takes every update for a change of all groups over TCP, and over RDMA
+        (`exact`) for one of the cleared ones; an installed mask is told exactly.
+        Source: linux v6.12 net/rds/cong.c, net/rds/ib_recv.c; rds(7).
         """
         if self.settings.monitor:
             if self.settings.monitor_mask == ALL_GROUPS:
-                self._notice_groups |= self._wait_groups
-                self._wait_groups = 0
+                changed = cleared_groups if exact else ALL_GROUPS
+                self._notice_groups |= self._wait_groups & changed
+                self._wait_groups &= ~changed
             else:
                 self._notice_groups |= self.settings.monitor_mask & cleared_groups
             if self._notice_groups:
@@ -316,15 +338,19 @@ class Mailbox(Inbox):
 
     # -- the rest of the contract
 
-    def route(self, peer: Address, path: Path | None) -> None:
+    def route(self, peer: Address, path: Path | CarriedPath | None) -> None:
         """Say which path leads to `peer`; None forgets it."""
         with self._lock:
             self._flows.clear()
             if path is None:
                 self._routes.pop(peer, None)
             else:
-                assert isinstance(path, StreamPath | LoopPath)
-                self._routes[peer] = path
+                self._routes[peer] = cast("StreamPath | LoopPath | CarriedPath", path)
+
+    def forget_route(self, path: CarriedPath) -> None:
+        """Forget whatever leads over a path: the next send resolves again. Lock held."""
+        for peer in [peer for peer, one in self._routes.items() if one is path]:
+            del self._routes[peer]
 
     def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
         """Have `callback` called once: for a message at once if there is one."""
@@ -338,7 +364,7 @@ class Mailbox(Inbox):
             self._plane.deliver()
 
         with self._lock:
-            if not room and (self.queue or self._notice_groups or self.closed):
+            if not room and (self.queue or self._has_notice() or self.closed):
                 self._plane.desk.notify(waiter)
             else:
                 waiters.add(waiter)
@@ -348,6 +374,9 @@ class Mailbox(Inbox):
     def configure(self, settings: MailboxSettings) -> None:
         """Replace the settings; waiters look again."""
         with self._lock:
+            if settings.tos != self.settings.tos:  # it may lead over other connections
+                self._routes.clear()
+                self._flows.clear()
             self._apply(settings)
             self.room_waiters.tell_all(self._plane.desk)
             self.receive_waiters.tell_all(self._plane.desk)
@@ -358,7 +387,7 @@ class Mailbox(Inbox):
         """Remove unacknowledged messages to that address and port, or all; return how many."""
         count = 0
         with self._lock:
-            for path in self._host.paths:
+            for path in self.paths():
                 if peer is None or path.peer == peer:
                     count += path.cancel(self, port)
             self._plane.note_room(self)
@@ -378,7 +407,7 @@ class Mailbox(Inbox):
         return self.descriptor.fileno()
 
     def _wanted_readiness(self) -> tuple[bool, bool]:
-        readable = bool(self.queue) or self._notice_groups != 0 or self._map_news or self.closed
+        readable = bool(self.queue) or self._has_notice() or self._map_news or self.closed
         writable = self.send_queued_bytes < self._send_bytes_max
         if writable and self._plane.full_paths:
             writable = self._plane.full_paths.isdisjoint(list(self._routes.values()))
@@ -392,12 +421,15 @@ class Mailbox(Inbox):
     def settle_special(self) -> None:
         """Find out whether the next take has more to do than to take. Lock held."""
         self.special = bool(
-            self.closed or self.descriptor is not None or self._notice_groups or self.pausing
+            self.closed or self.descriptor is not None or self._has_notice() or self.pausing
         )
 
-    def paths(self) -> list[StreamPath]:
+    def _has_notice(self) -> bool:
+        return self._notice_groups != 0 or bool(self.notices)
+
+    def paths(self) -> list[StreamPath | CarriedPath]:
         """Return the paths of this address. Lock held."""
-        return self._host.paths
+        return self._host.all_paths()
 
     def sends_by_loop_to(self, address: Address) -> bool:
         """Tell whether this socket has sent to an address of this process. Lock held."""
@@ -409,6 +441,7 @@ class Mailbox(Inbox):
         self._flows.clear()
         plane.counters.recv_drop_closed += len(self.queue)
         self.queue.clear()
+        self.notices.clear()
         self.receive_queued_bytes = 0
         self.over_since_ns = None  # a second look would never end
         self.special = True  # a take finds `closed`
@@ -417,13 +450,16 @@ class Mailbox(Inbox):
             congestion.show(plane, self, on=False)
         self.receive_waiters.tell_all(plane.desk)
         self.room_waiters.tell_all(plane.desk)
+        self.operation_waiters.tell_all(plane.desk)
 
     def abandon_in_child(self, lock: threading.Lock) -> None:
         """Refuse everything from now on; called in the child of a fork."""
         self._lock = lock
         self.closed = self.special = True
         self._flows = {}
-        self.receive_waiters, self.room_waiters = Waiters(), Waiters()  # the parent's are not here
+        # The parent's are not here.
+        self.receive_waiters, self.room_waiters = Waiters(), Waiters()
+        self.operation_waiters = Waiters()
         if self.descriptor is not None:
             self.descriptor.abandon_in_child()
 

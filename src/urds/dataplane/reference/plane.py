@@ -13,12 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from urds.dataplane.base import (
     Address,
     Control,
-    DownReason,
     Event,
     Interest,
     Limits,
@@ -26,7 +25,7 @@ from urds.dataplane.base import (
     PeerMap,
     Snapshot,
 )
-from urds.dataplane.reference import closing, congestion
+from urds.dataplane.reference import carrying, closing, congestion
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
@@ -39,6 +38,9 @@ from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
 from urds.errors import Refusal
 from urds.wire.congestion_map import CongestionMap
+
+if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
 
 _T = TypeVar("_T")
 
@@ -77,6 +79,7 @@ class Plane:
         self._dirty: dict[StreamPath, None] = {}
         self.full_paths: set[object] = set()  # at their bound of messages
         self.touched: set[Mailbox] = set()  # judged and shown at the end of the pass
+        self.maps_due: set[CarriedPath] = set()  # our map changed: pushed at the end of the pass
         self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
 
@@ -102,6 +105,11 @@ class Plane:
         """Make a path between two addresses of this process."""
         return LoopPath(self, local=local, peer=peer)
 
+    def host(self, address: Address) -> Host:
+        """Return the tables of a local address."""
+        with self.lock:
+            return self._host(address)
+
     def _host(self, address: Address) -> Host:
         host = self.hosts.get(address)
         if host is None:
@@ -115,6 +123,34 @@ class Plane:
         if path in path.host.paths:
             path.host.paths.remove(path)
         path.host.forget_peer_map(path.peer)
+
+    # -- paths that another transport carries
+
+    def add_carried(self, path: CarriedPath) -> None:
+        """Know a path: it is told of changed maps, cancelled, drained and ended with the rest."""
+        with self.lock:
+            self._host(path.local).carried[path] = {}
+
+    def remove_carried(self, path: CarriedPath) -> None:
+        """Forget a path and every route over it; its queue is its own affair."""
+        with self.lock:
+            carrying.remove(self, path)
+        self.settle()
+
+    def deliver_carried(
+        self,
+        path: CarriedPath,
+        source_port: int,
+        target_port: int,
+        payload: bytes,
+        extension: bytes,
+    ) -> bool:
+        """Take a message in; return whether more may come. Lock held; `settle` when it is free.
+
+        Also with false the message is taken: then its mailbox is over its hard bound, and the path
+        takes in no more until it is told to `resume`.
+        """
+        return carrying.deliver(self, path, source_port, target_port, payload, extension)
 
     # -- waiting
 
@@ -263,10 +299,10 @@ class Plane:
         if mailbox.descriptor is not None:
             self.touched.add(mailbox)
 
-    def note_full(self, path: StreamPath) -> None:
+    def note_full(self, path: StreamPath | CarriedPath) -> None:
         """Have descriptors show that a path came to its bound of messages or left it. Lock held."""
         (self.full_paths.add if path.full else self.full_paths.discard)(path)
-        for mailbox in path.host.inboxes.values():
+        for mailbox in self.hosts[path.local].inboxes.values():
             if mailbox.descriptor is not None:
                 self.touched.add(mailbox)
 
@@ -274,12 +310,17 @@ class Plane:
         """Note that a mailbox which has more to do then gave a message. Lock held."""
         self.touched.add(mailbox)
 
-    def note_peer_map(self, host: Host, peer: Address, octets: bytes) -> None:
-        """Put a peer's map in force and tell the sockets of the address. Lock held."""
+    def note_peer_map(
+        self, host: Host, peer: Address, octets: bytes, *, exact: bool = False
+    ) -> None:
+        """Put a peer's map in force and tell the sockets of the address. Lock held.
+
+        With `exact` monitors hear of the groups that it cleared only, as over RDMA.
+        """
         self.counters.cong_update_received += 1
         groups = host.replace_peer_map(peer, octets)
         for mailbox in host.inboxes.values():
-            mailbox.note_map(groups)
+            mailbox.note_map(groups, exact=exact)
             self.touched.add(mailbox)
         self.emit(PeerMap(host.address, peer))
 
@@ -293,41 +334,12 @@ class Plane:
         bound = limits.receive_hard_factor * inbox.buffer_bytes + limits.receive_hard_bytes
         return inbox.hard_bytes() > bound
 
-    def count_breach(self, reason: DownReason) -> None:
-        """Count why a peer's stream is cut. Lock held."""
-        counters = self.counters
-        if reason is DownReason.TOO_LONG:
-            counters.recv_drop_too_long += 1
-        elif reason is DownReason.BAD_MAP:
-            counters.recv_drop_bad_map += 1
-        elif reason is DownReason.BAD_CHECKSUM:
-            counters.recv_drop_bad_checksum += 1
-        elif reason is DownReason.BAD_ACKNOWLEDGEMENT:
-            counters.recv_drop_bad_ack += 1
-
     # -- congestion of our own, and descriptors
 
     def settle(self) -> None:
         """End a pass: judge the mailboxes it touched, send maps, show states, wake."""
         if self.touched:
-            with self.lock:
-                touched, self.touched = self.touched, set()
-                now_ns = self.clock_ns()
-                changed = [
-                    mailbox for mailbox in touched if congestion.judge(self, mailbox, now_ns)
-                ]
-                paths = [path for mailbox in changed for path in mailbox.paths()]
-                resumed = [
-                    path for mailbox in touched for path in congestion.resumed(self, mailbox)
-                ]
-                # A changed map of ours concerned senders of this process: show theirs as well.
-                touched, self.touched = touched | self.touched, set()
-            for path in paths:
-                path.flush()
-            for path in resumed:
-                path.resume()
-            for mailbox in touched:
-                mailbox.sync()
+            congestion.settle(self)
         self.deliver()
 
     # -- what is due
@@ -407,9 +419,13 @@ class Plane:
     def wake(self) -> None:
         """Make `help` return early."""
         with self.lock:
-            self.helper.want(now=True)
-            self.helper.interrupted = True
+            self.interrupt()
         self.helper.deliver()
+
+    def interrupt(self) -> None:
+        """Make `help` return early, once `deliver` is called. Lock held."""
+        self.helper.want(now=True)
+        self.helper.interrupted = True
 
     def adopt(self) -> None:
         """Leave reading to an event loop that pumps."""
@@ -472,22 +488,8 @@ class Plane:
             self.desk.close()
 
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: refuse everything, close copies, touch nothing shared.
-
-        No lock is taken, for its holder is not here. No `epoll_ctl` and no `shutdown` is made: the
-        poll set and the connections are the parent's.
-        """
-        self.closed = True
-        self.closed_refusal = Refusal.AFTER_FORK
-        self.lock = threading.Lock()
-        self.desk.abandon_in_child(self.lock)
-        self.helper.abandon_in_child()
-        for host in self.hosts.values():
-            for mailbox in host.inboxes.values():
-                mailbox.abandon_in_child(self.lock)
-            for path in host.paths:
-                path.abandon_in_child()
-        self.poll_set.close()
+        """After a fork, in the child: refuse everything, touch nothing that is the parent's."""
+        closing.abandon_in_child(self)
 
 
 def after_fork_in_child(plane: Plane) -> None:

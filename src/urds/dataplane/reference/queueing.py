@@ -7,15 +7,18 @@ Source: linux v6.12 net/rds/send.c (rds_sendmsg).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from urds.addresses import parse_target
 from urds.dataplane.base import Address, Buffer, SocketAddress
+from urds.dataplane.operations import Operation
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.errors import Refusal, os_error
 
 if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.mailbox import Mailbox
 
 _FLOWS_MAX = 4096
@@ -29,6 +32,7 @@ def queue(
     address: SocketAddress | None,
     extension: bytes,
     wait_ns: int | None,
+    operations: Sequence[Operation] = (),
 ) -> int:
     """Queue a message the long way: resolve, refuse, wait for room or for the peer."""
     if address is None:
@@ -39,11 +43,11 @@ def queue(
         _refuse_length(mailbox, payload_bytes)
     counters = mailbox._plane.counters
     blocked = False
-    path: StreamPath | LoopPath | None = None
+    path: StreamPath | LoopPath | CarriedPath | None = None
 
     def attempt() -> bool | None:
         nonlocal blocked, path
-        refusal = _try(mailbox, payload, peer, port, address, extension)
+        refusal = _try(mailbox, payload, peer, port, address, extension, operations)
         if refusal is None:
             path = mailbox._routes[peer]  # later it may be another, which has nothing to push
             return True
@@ -73,6 +77,8 @@ def queue(
         if mailbox.send_queued_bytes >= mailbox.look_at_bytes:
             mailbox._look_for_room(path)
     else:
+        if path is not None and not isinstance(path, LoopPath):
+            path.push()
         mailbox._plane.settle()
     mailbox.sync()
     return payload_bytes
@@ -109,6 +115,7 @@ def _try(
     port: int,
     address: SocketAddress,
     extension: bytes,
+    operations: Sequence[Operation],
 ) -> Refusal | None:
     """Queue, or say why not: PEER_UNREACHABLE for want of a route. Lock held.
 
@@ -122,6 +129,8 @@ def _try(
     path = mailbox._routes.get(peer)
     if path is None:
         return Refusal.PEER_UNREACHABLE
+    if operations and isinstance(path, StreamPath | LoopPath):
+        raise os_error(Refusal.NOT_SUPPORTED, f"no operations on the way to {peer}")
     mailbox._map_news = False
     loop = isinstance(path, LoopPath)
     congested = mailbox._plane.own_congestion(peer) if loop else mailbox._host.congested_at(peer)
@@ -137,7 +146,7 @@ def _try(
         path.deliver(mailbox, port, payload, extension)
         return None
     if len(payload) > path.message_bytes_max:
-        if not path.want_agreement():
+        if not isinstance(path, StreamPath) or not path.want_agreement():
             detail = f"payload of {len(payload)} octets, {peer} takes {path.message_bytes_max}"
             raise os_error(Refusal.TOO_LONG, detail)
         path.room_wanted.add(mailbox)
@@ -145,6 +154,9 @@ def _try(
     if path.full:
         path.room_wanted.add(mailbox)
         return Refusal.PATH_FULL
+    if not isinstance(path, StreamPath):
+        path.queue(mailbox, port, payload, extension, operations)
+        return None
     outgoing = path.core.outgoing
     outgoing.queue(mailbox, mailbox.port, port, payload, extension)
     if len(mailbox._flows) >= _FLOWS_MAX:

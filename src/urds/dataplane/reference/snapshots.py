@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
@@ -23,6 +23,7 @@ def take_snapshot(plane: Plane) -> Snapshot:
     """Copy everything that can be looked at. Plane's lock held."""
     mailboxes = [box for host in plane.hosts.values() for box in host.inboxes.values()]
     paths = [path for host in plane.hosts.values() for path in host.paths]
+    carried = [path for host in plane.hosts.values() for path in host.carried]
     counters = plane.counters.as_dict()
     counters["recv_delivered"] += (
         counters["recv_queued"]
@@ -36,11 +37,19 @@ def take_snapshot(plane: Plane) -> Snapshot:
     return Snapshot(
         counters=counters,
         mailboxes=[_mailbox_row(box) for box in mailboxes],
-        paths=[_path_row(path) for path in paths],
-        send_queue=[row for path in paths for row in _unsent_rows(path)][:_ROWS_MAX],
-        retransmit_queue=[row for path in paths for row in _sent_rows(path)][:_ROWS_MAX],
-        receive_queue=[row for box in mailboxes for row in _received_rows(box)][:_ROWS_MAX],
+        paths=[*(_path_row(path) for path in paths), *(path.row() for path in carried)],
+        send_queue=_first_rows(
+            *(_unsent_rows(path) for path in paths), *(path.unsent_rows() for path in carried)
+        ),
+        retransmit_queue=_first_rows(
+            *(_sent_rows(path) for path in paths), *(path.sent_rows() for path in carried)
+        ),
+        receive_queue=_first_rows(*(_received_rows(box) for box in mailboxes)),
     )
+
+
+def _first_rows(*tables: list[MessageRow]) -> list[MessageRow]:
+    return list(islice(chain.from_iterable(tables), _ROWS_MAX))
 
 
 def _mailbox_row(box: Mailbox) -> MailboxRow:

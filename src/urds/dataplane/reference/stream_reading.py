@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 _READS_PER_PASS = 8
 _EXPECT_BYTES = 131072
 _DRAIN_READS = 1024
+_COUNTER_OF_BREACH = {
+    DownReason.TOO_LONG: "recv_drop_too_long",
+    DownReason.BAD_MAP: "recv_drop_bad_map",
+    DownReason.BAD_CHECKSUM: "recv_drop_bad_checksum",
+    DownReason.BAD_ACKNOWLEDGEMENT: "recv_drop_bad_ack",
+}
 
 
 def read(path: StreamPath) -> bool:
@@ -70,7 +76,7 @@ def drain(path: StreamPath, stream: Stream) -> None:
                 reason = path.core.receive_data(data, plane.clock_ns())
                 _settle(path)
                 if reason is not None:
-                    plane.count_breach(reason)
+                    _count_breach(path, reason)
                     return
 
 
@@ -112,7 +118,7 @@ def _read_once(path: StreamPath, stream: Stream) -> bool:
         reason = core.receive_data(data, plane.clock_ns())
         _settle(path)
         if reason is not None:
-            plane.count_breach(reason)
+            _count_breach(path, reason)
             path.end(reason, 0)
             return False
     return len(data) == octets_max
@@ -142,6 +148,13 @@ def _settle(path: StreamPath) -> None:
         plane.note_peer_map(path.host, path.peer, octets)
     if path.core.poll_timeout() is not None:
         plane.mark_dirty(path)
+
+
+def _count_breach(path: StreamPath, reason: DownReason) -> None:
+    """Count why a peer's stream is cut. Lock held."""
+    name = _COUNTER_OF_BREACH[reason]
+    counters = path.plane.counters
+    setattr(counters, name, getattr(counters, name) + 1)
 
 
 def _settle_controls(path: StreamPath) -> None:
