@@ -40,6 +40,8 @@ PORT_COUNT: Final = 65536
 MAX_MESSAGE_BYTES: Final = 1 << 20  # also for the remote bytes of one RDMA operation
 CONGESTION_MAP_BYTES: Final = PORT_COUNT // 8
 IB_FRAGMENT_BYTES: Final = 4096  # payload of one frame over RDMA
+RDMA_PAGE_BYTES: Final = 4096  # in which the offset of a region's cookie counts
+RDMA_PIECES_MAX: Final = 1024  # of local memory in one RDMA operation
 PATHS_MAX: Final = 8  # TCP connections to one peer; a power of two, because of the port hash
 ZCOPY_COOKIES_MAX: Final = 8  # in one ZCOPY_COMPLETION
 

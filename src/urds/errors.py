@@ -69,6 +69,11 @@ class Refusal(Enum):
     TRANSPORT_ATTACHED = auto()
     TRANSPORT_PROTOTYPE = auto()
     TRANSPORT_MISSING = auto()
+    # Memory for RDMA
+    MEMORY_FAULT = auto()
+    NO_SUCH_REGION = auto()
+    TOO_MANY_REGIONS = auto()
+    NOT_CONNECTED_YET = auto()
     # Life of a socket
     CLOSED = auto()
     AFTER_FORK = auto()
@@ -114,6 +119,10 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.TRANSPORT_ATTACHED: errno.EOPNOTSUPP,
     Refusal.TRANSPORT_PROTOTYPE: errno.EPROTOTYPE,
     Refusal.TRANSPORT_MISSING: errno.ENOPROTOOPT,  # chosen, but not loaded or not at this address
+    Refusal.MEMORY_FAULT: errno.EFAULT,  # not mapped, not writable, or an atomic's not aligned
+    Refusal.NO_SUCH_REGION: errno.EINVAL,
+    Refusal.TOO_MANY_REGIONS: errno.ENOMEM,
+    Refusal.NOT_CONNECTED_YET: errno.EAGAIN,  # RDMA_MAP; connecting has begun
     Refusal.CLOSED: errno.EBADF,
     Refusal.AFTER_FORK: errno.EBADF,
     Refusal.NODE_FAILED: errno.EIO,  # ours: a fault of urds itself ended its control thread

@@ -21,10 +21,12 @@ from urds.dataplane.base import (
     MailboxSettings,
     Message,
     Notice,
+    OperationNotices,
     Plane,
     Snapshot,
     SocketAddress,
 )
+from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
 from urds.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_GROUPS",
     "Address",
+    "AtomicOperation",
     "Backend",
     "Buffer",
     "CongestionNotice",
@@ -40,7 +43,10 @@ __all__ = [
     "MailboxSettings",
     "Message",
     "Notice",
+    "Operation",
+    "OperationNotices",
     "Plane",
+    "RdmaTransfer",
     "Snapshot",
     "SocketAddress",
 ]

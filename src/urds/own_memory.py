@@ -1,0 +1,66 @@
+"""Memory of this process by address, as C structures name it: found to be there, or refused.
+
+What is not mapped, or cannot be written where that is wanted, is EFAULT and never a crash. The
+pages are asked for as the kernel asks when it pins them, which also gives a private page of a
+forked process its own copy. Unlike pinned pages these can be unmapped afterwards: memory behind a
+region or an operation under way has to stay where it is, as for every C library.
+Source: madvise(2) of Linux 5.14; proc(5) for kernels without MADV_POPULATE_*; rds.md 4.3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from mmap import PAGESIZE
+from typing import Final
+
+from urds.errors import Refusal, os_error
+
+ADDRESS_END: Final = 1 << 64
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ; mmap names it from Python 3.14 on only
+_POPULATE_WRITE: Final = 23
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def view_at(address: int, octets: int, *, writable: bool) -> memoryview:
+    """Return the memory at an address, which is one octet or more; nothing is copied.
+
+    Raises OSError (EFAULT): some of it is not mapped, or cannot be read, or written if wanted.
+    """
+    if octets < 1 or address + octets > ADDRESS_END or not _is_there(address, octets, writable):
+        right = "writable" if writable else "readable"
+        raise os_error(Refusal.MEMORY_FAULT, f"{octets} octets at {address:#x} are not {right}")
+    view = memoryview((ctypes.c_char * octets).from_address(address)).cast("B")
+    return view if writable else view.toreadonly()
+
+
+def _is_there(address: int, octets: int, writable: bool) -> bool:
+    first = address // PAGESIZE * PAGESIZE
+    length = address + octets - first
+    advice = _POPULATE_WRITE if writable else _POPULATE_READ
+    madvise = getattr(_libc, "madvise", None)
+    if madvise is not None:
+        pointer, size = ctypes.c_void_p(first), ctypes.c_size_t(length)
+        if madvise(pointer, size, advice) == 0:
+            return True
+        # Not mapped, or a page behind the end of its file. Anything else may be an old kernel.
+        if ctypes.get_errno() in (errno.ENOMEM, errno.EFAULT):
+            return False
+    return _is_mapped(first, first + length, b"w" if writable else b"r")
+
+
+def _is_mapped(first: int, end: int, right: bytes) -> bool:
+    """Look a range up in the list of mappings, which is in ascending order."""
+    try:
+        with open("/proc/self/maps", "rb") as lines:  # noqa: PTH123 - as the rest of the package
+            for line in lines:
+                extent, rights, *_ = line.split(None, 2)
+                low, high = (int(one, 16) for one in extent.split(b"-"))
+                if low <= first < high and right in rights:
+                    first = high
+                if first >= end:
+                    return True
+    except OSError:
+        pass  # no such list here: nothing can be found out, so nothing is there
+    return False

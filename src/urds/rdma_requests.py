@@ -1,0 +1,195 @@
+"""The structures of rds-rdma(7) in C's form: judged as Linux does, turned into records of ours.
+
+Addresses of this process become views, each check comes in Linux's order, and who asks gets
+regions to make and operations to queue. What a socket and its transport allow is the socket's
+business. Sizes and limits: a region has at most 1 MiB and a page, the octets of one operation at
+most 1 MiB, its local pieces are 1 to 1024.
+Source: linux v6.12 net/rds/rdma.c, net/rds/send.c (rds_rm_size); rds.md 3.3, 4.3.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from urds import own_memory
+from urds.backend.base import AtomicOperation, RdmaTransfer
+from urds.cmsg import Atomic, RdmaArgs, RdmaMap
+from urds.constants import (
+    MAX_MESSAGE_BYTES,
+    RDMA_PAGE_BYTES,
+    RDMA_PIECES_MAX,
+    Cmsg,
+    RdmaFlag,
+    SockOpt,
+)
+from urds.errors import Refusal, os_error
+
+ATOMIC_BYTES: Final = 8
+_U32_MAX: Final = (1 << 32) - 1
+_U64_MAX: Final = (1 << 64) - 1
+
+_GET_MR: Final = Struct("=QQQQ")
+_GET_MR_FOR_DEST: Final = Struct("=128xQQQQ")  # the destination is not looked at: kernel parity
+_FREE_MR: Final = Struct("=QQ")
+_IOVEC: Final = Struct("=QQ")
+_COOKIE: Final = Struct("=Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Local memory as a struct rds_iovec names it."""
+
+    address: int
+    octets: int
+
+
+# -- regions
+
+
+def read_region(option: int, octets: bytes) -> RdmaMap:
+    """Read the value of GET_MR or GET_MR_FOR_DEST. Raises OSError (EINVAL) for another size."""
+    layout = _GET_MR if option == SockOpt.GET_MR else _GET_MR_FOR_DEST
+    values = layout.unpack(_exact(octets, layout))
+    return RdmaMap(**dict(zip(RdmaMap.__slots__, values, strict=True)))
+
+
+def read_free(octets: bytes) -> int:
+    """Read the cookie from the value of FREE_MR. Raises OSError (EINVAL) for another size.
+
+    Its flags ask for the key to be invalid at once, or lazily: here it always is at once.
+    """
+    cookie: int = _FREE_MR.unpack(_exact(octets, _FREE_MR))[0]
+    return cookie
+
+
+def view_of_region(wanted: RdmaMap) -> memoryview:
+    """Return the memory of a region to be made.
+
+    Raises OSError: EINVAL for no octets or an end past the last page, EMSGSIZE for more than 1 MiB
+    and a page, EFAULT for what cannot be written, even if the peer will only read: kernel parity.
+    """
+    end = wanted.address + wanted.region_bytes
+    extent = f"{wanted.region_bytes} octets at {wanted.address:#x}"
+    if end > _U64_MAX + 1 - RDMA_PAGE_BYTES or not 0 < wanted.region_bytes <= _U32_MAX:
+        raise os_error(Refusal.BAD_ARGUMENT, extent)
+    pages = -(-end // RDMA_PAGE_BYTES) - wanted.address // RDMA_PAGE_BYTES
+    if pages - 1 > MAX_MESSAGE_BYTES // RDMA_PAGE_BYTES:
+        raise os_error(Refusal.TOO_LONG, f"{extent}, limit {MAX_MESSAGE_BYTES} and a page")
+    return own_memory.view_at(wanted.address, wanted.region_bytes, writable=True)
+
+
+def give_cookie(wanted: RdmaMap, cookie: int) -> None:
+    """Write a region's cookie where its maker wants it; address 0 is nowhere.
+
+    Raises OSError (EFAULT): that cannot be written.
+    """
+    if wanted.cookie_address:
+        place = own_memory.view_at(wanted.cookie_address, _COOKIE.size, writable=True)
+        place[:] = _COOKIE.pack(cookie)
+
+
+# -- operations
+
+
+def read_pieces(args: RdmaArgs) -> list[Piece]:
+    """Read the list of local pieces that RDMA_ARGS points to.
+
+    Raises OSError: EINVAL for an empty list or a piece that is none, EMSGSIZE for more than 1024,
+    EFAULT for a list that is not there.
+    """
+    if not args.local_count:
+        raise os_error(Refusal.BAD_CMSG, "RDMA_ARGS without local memory")
+    if args.local_count > RDMA_PIECES_MAX:
+        raise os_error(Refusal.TOO_LONG, f"{args.local_count} pieces, limit {RDMA_PIECES_MAX}")
+    octets = args.local_count * _IOVEC.size
+    listed = own_memory.view_at(args.local_vector_address, octets, writable=False)
+    pieces = [Piece(*values) for values in _IOVEC.iter_unpack(bytes(listed))]
+    for piece in pieces:
+        if not 0 < piece.octets <= _U32_MAX or piece.address + piece.octets > _U64_MAX:
+            detail = f"a piece of {piece.octets} octets at {piece.address:#x}"
+            raise os_error(Refusal.BAD_CMSG, detail)
+    return pieces
+
+
+def transfer(args: RdmaArgs, pieces: list[Piece], *, report_failure: bool) -> RdmaTransfer:
+    """Return the operation that RDMA_ARGS asks for.
+
+    Raises OSError: EFAULT for a piece that is not there, or not writable for a read; EINVAL if
+    the pieces together are longer than the peer's part.
+    """
+    is_write = bool(args.flags & RdmaFlag.READWRITE)
+    left = args.remote_bytes
+    views = []
+    for piece in pieces:
+        # Of a piece that is too long no more than shows it has to be there.
+        octets = min(piece.octets, left + 1)
+        views.append(own_memory.view_at(piece.address, octets, writable=not is_write))
+        left -= octets
+        if left < 0:
+            detail = f"local pieces exceed the {args.remote_bytes} octets of the peer"
+            raise os_error(Refusal.BAD_CMSG, detail)
+    return RdmaTransfer(
+        key=key_of(args.cookie),
+        remote_address=remote_address(args.cookie, args.remote_address),
+        token=args.user_token,
+        notify=bool(args.flags & RdmaFlag.NOTIFY_ME),
+        report_failure=report_failure,
+        silent=bool(args.flags & RdmaFlag.SILENT),
+        fence=bool(args.flags & RdmaFlag.FENCE),
+        is_write=is_write,
+        pieces=tuple(views),
+    )
+
+
+def atomic(asked: Atomic, *, report_failure: bool) -> AtomicOperation:
+    """Return the operation that an ATOMIC control message asks for; plain ones are masked ones.
+
+    Raises OSError (EFAULT): the place for the old value is not aligned to 8 octets, or not there.
+    """
+    if asked.local_address % ATOMIC_BYTES:
+        raise os_error(Refusal.MEMORY_FAULT, f"address {asked.local_address:#x} is not aligned")
+    result = own_memory.view_at(asked.local_address, ATOMIC_BYTES, writable=True)
+    is_compare = asked.kind in (Cmsg.ATOMIC_CSWP, Cmsg.MASKED_ATOMIC_CSWP)
+    is_masked = asked.kind in (Cmsg.MASKED_ATOMIC_CSWP, Cmsg.MASKED_ATOMIC_FADD)
+    operand, second, compare_mask, swap_mask = asked.operands
+    masks = (compare_mask, swap_mask) if is_compare and is_masked else (_U64_MAX, _U64_MAX)
+    return AtomicOperation(
+        key=key_of(asked.cookie),
+        remote_address=remote_address(asked.cookie, asked.remote_address),
+        token=asked.user_token,
+        notify=bool(asked.flags & RdmaFlag.NOTIFY_ME),
+        report_failure=report_failure,
+        silent=bool(asked.flags & RdmaFlag.SILENT),
+        fence=bool(asked.flags & RdmaFlag.FENCE),
+        is_compare=is_compare,
+        operand=operand,
+        swap=second if is_compare else 0,
+        no_carry_mask=second if is_masked and not is_compare else 0,
+        compare_mask=masks[0],
+        swap_mask=masks[1],
+        result=result,
+    )
+
+
+def key_of(cookie: int) -> int:
+    """Return the key in a cookie: its lower half."""
+    return cookie & _U32_MAX
+
+
+def remote_address(cookie: int, address: int) -> int:
+    """Return an address within a peer's region as its device knows it; sums wrap at 64 bits."""
+    return address + (cookie >> 32) & _U64_MAX
+
+
+def old_value(result: memoryview) -> int:
+    """Return what an atomic operation found: eight octets in host order."""
+    return int.from_bytes(result, sys.byteorder)
+
+
+def _exact(octets: bytes, layout: Struct) -> bytes:
+    if len(octets) != layout.size:
+        raise os_error(Refusal.OPTION_SIZE, f"{len(octets)} octets, not {layout.size}")
+    return octets

@@ -1,0 +1,190 @@
+"""Memory regions of sockets: a buffer under one key, on every device that peers may come by.
+
+A cookie is what a peer is given: the key in its lower half, in its upper half the offset within a
+page at which the region begins. The device names the first octet by that offset, so what a peer
+asks for, an address plus the cookie's offset, counts from it; nothing follows a real address.
+Keys are drawn by chance: who was not told one cannot name a region.
+
+Locks. `_lock` guards the table and is a leaf: nothing is taken with it held. The lock of an
+adapter is taken for one device after the other, by callers that hold none; `handle_key_used` is
+called with an adapter's and the plane's lock held and leaves the rest to `later`.
+Source: linux v6.12 net/rds/rdma.c; rds.md 4.3.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from urds.constants import RDMA_PAGE_BYTES
+from urds.errors import Refusal, os_error
+from urds.verbs.engine.keys import REGION_INDEX_FIRST, VARIANT_BITS, WINDOW_INDEX_FIRST, Region
+from urds.verbs.engine.numbers import AccessFlag
+
+if TYPE_CHECKING:
+    from urds.verbs.providers.base import Adapter
+
+REGIONS_MAX: Final = 65_536  # of a process
+_KEY_MASK: Final = (1 << 32) - 1
+_KEY_FIRST: Final = REGION_INDEX_FIRST << VARIANT_BITS
+_KEY_END: Final = WINDOW_INDEX_FIRST << VARIANT_BITS
+_DRAWS_MAX: Final = 64  # one key in 32,768 is taken at most
+_READABLE: Final = AccessFlag.REMOTE_READ
+_WRITABLE: Final = (
+    AccessFlag.REMOTE_READ
+    | AccessFlag.REMOTE_WRITE
+    | AccessFlag.REMOTE_ATOMIC
+    | AccessFlag.LOCAL_WRITE
+)
+
+
+class RegionDevice(Protocol):
+    """An open device that connections use."""
+
+    @property
+    def adapter(self) -> Adapter:
+        """Whose lock and keys they are."""
+
+    @property
+    def domain(self) -> object:
+        """The protection domain of its queue pairs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """One region, as each device knows it."""
+
+    owner: object
+    use_once: bool
+    placed: tuple[tuple[Adapter, Region], ...]
+
+
+class RegionTable:
+    """All memory regions of a process; any thread may call, holding no lock of the stack.
+
+    devices: those that are open now; a region is registered on each of them.
+    later: runs a function soon, in a thread that holds no lock; returns at once.
+    chance: where keys are drawn from; a test gives one that it can foresee.
+    """
+
+    def __init__(
+        self,
+        devices: Callable[[], Sequence[RegionDevice]],
+        later: Callable[[Callable[[], None]], None],
+        *,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._devices = devices
+        self._later = later
+        self._chance = chance or random.SystemRandom()
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}
+        self._reserved: set[int] = set()  # keys that a registration under way has drawn
+
+    def register(
+        self, owner: object, view: memoryview, *, address: int, writable: bool, use_once: bool
+    ) -> int:
+        """Make a region of a view's octets and return its cookie; the view is kept until freed.
+
+        `address` is where the program says its first octet is; only its place in a page counts.
+        `writable` lets peers write and do atomic operations, and needs a writable view; `use_once`
+        frees the region once a peer's message says that it was used. Raises OSError: ENOMEM at
+        65,536 regions of the process, or at the limit of a device.
+        """
+        offset = address % RDMA_PAGE_BYTES
+        access = _WRITABLE if writable else _READABLE
+        for _ in range(_DRAWS_MAX):
+            key = self._draw()
+            try:
+                placed = self._place(key, view, offset, access)
+                if placed is None:
+                    continue  # a device has this key in use, for memory that is not a socket's
+                with self._lock:
+                    self._entries[key] = _Entry(owner, use_once, placed)
+                return offset << 32 | key
+            finally:
+                with self._lock:
+                    self._reserved.discard(key)
+        raise os_error(Refusal.TOO_MANY_REGIONS, f"no free key in {_DRAWS_MAX} draws")
+
+    def free(self, owner: object, cookie: int) -> None:
+        """Forget a region: from here on its key is refused. Only its key counts in `cookie`.
+
+        Waits for a peer that is copying at this moment. Raises OSError (EINVAL): the key names no
+        region of `owner`.
+        """
+        key = cookie & _KEY_MASK
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.owner is not owner:
+                raise os_error(Refusal.NO_SUCH_REGION, f"key {key:#x}")
+            del self._entries[key]
+        _displace(entry.placed)
+
+    def free_all(self, owner: object) -> int:
+        """Forget every region of an owner, which is closing; return how many there were."""
+        with self._lock:
+            keys = [key for key, entry in self._entries.items() if entry.owner is owner]
+            entries = [self._entries.pop(key) for key in keys]
+        for entry in entries:
+            _displace(entry.placed)
+        return len(entries)
+
+    def owns(self, owner: object, cookie: int) -> bool:
+        """Tell whether the key of a cookie names a region of `owner`."""
+        with self._lock:
+            entry = self._entries.get(cookie & _KEY_MASK)
+            return entry is not None and entry.owner is owner
+
+    def handle_key_used(self, key: int) -> None:
+        """React to a message that says its sender used a key: a use-once region is over.
+
+        Called with an adapter's and the plane's lock held. An unknown key is nobody's business.
+        """
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or not entry.use_once:
+                return
+            del self._entries[key]
+        self._later(lambda: _displace(entry.placed))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _draw(self) -> int:
+        with self._lock:
+            if len(self._entries) + len(self._reserved) >= REGIONS_MAX:
+                raise os_error(Refusal.TOO_MANY_REGIONS, f"{REGIONS_MAX} are the most")
+            while True:  # ends soon: at most one key in 32,768 is taken
+                key = self._chance.randrange(_KEY_FIRST, _KEY_END)
+                if key not in self._entries and key not in self._reserved:
+                    self._reserved.add(key)
+                    return key
+
+    def _place(
+        self, key: int, view: memoryview, offset: int, access: AccessFlag
+    ) -> tuple[tuple[Adapter, Region], ...] | None:
+        """Register under a key on all devices, or on none: None if one has the key in use."""
+        placed: list[tuple[Adapter, Region]] = []
+        try:
+            for device in self._devices():
+                adapter = device.adapter
+                with adapter.lock:
+                    region = adapter.keys.register(device.domain, view, offset, access, key=key)
+                placed.append((adapter, region))
+        except OSError as refused:
+            _displace(placed)
+            if refused.errno == errno.EEXIST:
+                return None
+            raise
+        return tuple(placed)
+
+
+def _displace(placed: Sequence[tuple[Adapter, Region]]) -> None:
+    for adapter, region in placed:
+        with adapter.lock:
+            adapter.keys.deregister(region)
