@@ -3,7 +3,11 @@
 The connection manager pads private data with zeros, so longer octets are read from the front. In
 a request they stand behind the 36 octets of the RDMA-CM header. Which of the two forms it is,
 the address family of the connection says, not the data.
-Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c.
+
+Own nodes mark theirs in octets that Linux sends as zeros and does not read: behind tos a sign and
+a version, at the end the generation, which every start of a node draws anew.
+
+Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c; docs/adr/0010 for the mark.
 """
 
 from dataclasses import dataclass
@@ -18,10 +22,13 @@ CONNECT_DATA_V6_BYTES: Final = 56
 VERSION_OFFERED: Final = (3, 1)
 MINOR_MASK_OFFERED: Final = 0x0003  # minors 0 and 1
 REJECTED_INCOMPATIBLE: Final = 1  # the int in the private data of a reject
+MARK_VERSION: Final = 1
 
-# source target major minor minor_mask tos (3 reserved) ack_sequence credits (4 padding)
-_V4: Final = Layout("connect data", ">4s4sBBHB3xQI4x", octets=CONNECT_DATA_V4_BYTES)
-_V6: Final = Layout("connect data (IPv6)", ">16s16sBBHB3xQI4x", octets=CONNECT_DATA_V6_BYTES)
+# source target major minor minor_mask tos sign mark_version ack_sequence credits generation
+_V4: Final = Layout("connect data", ">4s4sBBHB2sBQII", octets=CONNECT_DATA_V4_BYTES)
+_V6: Final = Layout("connect data (IPv6)", ">16s16sBBHB2sBQII", octets=CONNECT_DATA_V6_BYTES)
+_SIGN: Final = b"UR"
+_NO_SIGN: Final = bytes(len(_SIGN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,12 @@ class ConnectData:
     tos: int = 0  # reserved in the wire specification
     ack_sequence: int = 0  # highest sequence received, as the ack of a header
     credits: int = 0  # receive buffers granted; 0 turns flow control off
+    generation: int | None = None  # of an own node, 1 to 2**32 - 1; None: no mark of ours
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Major and minor."""
+        return self.major, self.minor
 
     @classmethod
     def parse(cls, octets: bytes, *, ipv6: bool) -> Self:
@@ -51,14 +64,18 @@ class ConnectData:
             minor=fields[3],
             minor_mask=fields[4],
             tos=fields[5],
-            ack_sequence=fields[6],
-            credits=fields[7],
+            ack_sequence=fields[8],
+            credits=fields[9],
+            generation=_parse_mark(fields[6], fields[7], fields[10]),
         )
 
     def emit(self) -> bytes:
         """Write 32 octets for IPv4, 56 for IPv6. Raises WireError if a field does not fit."""
         if self.source.version != self.target.version:
             raise WireError(f"connect data from {self.source} to {self.target}: two families")
+        if self.generation == 0:
+            raise WireError("connect data: generation 0 is not in 1 to 4294967295")
+        is_marked = self.generation is not None
         return (_V4 if self.source.version == 4 else _V6).pack(
             self.source.packed,
             self.target.packed,
@@ -66,8 +83,11 @@ class ConnectData:
             self.minor,
             self.minor_mask,
             self.tos,
+            _SIGN if is_marked else _NO_SIGN,
+            MARK_VERSION if is_marked else 0,
             self.ack_sequence,
             self.credits,
+            self.generation or 0,
         )
 
 
@@ -82,4 +102,9 @@ def accepted_version(offer: ConnectData | None) -> tuple[int, int] | None:
     common = offer.minor_mask & MINOR_MASK_OFFERED
     if offer.major == 4 and common:
         return (4, common.bit_length() - 1)
-    return VERSION_OFFERED if (offer.major, offer.minor) == VERSION_OFFERED else None
+    return VERSION_OFFERED if offer.version == VERSION_OFFERED else None
+
+
+def _parse_mark(sign: bytes, version: int, generation: int) -> int | None:
+    """Return the generation of an own node. Later versions of the mark keep what is here."""
+    return generation if sign == _SIGN and version and generation else None

@@ -1,0 +1,219 @@
+"""One local address over RDMA: its peers, and who may become one.
+
+A value machine: no I/O, no clock, no chance of its own, no lock. The control thread of the driver
+feeds it, carries out what `poll_event` gives, and calls `handle_timeout` when `poll_timeout` says.
+What becomes of one peer stands in `peer`.
+
+Peers outlive their connections, for they remember the life of the peer. When there are too many,
+the one that is idle for longest goes, if the shell agrees: it knows of messages on their way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Final
+
+from urds.errors import Refusal, os_error
+from urds.proto.paths import Address, address_octets
+from urds.proto.settings import EndpointSettings
+from urds.proto.timers import Timers
+from urds.transport.rdma.events import (
+    Action,
+    Failure,
+    Forget,
+    PeerKey,
+    Reason,
+    Refused,
+    Reject,
+)
+from urds.transport.rdma.peer import REJECTION, RdmaPeer, key_of, read_offer
+from urds.transport.rdma.settings import PeerSettings
+from urds.transport.rdma.stats import RdmaStats
+from urds.wire.connect_data import accepted_version
+
+if TYPE_CHECKING:
+    from random import Random
+
+_EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
+
+
+class RdmaEndpoint:
+    """The control state of one local address.
+
+    `next_number` draws the numbers of our attempts: others than the shell gives requests.
+    """
+
+    def __init__(
+        self,
+        *,
+        local: Address,
+        settings: EndpointSettings,
+        peer_settings: PeerSettings,
+        random: Random,
+        stats: RdmaStats,
+        next_number: Callable[[], int],
+        may_evict: Callable[[PeerKey], bool] = lambda key: True,
+    ) -> None:
+        self.local = local
+        self.stats = stats
+        self._settings = settings
+        self._peer_settings = peer_settings
+        self._random = random
+        self._next_number = next_number
+        self._may_evict = may_evict
+        self._actions: deque[Action] = deque()
+        self._timers = Timers()
+        self._peers: dict[PeerKey, RdmaPeer] = {}
+        self.timed_key: PeerKey | None = None  # whose timer runs: whom a fault in it concerns
+
+    # -- peers
+
+    @property
+    def peers(self) -> tuple[RdmaPeer, ...]:
+        """All peers, those without a connection included."""
+        return tuple(self._peers.values())
+
+    def find(self, key: PeerKey) -> RdmaPeer | None:
+        """Return a peer if there is one."""
+        return self._peers.get(key)
+
+    def key_for(self, peer: Address, tos: int, now_ns: int) -> PeerKey:
+        """Return the key by which messages reach a peer; make the peer if need be.
+
+        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
+        """
+        key = PeerKey(peer, tos)
+        if key in self._peers:
+            return key
+        if not self.allows(peer):
+            raise os_error(Refusal.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
+        if self._make_peer(key, now_ns) is None:
+            self.stats.note_refusal(Reason.TOO_MANY_PEERS)
+            raise os_error(Refusal.TOO_MANY_PEERS, f"{self._settings.peers_max} peers")
+        return key
+
+    def allows(self, peer: Address) -> bool:
+        """Tell whether the peer may exchange messages with us."""
+        if peer.is_loopback or self._is_ourselves(peer):
+            return True
+        return any(peer in network for network in self._settings.allowed)
+
+    def _is_ourselves(self, peer: Address) -> bool:
+        return address_octets(peer) == address_octets(self.local)
+
+    def _make_peer(self, key: PeerKey, now_ns: int) -> RdmaPeer | None:
+        """Make a peer; None if there are too many and none is idle."""
+        if len(self._peers) >= self._settings.peers_max and not self._evict():
+            return None
+        peer = RdmaPeer(
+            key=key,
+            local=self.local,
+            settings=self._peer_settings,
+            random=self._random,
+            stats=self.stats,
+            actions=self._actions,
+            timers=self._timers,
+            next_number=self._next_number,
+        )
+        peer.used_ns = now_ns
+        self._peers[key] = peer
+        return peer
+
+    def _evict(self) -> bool:
+        """Forget the peer that is idle for longest; false if none is."""
+        idle = (peer for peer in self._peers.values() if peer.is_idle)
+        for peer in nsmallest(_EVICTION_TRIES, idle, key=lambda peer: peer.used_ns):
+            if self._may_evict(peer.key):
+                peer.close()
+                del self._peers[peer.key]
+                self.stats.evicted += 1
+                self._actions.append(Forget(peer.key))
+                return True
+        return False
+
+    # -- reports of the shell; of a peer that was evicted meanwhile they are ignored
+
+    def offer(self, key: PeerKey, *, acknowledged: int, credits: int) -> bytes:
+        """Return the private data for the last `Connect` or `Accept` of a peer."""
+        return self._peers[key].offer(acknowledged=acknowledged, credits=credits)
+
+    def handle_wanted(self, key: PeerKey, now_ns: int) -> None:
+        """Look for a connection: messages wait, and there is none.
+
+        The passive end of a connection to ourselves has the other end look for one.
+        """
+        if (peer := self._peers.get(key)) is not None:
+            peer.handle_wanted(now_ns)
+            if key.passive:
+                active_key = key._replace(passive=False)
+                active = self._peers.get(active_key) or self._make_peer(active_key, now_ns)
+                if active is not None:
+                    active.handle_wanted(now_ns)
+
+    def handle_request(self, number: int, peer: Address, octets: bytes, now_ns: int) -> None:
+        """Answer a request of the peer; `octets` are its private data."""
+        if not self.allows(peer):
+            self._refuse(number, peer, Reason.NOT_ALLOWED)
+            return
+        offer, reason = read_offer(octets, local=self.local, peer=peer)
+        version = accepted_version(offer)
+        if reason is not None or version is None:
+            self._refuse(number, peer, reason or Reason.VERSION)
+            return
+        key = PeerKey(peer, 0 if offer is None else offer.tos, self._is_ourselves(peer))
+        known = self._peers.get(key) or self._make_peer(key, now_ns)
+        if known is None:
+            self._refuse(number, peer, Reason.TOO_MANY_PEERS)
+        else:
+            known.handle_request(number, offer, version, now_ns)
+
+    def handle_established(self, key: PeerKey, number: int, octets: bytes, now_ns: int) -> None:
+        """Take the connection. `octets`: the reply's private data, none where we accepted."""
+        if (peer := self._peers.get(key)) is not None:
+            peer.handle_established(number, octets, now_ns)
+
+    def handle_failed(
+        self, key: PeerKey, number: int, failure: Failure, octets: bytes, now_ns: int
+    ) -> None:
+        """Try again later. `octets`: private data of a rejection.
+
+        They would tell which version to offer next; but we begin with the one that Linux falls
+        back to, so they are not read.
+        """
+        if (peer := self._peers.get(key)) is not None:
+            peer.handle_failed(number, failure, now_ns)
+
+    def handle_ended(self, key: PeerKey, number: int, now_ns: int) -> None:
+        """Look for another connection: an established one is gone."""
+        if (peer := self._peers.get(key)) is not None:
+            peer.handle_ended(number, now_ns)
+
+    def handle_breach(self, key: PeerKey, number: int, now_ns: int) -> None:
+        """End a connection on which the peer broke the protocol, and rest."""
+        if (peer := self._peers.get(key)) is not None:
+            peer.handle_breach(number, now_ns)
+
+    def _refuse(self, number: int, peer: Address, reason: Reason) -> None:
+        self.stats.note_refusal(reason)
+        self._actions.append(Reject(number, REJECTION))
+        self._actions.append(Refused(peer, reason))
+
+    # -- time
+
+    def handle_timeout(self, now_ns: int) -> None:
+        """Do what is due for any peer."""
+        self.timed_key = None
+        while (timer := self._timers.pop_due(now_ns)) is not None:
+            self.timed_key = key_of(timer)
+            self._peers[self.timed_key].handle_timer(timer.kind, now_ns)
+            self.timed_key = None
+
+    def poll_timeout(self) -> int | None:
+        """Return when `handle_timeout` is due next, None for never."""
+        return self._timers.next_ns()
+
+    def poll_event(self) -> Action | None:
+        """Return the next action or notice of any peer."""
+        return self._actions.popleft() if self._actions else None

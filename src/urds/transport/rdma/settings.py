@@ -1,0 +1,31 @@
+"""Settings of who connects over RDMA. Durations in nanoseconds."""
+
+from dataclasses import dataclass
+from typing import Final
+
+_MS: Final = 1_000_000
+_S: Final = 1_000 * _MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """What every peer of a node shares."""
+
+    generation: int  # of this start, 1 to 2**32 - 1; another one at each start
+    reconnect_delay_min_ns: int = 1 * _MS
+    reconnect_delay_max_ns: int = 1 * _S
+    # A lost connection is tried for again even if nothing waits here: a sender may wait there for
+    # a congestion map. Then the delay grows further, up to this.
+    reconnect_delay_idle_max_ns: int = 60 * _S
+    reconnect_give_up_ns: int = 0  # 0: never
+    # For the device to say how an attempt ended. Of those that we have, the most patient connection
+    # manager takes 10 s; this is for one that forgot the attempt.
+    answer_wait_ns: int = 30 * _S
+    # How long the lower address insists on its own attempt. One that is out for longer may have
+    # gone to an earlier life of the peer.
+    duel_wait_ns: int = 1 * _S
+
+    def __post_init__(self) -> None:
+        assert 0 < self.generation < 1 << 32, f"generation {self.generation}"
+        assert 0 < self.reconnect_delay_min_ns <= self.reconnect_delay_max_ns
+        assert self.reconnect_delay_max_ns <= self.reconnect_delay_idle_max_ns
