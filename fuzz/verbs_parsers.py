@@ -201,6 +201,7 @@ PACKETS = (
     Packet(PacketKind.WRITE, 9, 100, _ONLY | PacketFlag.PLACED, rkey=0x100, length=4096),
     Packet(PacketKind.READ_REQUEST, 9, 100, _ONLY, address=64, rkey=0x100, length=512),
     Packet(PacketKind.ATOMIC_SWAP, 9, 100, _ONLY, address=64, compare_add=1, swap=2),
+    Packet(PacketKind.MASKED_SWAP, 9, 100, _ONLY, address=64, compare_add=1, swap=2, swap_mask=7),
     Packet(PacketKind.READ_RESPONSE, 9, 100, _ONLY, msn=1, payload=b"octets"),
     Packet(PacketKind.ACK, 9, 100, syndrome=0x1F, msn=1, selective=((102, 104), (106, 106))),
     Packet(PacketKind.DATAGRAM, 9, 100, _ONLY, source_qpn=8, qkey=0x1234, payload=b"octets"),
@@ -227,7 +228,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     ),
     "payload": (
         payloads.ReadRequest(0x100, 0, 512, 0x100, 64).emit(),
-        payloads.AtomicRequest(payloads.COMPARE_SWAP, 1, 0x100, 64, 2, 1).emit(),
+        payloads.AtomicRequest(payloads.COMPARE_SWAP, 1, 0x100, 64, 2, 255, 1, 7).emit(),
         payloads.emit_resume(100, 0),
     ),
     "shm_message": (

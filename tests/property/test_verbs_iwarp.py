@@ -17,28 +17,34 @@ ONLY = PacketFlag.FIRST | PacketFlag.LAST
 STEP = 16  # octets of a packet of these tests
 
 steady = settings(deadline=None, derandomize=True, max_examples=150)
+ALL = (1 << 64) - 1
 words = st.integers(0, 0xFFFF_FFFF)
-offsets = st.integers(0, (1 << 64) - 1)
+offsets = st.integers(0, ALL)
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> list[Packet]:
     """One message as an engine cuts it; numbers are filled in by `numbered`."""
-    kind = draw(st.sampled_from(list(PacketKind)[:5]))
+    kind = draw(st.sampled_from(list(PacketKind)[:7]))
     if kind >= PacketKind.READ_REQUEST:
-        is_read, is_swap = kind == PacketKind.READ_REQUEST, kind == PacketKind.ATOMIC_SWAP
-        return [
-            Packet(
-                kind,
-                7,
-                flags=ONLY,
-                rkey=draw(words),
-                address=draw(offsets),
-                length=draw(words) if is_read else 0,
-                compare_add=0 if is_read else draw(offsets),
-                swap=draw(offsets) if is_swap else 0,
-            )
-        ]
+        is_read = kind == PacketKind.READ_REQUEST
+        packet = Packet(
+            kind,
+            7,
+            flags=ONLY,
+            rkey=draw(words),
+            address=draw(offsets),
+            length=draw(words) if is_read else 0,
+            compare_add=0 if is_read else draw(offsets),
+        )
+        if kind in (PacketKind.ATOMIC_SWAP, PacketKind.MASKED_SWAP):
+            packet.swap = draw(offsets)
+        # Masks that make no difference are those of the plain kinds.
+        if kind == PacketKind.MASKED_SWAP:
+            packet.compare_mask, packet.swap_mask = draw(offsets), draw(st.integers(0, ALL - 1))
+        elif kind == PacketKind.MASKED_ADD:
+            packet.boundary = draw(st.integers(1, ALL))
+        return [packet]
     extras = [0, 4, 16, 20] + ([32, 36] if kind == PacketKind.SEND else [])
     extra = PacketFlag(draw(st.sampled_from(extras)))
     if kind == PacketKind.WRITE and PacketFlag.IMMEDIATE not in extra:

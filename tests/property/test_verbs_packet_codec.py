@@ -30,11 +30,18 @@ def packets(draw: st.DrawFn) -> Packet:
         PacketKind.READ_REQUEST: {"address": wides, "rkey": longs, "length": longs},
         PacketKind.ATOMIC_SWAP: {"address": wides, "rkey": longs, "swap": wides},
         PacketKind.ATOMIC_ADD: {"address": wides, "compare_add": wides},
+        PacketKind.MASKED_SWAP: {
+            "address": wides, "rkey": longs, "compare_add": wides, "swap": wides,
+            "compare_mask": wides, "swap_mask": wides,
+        },
+        PacketKind.MASKED_ADD: {
+            "address": wides, "rkey": longs, "compare_add": wides, "boundary": wides,
+        },
         PacketKind.READ_RESPONSE: {"msn": longs, "offset": longs},
         PacketKind.ATOMIC_RESPONSE: {"msn": longs, "compare_add": wides},
         PacketKind.ACK: {"syndrome": st.integers(0, 255), "msn": longs},
         PacketKind.DATAGRAM: {"source_qpn": longs, "qkey": longs},
-    }[kind]
+    }[kind]  # fmt: skip
     for name, values in fields.items():
         setattr(packet, name, draw(values))
     if flags & (PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE):

@@ -181,19 +181,27 @@ def test_immediate_data_alone_is_a_write_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "compare_add", "swap", "wanted"),
+    ("kind", "operands", "wanted"),
     [
-        (PacketKind.ATOMIC_ADD, 5, 0, "00000000 {id} 00000009 0000000000000040 0000000000000005"
+        (PacketKind.ATOMIC_ADD, {},
+         "00000000 {id} 00000009 0000000000000040 0000000000000005"
          "0000000000000000 0000000000000000 0000000000000000"),
-        (PacketKind.ATOMIC_SWAP, 5, 6, "00000002 {id} 00000009 0000000000000040 0000000000000006"
+        (PacketKind.MASKED_ADD, {"boundary": 0x80},
+         "00000000 {id} 00000009 0000000000000040 0000000000000005"
+         "0000000000000080 0000000000000000 0000000000000000"),
+        (PacketKind.ATOMIC_SWAP, {"swap": 6},
+         "00000002 {id} 00000009 0000000000000040 0000000000000006"
          "ffffffffffffffff 0000000000000005 ffffffffffffffff"),
+        (PacketKind.MASKED_SWAP, {"swap": 6, "swap_mask": 7, "compare_mask": 0xF0},
+         "00000002 {id} 00000009 0000000000000040 0000000000000006"
+         "0000000000000007 0000000000000005 00000000000000f0"),
     ],
 )  # fmt: skip
 def test_an_atomic_request_and_its_answer(
-    kind: PacketKind, compare_add: int, swap: int, wanted: str
+    kind: PacketKind, operands: dict[str, int], wanted: str
 ) -> None:
     near, far = Side(), Side()
-    request = Packet(kind, 77, flags=ONLY, rkey=9, address=0x40, compare_add=compare_add, swap=swap)
+    request = Packet(kind, 77, flags=ONLY, rkey=9, address=0x40, compare_add=5, **operands)
     octets = near.emit(request)
     assert octets[:20] == hexadecimal("0046 414a 00000000 00000001 00000001 00000000")
     assert octets[20:-4] == hexadecimal(wanted.format(id="00000000"))
@@ -270,6 +278,8 @@ def test_a_plain_peer_gets_nothing_private() -> None:
         Packet(PacketKind.WRITE, 5, flags=ONLY | PacketFlag.IMMEDIATE),
         Packet(PacketKind.ATOMIC_ADD, 5, flags=ONLY),
         Packet(PacketKind.ATOMIC_SWAP, 5, flags=ONLY),
+        Packet(PacketKind.MASKED_SWAP, 5, flags=ONLY),
+        Packet(PacketKind.MASKED_ADD, 5, flags=ONLY),
     ],
 )
 def test_what_a_plain_peer_cannot_do_comes_back_refused(packet: Packet) -> None:
@@ -412,8 +422,8 @@ def test_a_truncated_frame_is_waited_for() -> None:
     "payload",
     [
         "00000001" + "00" * 48,  # no such operation
-        "00000000" + "00" * 24 + "ff" * 8 + "00" * 16,  # add under a mask
-        "00000002" + "00" * 24 + "ff" * 8 + "00" * 16,  # compare nothing
+        "00000002" + "00" * 47,
+        "00000002" + "00" * 49,
     ],
 )
 def test_only_whole_atomic_operations_are_taken(payload: str) -> None:

@@ -21,11 +21,14 @@ PACKETS = [
     Packet(PacketKind.READ_REQUEST, 7, 9, ONLY, address=8, rkey=5, length=1 << 31),
     Packet(PacketKind.ATOMIC_SWAP, 7, 9, ONLY, address=8, rkey=5, compare_add=2, swap=1 << 63),
     Packet(PacketKind.ATOMIC_ADD, 7, 9, ONLY, address=8, rkey=5, compare_add=(1 << 64) - 1),
+    Packet(PacketKind.MASKED_SWAP, 7, 9, ONLY, address=8, rkey=5, compare_add=2, swap=1 << 63,
+           compare_mask=0xFF << 56, swap_mask=3),
+    Packet(PacketKind.MASKED_ADD, 7, 9, ONLY, address=8, rkey=5, compare_add=1, boundary=1 << 31),
     Packet(PacketKind.READ_RESPONSE, 7, 9, ONLY, msn=8, offset=7, payload=b"abc"),
     Packet(PacketKind.ATOMIC_RESPONSE, 7, 9, msn=8, compare_add=77),
     Packet(PacketKind.ACK, 7, 9, msn=8, syndrome=Syndrome.ACK, selective=((1, 2), (4, 0xFFFFFF))),
     Packet(PacketKind.DATAGRAM, 7, 9, ONLY, source_qpn=3, qkey=0x11111111, payload=b"d"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: packet.kind.name)

@@ -148,6 +148,7 @@ def test_receives_need_init() -> None:
     assert side.qp.recv_query() == (1, 1)
 
 
+CELL = [SGE(0, 8, 1)]
 BAD = [
     (SendWR(opcode=99), "opcode"),
     (SendWR(sg=[SGE(0, 1, 1)] * 5), "max_send_sge"),
@@ -157,6 +158,12 @@ BAD = [
     (SendWR(opcode=WROpcode.RDMA_READ, send_flags=SendFlag.INLINE), "inline"),
     (SendWR(sg=[SGE(0, 9, 77)], send_flags=SendFlag.INLINE), "inline data: local key 0x4d"),
     (SendWR(opcode=WROpcode.ATOMIC_FETCH_AND_ADD, sg=[SGE(0, 4, 1)]), "room of 4 octets"),
+    (SendWR(opcode=WROpcode.MASKED_ATOMIC_CMP_AND_SWP, sg=[SGE(0, 9, 1)]), "room of 9 octets"),
+    (SendWR(opcode=WROpcode.ATOMIC_FETCH_AND_ADD, sg=CELL, compare_add=-1), "compare_add -0x1"),
+    (SendWR(opcode=WROpcode.ATOMIC_CMP_AND_SWP, sg=CELL, swap=1 << 64), "swap 0x1.* 64 bits"),
+    (SendWR(opcode=WROpcode.MASKED_ATOMIC_CMP_AND_SWP, sg=CELL, swap_mask=-1), "swap_mask"),
+    (SendWR(opcode=WROpcode.MASKED_ATOMIC_CMP_AND_SWP, sg=CELL, compare_mask=-1), "compare_mask"),
+    (SendWR(opcode=WROpcode.MASKED_ATOMIC_FETCH_AND_ADD, sg=CELL, boundary=1 << 64), "boundary"),
     (SendWR(opcode=WROpcode.BIND_MW), "WindowBinding"),
 ]
 

@@ -59,7 +59,8 @@ from urds.verbs.providers.sim import SimNetwork
 # "bare" is a simulated device that states none of the capabilities one may lack.
 PROVIDERS = ("sim", "shm", "udp", "tcp", "bare")
 LACKING = (
-    "atomics", "datagrams", "send_with_imm", "rdma_with_imm", "memory_windows", "raw_connect",
+    "atomics", "masked_atomics", "datagrams", "send_with_imm", "rdma_with_imm", "memory_windows",
+    "raw_connect",
 )  # fmt: skip
 EVERYTHING = (
     AccessFlag.LOCAL_WRITE

@@ -26,7 +26,7 @@ from urds.verbs.providers.shm.rendezvous import Rendezvous
 STATED = pytest.mark.parametrize("world", ["sim", "shm", "udp", "tcp"], indirect=True)
 REAL = pytest.mark.parametrize("world", ["shm", "udp", "tcp"], indirect=True)
 PACKETS = pytest.mark.parametrize("world", ["sim", "shm", "udp"], indirect=True)
-REQUESTS = [kind for kind in PacketKind if kind <= PacketKind.ATOMIC_ADD]
+REQUESTS = [kind for kind in PacketKind if kind <= PacketKind.MASKED_ADD]
 ANSWERS = [PacketKind.READ_RESPONSE, PacketKind.ATOMIC_RESPONSE, PacketKind.ACK]
 BOTH = PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE
 RIGHTS = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE

@@ -158,6 +158,8 @@ def poor(**without: Any) -> Side:
         ("rdma_with_imm", WROpcode.RDMA_WRITE_WITH_IMM),
         ("atomics", WROpcode.ATOMIC_CMP_AND_SWP),
         ("atomics", WROpcode.ATOMIC_FETCH_AND_ADD),
+        ("masked_atomics", WROpcode.MASKED_ATOMIC_CMP_AND_SWP),
+        ("masked_atomics", WROpcode.MASKED_ATOMIC_FETCH_AND_ADD),
         ("memory_windows", WROpcode.BIND_MW),
         ("memory_windows", WROpcode.LOCAL_INV),
         ("memory_windows", WROpcode.SEND_WITH_INV),

@@ -153,6 +153,8 @@ def test_reads_at_once_are_as_many_as_the_peer_serves() -> None:
         WROpcode.RDMA_WRITE_WITH_IMM,
         WROpcode.ATOMIC_FETCH_AND_ADD,
         WROpcode.ATOMIC_CMP_AND_SWP,
+        WROpcode.MASKED_ATOMIC_CMP_AND_SWP,
+        WROpcode.MASKED_ATOMIC_FETCH_AND_ADD,
     ],
 )
 def test_what_the_peer_does_not_know_fails_here(opcode: WROpcode) -> None:

@@ -40,6 +40,8 @@ _CAPABILITY: Final = {
     WROpcode.RDMA_WRITE_WITH_IMM: "rdma_with_imm",
     WROpcode.ATOMIC_CMP_AND_SWP: "atomics",
     WROpcode.ATOMIC_FETCH_AND_ADD: "atomics",
+    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: "masked_atomics",
+    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: "masked_atomics",
     WROpcode.BIND_MW: "memory_windows",
     WROpcode.LOCAL_INV: "memory_windows",
     WROpcode.SEND_WITH_INV: "memory_windows",

@@ -78,6 +78,8 @@ class WROpcode(IntEnum):
     LOCAL_INV = 7
     BIND_MW = 8
     SEND_WITH_INV = 9
+    MASKED_ATOMIC_CMP_AND_SWP = 12
+    MASKED_ATOMIC_FETCH_AND_ADD = 13
 
 
 class SendFlag(IntFlag):
@@ -114,7 +116,7 @@ class WCStatus(IntEnum):
 
 
 class WCOpcode(IntEnum):
-    """What a work completion completes."""
+    """What a work completion completes. Masked operations complete as their plain ones do."""
 
     SEND = 0
     RDMA_WRITE = 1
@@ -173,6 +175,7 @@ class Acceptance(IntEnum):
     FILL_GAPS = 2  # keep it; messages below it take their buffers at once as well
 
 
+CELL_MASK = (1 << 64) - 1  # of the eight octets that an atomic operation changes
 PSN_BITS = 24
 PSN_MASK = (1 << PSN_BITS) - 1
 MESSAGE_BYTES_MAX = 1 << 31

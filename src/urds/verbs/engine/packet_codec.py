@@ -36,6 +36,11 @@ _FIELDS: Final[dict[PacketKind, tuple[Struct, tuple[str, ...]]]] = {
     PacketKind.READ_REQUEST: (Struct(">QII"), ("address", "rkey", "length")),
     PacketKind.ATOMIC_SWAP: (Struct(">QIQQ"), ("address", "rkey", "compare_add", "swap")),
     PacketKind.ATOMIC_ADD: (Struct(">QIQ"), ("address", "rkey", "compare_add")),
+    PacketKind.MASKED_SWAP: (
+        Struct(">QIQQQQ"),
+        ("address", "rkey", "compare_add", "swap", "compare_mask", "swap_mask"),
+    ),
+    PacketKind.MASKED_ADD: (Struct(">QIQQ"), ("address", "rkey", "compare_add", "boundary")),
     PacketKind.READ_RESPONSE: (Struct(">II"), ("msn", "offset")),
     PacketKind.ATOMIC_RESPONSE: (Struct(">IQ"), ("msn", "compare_add")),
     PacketKind.ACK: (Struct(">BI"), ("syndrome", "msn")),

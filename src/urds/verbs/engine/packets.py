@@ -9,22 +9,39 @@ record into octets for providers that carry packets; the `tcp` provider speaks i
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Final
 
+from urds.verbs.engine.numbers import CELL_MASK
 from urds.verbs.engine.work import AddressVector
 
 
 class PacketKind(IntEnum):
-    """What a packet is. Requests up to ATOMIC_ADD, then answers, then the datagram."""
+    """What a packet is. Requests up to MASKED_ADD, then answers, then the datagram."""
 
     SEND = 0
     WRITE = 1
     READ_REQUEST = 2
     ATOMIC_SWAP = 3
     ATOMIC_ADD = 4
+    # Kinds of their own, as in ConnectX: who does not know them still understands plain ones.
+    MASKED_SWAP = 5
+    MASKED_ADD = 6
     READ_RESPONSE = 8
     ATOMIC_RESPONSE = 9
     ACK = 10  # also every negative one: see `syndrome`
     DATAGRAM = 16
+
+
+ATOMICS: Final = frozenset(
+    {
+        PacketKind.ATOMIC_SWAP,
+        PacketKind.ATOMIC_ADD,
+        PacketKind.MASKED_SWAP,
+        PacketKind.MASKED_ADD,
+    }
+)
+# Requests whose answer brings data, which the peer has to be ready to send again.
+ANSWERED: Final = ATOMICS | {PacketKind.READ_REQUEST}
 
 
 class PacketFlag(IntFlag):
@@ -55,7 +72,7 @@ _NO_FLAGS = PacketFlag(0)
 
 @dataclass(slots=True)
 class Packet:
-    """One packet. Fields that its kind does not use are 0.
+    """One packet. Fields that its kind does not use are 0, the two masks all ones.
 
     psn: 24 bits. An answer carries the PSN of the request packet it answers; of a read, the
     request's PSN plus the index of the response packet (on a lossless link just the request's).
@@ -65,6 +82,7 @@ class Packet:
     a WRITE whose octets are PLACED.
     address, rkey: target of this packet's first octet (WRITE), source (READ), cell (atomics).
     compare_add, swap: operands; `compare_add` of an ATOMIC_RESPONSE is the value before.
+    compare_mask, swap_mask, boundary: of masked operations, see `engine.atomics`.
     selective: ranges [first, last] of PSNs beyond `psn` that arrived (ACK of a responder that
     accepts selectively), at most 8.
     source_qpn, qkey: DATAGRAM.
@@ -86,6 +104,9 @@ class Packet:
     immediate: int = 0
     compare_add: int = 0
     swap: int = 0
+    compare_mask: int = CELL_MASK
+    swap_mask: int = CELL_MASK
+    boundary: int = 0
     syndrome: int = 0
     source_qpn: int = 0
     qkey: int = 0

@@ -9,6 +9,7 @@ import errno
 from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import (
+    CELL_MASK,
     MESSAGE_BYTES_MAX,
     QPType,
     SendFlag,
@@ -22,7 +23,12 @@ ATOMIC_BYTES = 8
 _INLINE = int(SendFlag.INLINE)
 _OPCODES = frozenset(WROpcode)
 _DATAGRAM = {WROpcode.SEND, WROpcode.SEND_WITH_IMM}
-_ATOMIC = {WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD}
+_OPERANDS = {
+    WROpcode.ATOMIC_CMP_AND_SWP: ("compare_add", "swap"),
+    WROpcode.ATOMIC_FETCH_AND_ADD: ("compare_add",),
+    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: ("compare_add", "swap", "compare_mask", "swap_mask"),
+    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: ("compare_add", "boundary"),
+}
 _CARRIES = frozenset(
     {
         WROpcode.SEND,
@@ -32,7 +38,7 @@ _CARRIES = frozenset(
         WROpcode.RDMA_WRITE_WITH_IMM,
     }
 )
-_BRINGS_DATA = _ATOMIC | {WROpcode.RDMA_READ}
+_BRINGS_DATA = {*_OPERANDS, WROpcode.RDMA_READ}
 
 
 def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: LinkTraits) -> None:
@@ -86,12 +92,20 @@ def _check_datagram(wr: SendWR, length: int, link: LinkTraits) -> None:
 def _check_connected(wr: SendWR, length: int, attr: QPAttr) -> None:
     if wr.opcode in _BRINGS_DATA and not attr.max_rd_atomic:
         raise _invalid(f"{wr.opcode.name} with max_rd_atomic 0")
-    if wr.opcode in _ATOMIC and length != ATOMIC_BYTES:
-        raise _invalid(f"room of {length} octets for an atomic result of {ATOMIC_BYTES}")
+    if (operands := _OPERANDS.get(wr.opcode)) is not None:
+        _check_atomic(wr, length, operands)
     if wr.opcode is WROpcode.BIND_MW and not (
         wr.window is not None and isinstance(wr.bind, WindowBinding)
     ):
         raise _invalid("BIND_MW without a window and its WindowBinding")
+
+
+def _check_atomic(wr: SendWR, length: int, operands: tuple[str, ...]) -> None:
+    if length != ATOMIC_BYTES:
+        raise _invalid(f"room of {length} octets for an atomic result of {ATOMIC_BYTES}")
+    for name in operands:
+        if not 0 <= (value := getattr(wr, name)) <= CELL_MASK:
+            raise _invalid(f"{name} {value:#x} of {wr.opcode.name} outside 64 bits")
 
 
 def _invalid(message: str) -> OSError:

@@ -16,7 +16,7 @@ from urds.verbs.engine.numbers import (
     WCStatus,
     WROpcode,
 )
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.packets import ANSWERED, ATOMICS, Packet, PacketFlag, PacketKind
 from urds.verbs.engine.pieces import Octets, gather, message_bytes, total_bytes
 from urds.verbs.engine.work import SendWR
 
@@ -41,6 +41,8 @@ _KIND: Final = {
     WROpcode.RDMA_READ: PacketKind.READ_REQUEST,
     WROpcode.ATOMIC_CMP_AND_SWP: PacketKind.ATOMIC_SWAP,
     WROpcode.ATOMIC_FETCH_AND_ADD: PacketKind.ATOMIC_ADD,
+    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: PacketKind.MASKED_SWAP,
+    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: PacketKind.MASKED_ADD,
 }
 WC_OPCODE: Final = {
     WROpcode.SEND: WCOpcode.SEND,
@@ -51,6 +53,8 @@ WC_OPCODE: Final = {
     WROpcode.RDMA_READ: WCOpcode.RDMA_READ,
     WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
     WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
+    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
+    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
     WROpcode.BIND_MW: WCOpcode.BIND_MW,
     WROpcode.LOCAL_INV: WCOpcode.LOCAL_INV,
 }
@@ -64,8 +68,7 @@ _INVALIDATES: Final = {WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV}
 _TAKES_RECEIVE: Final = {
     WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV, WROpcode.RDMA_WRITE_WITH_IMM,
 }  # fmt: skip
-_ANSWERED: Final = {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
-_CHANGES: Final = {PacketKind.WRITE, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
+_CHANGES: Final = ATOMICS | {PacketKind.WRITE}
 
 
 class Request:
@@ -75,10 +78,11 @@ class Request:
     """
 
     __slots__ = (
-        "ah", "bind", "compare_add", "failed", "flags", "immediate", "inline", "is_answered",
-        "is_placed", "kind", "length", "msn", "on_detach", "opcode", "portions_left", "psn",
-        "psn_count", "received", "remote_addr", "remote_qkey", "remote_qpn", "rkey", "sent", "sg",
-        "signalled", "swap", "unanswered", "window", "wr_id",
+        "ah", "bind", "boundary", "compare_add", "compare_mask", "failed", "flags", "immediate",
+        "inline", "is_answered", "is_placed", "kind", "length", "msn", "on_detach", "opcode",
+        "portions_left", "psn", "psn_count", "received", "remote_addr", "remote_qkey",
+        "remote_qpn", "rkey", "sent", "sg", "signalled", "swap", "swap_mask", "unanswered",
+        "window", "wr_id",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +100,8 @@ class Request:
         self.immediate = wr.invalidate_rkey if wr.opcode in _INVALIDATES else wr.imm_data
         self.remote_addr, self.rkey = wr.remote_addr, wr.rkey
         self.compare_add, self.swap = wr.compare_add, wr.swap
+        self.compare_mask, self.swap_mask = wr.compare_mask, wr.swap_mask
+        self.boundary = wr.boundary
         self.ah, self.remote_qpn, self.remote_qkey = wr.ah, wr.remote_qpn, wr.remote_qkey
         self.window, self.bind = wr.window, wr.bind
         self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
@@ -103,7 +109,7 @@ class Request:
         self.signalled = signalled
         self.inline = inline  # octets that no key stands for: a copy, or the caller's own
         self.on_detach = on_detach  # of a provider that keeps views of payloads: copy them now
-        self.is_answered = self.kind in _ANSWERED  # by data that it brings back
+        self.is_answered = self.kind in ANSWERED  # by data that it brings back
         self.is_placed = False  # by the provider itself, into shared memory
         self.failed: WCStatus | None = None
         self.psn = self.psn_count = 0  # known when it is started
@@ -166,7 +172,7 @@ def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | 
 
 def psn_count(request: Request, link: LinkTraits, mtu_bytes: int) -> int:
     """Return how many PSNs a request takes: one per packet, of a read one per answer."""
-    if request.is_placed or request.kind in (PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD):
+    if request.is_placed or request.kind in ATOMICS:
         return 1
     if request.kind is PacketKind.READ_REQUEST and link.lossless:
         return 1
@@ -224,14 +230,22 @@ def build_read(
 
 def build_atomic(request: Request, *, target_qpn: int) -> Packet:
     """Return the packet of an atomic operation."""
-    assert request.kind is not None
-    return Packet(
-        request.kind,
+    kind = request.kind
+    assert kind is not None
+    packet = Packet(
+        kind,
         target_qpn,
         request.psn & PSN_MASK,
         _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
         address=request.remote_addr,
         rkey=request.rkey,
         compare_add=request.compare_add,
-        swap=request.swap if request.kind is PacketKind.ATOMIC_SWAP else 0,
     )
+    # What the opcode does not use is ignored, whatever its request says.
+    if kind is PacketKind.MASKED_ADD:
+        packet.boundary = request.boundary
+    elif kind is not PacketKind.ATOMIC_ADD:
+        packet.swap = request.swap
+    if kind is PacketKind.MASKED_SWAP:
+        packet.compare_mask, packet.swap_mask = request.compare_mask, request.swap_mask
+    return packet

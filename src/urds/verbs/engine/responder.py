@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from urds.verbs.engine.atomics import value_after
 from urds.verbs.engine.incoming import IncomingMessages
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
@@ -27,7 +28,14 @@ from urds.verbs.engine.numbers import (
     QPState,
     WCStatus,
 )
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.packets import (
+    ANSWERED,
+    ATOMICS,
+    Packet,
+    PacketFlag,
+    PacketKind,
+    Syndrome,
+)
 from urds.verbs.engine.selective import AHEAD_MAX, AheadPackets
 
 if TYPE_CHECKING:
@@ -47,12 +55,9 @@ _ANSWER_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(_FIRST + _LAST +
 _ACCESS: Final = {
     PacketKind.WRITE: int(AccessFlag.REMOTE_WRITE),
     PacketKind.READ_REQUEST: int(AccessFlag.REMOTE_READ),
-    PacketKind.ATOMIC_SWAP: int(AccessFlag.REMOTE_ATOMIC),
-    PacketKind.ATOMIC_ADD: int(AccessFlag.REMOTE_ATOMIC),
+    **dict.fromkeys(ATOMICS, int(AccessFlag.REMOTE_ATOMIC)),
 }
-_ANSWERED: Final = {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
 _MSN_MASK: Final = (1 << 32) - 1
-_CELL_MASK: Final = (1 << 64) - 1
 _HALF: Final = 1 << PSN_BITS - 1
 
 
@@ -182,7 +187,7 @@ class Responder:
     def _repeat(self, packet: Packet, psn: int) -> None:
         """Answer a packet that was carried out before."""
         self._ack_due = True
-        if packet.kind not in _ANSWERED or len(self._answers) >= ANSWERS_MAX:
+        if packet.kind not in ANSWERED or len(self._answers) >= ANSWERS_MAX:
             return
         if packet.kind is not PacketKind.READ_REQUEST:
             if (value := self._atomic_results.get(psn)) is not None:
@@ -210,7 +215,7 @@ class Responder:
         needed = _ACCESS.get(kind, 0)
         if needed and not int(attr.qp_access_flags) & needed:
             raise _invalid(f"{kind.name}, which the queue pair does not allow")
-        if kind in _ANSWERED:
+        if kind in ANSWERED:
             if not attr.max_dest_rd_atomic:
                 raise _invalid(f"{kind.name} with max_dest_rd_atomic 0")
             # A requester has at most 128 under way: a peer that sends more does not read answers.
@@ -237,7 +242,7 @@ class Responder:
     def _check_place(self, packet: Packet) -> None:
         """Judge a packet as the next of its message. Raises AccessError."""
         kind, bits = packet.kind, int(packet.flags)
-        if kind in _ANSWERED:
+        if kind in ANSWERED:
             if self._open is not None:
                 raise _invalid(f"{kind.name} inside a message of kind {self._open.name}")
             return
@@ -255,7 +260,7 @@ class Responder:
 
     def _place(self, packet: Packet) -> None:
         """Put the octets of a packet where they belong. Raises AccessError, _NotNow."""
-        if packet.kind in _ANSWERED:
+        if packet.kind in ANSWERED:
             return
         if _takes_receive(packet):
             self._place_message(packet)
@@ -297,7 +302,7 @@ class Responder:
             self._expected += self._psn_count(packet)
             self._ahead.forget_before(self._expected)
             self._messages_done += 1
-        elif packet.kind in _ANSWERED:
+        elif packet.kind in ANSWERED:
             self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))
             self._expected += 1
             self._messages_done += 1
@@ -333,11 +338,7 @@ class Responder:
             qpn=qp.qpn,
         )
         before = int.from_bytes(cell, sys.byteorder)
-        if packet.kind is PacketKind.ATOMIC_ADD:
-            after = (before + packet.compare_add) & _CELL_MASK
-        else:
-            after = packet.swap if before == packet.compare_add else before
-        cell[:] = after.to_bytes(ATOMIC_BYTES, sys.byteorder)
+        cell[:] = value_after(packet, before).to_bytes(ATOMIC_BYTES, sys.byteorder)
         self._atomic_results[psn] = before
         if len(self._atomic_results) > ATOMIC_RESULTS_MAX:
             del self._atomic_results[next(iter(self._atomic_results))]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from urds.verbs.engine.numbers import (
+    CELL_MASK,
     AsyncEventType,
     SendFlag,
     WCFlag,
@@ -40,7 +41,8 @@ class SendWR:
     """One request. Fields that its opcode does not use are ignored.
 
     `imm_data` is a 32-bit integer; `invalidate_rkey` serves SEND_WITH_INV and LOCAL_INV;
-    `compare_add` and `swap` are 64-bit; `window` and `bind` serve BIND_MW. `octets`, if given,
+    `compare_add` and `swap` are 64-bit, as are the masks of MASKED_ATOMIC_*; `window` and `bind`
+    serve BIND_MW. `octets`, if given,
     are what a SEND or WRITE carries instead of `sg`, for layers above the verbs objects: bytes, or
     a contiguous view of format B. No key is asked for, and nothing is copied without INLINE: they
     stay unchanged until the request completes or is detached (`Request.detach`).
@@ -56,6 +58,9 @@ class SendWR:
     rkey: int = 0
     compare_add: int = 0
     swap: int = 0
+    compare_mask: int = CELL_MASK  # bits that have to be those of `compare_add`
+    swap_mask: int = CELL_MASK  # bits that become those of `swap`
+    boundary: int = 0  # highest bits of the fields that an addition stays within
     # Datagrams: where to
     ah: "AddressVector | None" = None
     remote_qpn: int = 0
@@ -79,6 +84,21 @@ class SendWR:
         """Name the eight remote octets of an atomic operation and its operands."""
         self.rkey, self.remote_addr = rkey, addr
         self.compare_add, self.swap = compare_add, swap
+
+    def set_wr_masked_atomic(
+        self,
+        rkey: int,
+        addr: int,
+        compare_add: int,
+        swap: int = 0,
+        *,
+        compare_mask: int = CELL_MASK,
+        swap_mask: int = CELL_MASK,
+        boundary: int = 0,
+    ) -> None:
+        """Name cell, operands and masks of a masked atomic operation."""
+        self.set_wr_atomic(rkey, addr, compare_add, swap)
+        self.compare_mask, self.swap_mask, self.boundary = compare_mask, swap_mask, boundary
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class DeviceAttributes:
     max_private_data: int = 196
     # Capabilities: the conformance suite runs what is stated and expects a refusal of the rest.
     atomics: bool = True
+    masked_atomics: bool = True
     datagrams: bool = True
     send_with_imm: bool = True
     rdma_with_imm: bool = True

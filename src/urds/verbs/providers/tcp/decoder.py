@@ -49,6 +49,9 @@ _SEND_FLAGS: Final = {
     int(Opcode.SEND_WITH_IMMEDIATE): _IMMEDIATE,
     int(Opcode.SEND_SOLICITED_WITH_IMMEDIATE): _SOLICITED | _IMMEDIATE,
 }
+# Kinds of an atomic operation whose masks make no difference, and of one whose masks do.
+_SWAPS: Final = (PacketKind.ATOMIC_SWAP, PacketKind.MASKED_SWAP)
+_ADDS: Final = (PacketKind.ATOMIC_ADD, PacketKind.MASKED_ADD)
 _OWN_ONLY: Final = frozenset(range(Opcode.IMMEDIATE, Opcode.NOTICE + 1))
 
 
@@ -234,13 +237,16 @@ class Decoder:
     def _atomic_request(self, frame: Frame) -> Packet:
         request = payloads.parse_atomic_request(frame.payload)
         is_swap = request.operation == payloads.COMPARE_SWAP
-        kind = PacketKind.ATOMIC_SWAP if is_swap else PacketKind.ATOMIC_ADD
-        packet = self._whole_request(kind, frame)
+        plain, masked = _SWAPS if is_swap else _ADDS
+        packet = self._whole_request(plain if request.is_plain else masked, frame)
         self._exchange.owe(packet.psn)
         self._exchange.atomics_owed[packet.psn] = request.identifier
         packet.rkey, packet.address = request.stag, request.offset
-        packet.compare_add = request.compare if is_swap else request.operand
-        packet.swap = request.operand if is_swap else 0
+        if is_swap:
+            packet.compare_add, packet.swap = request.compare, request.operand
+            packet.compare_mask, packet.swap_mask = request.compare_mask, request.mask
+        else:
+            packet.compare_add, packet.boundary = request.operand, request.mask
         return packet
 
     def _whole_request(self, kind: PacketKind, frame: Frame) -> Packet:

@@ -47,6 +47,7 @@ _ASKS_FOR_ACK: Final = int(Mark.ACK_REQUEST)
 _IMMEDIATE_FOLLOWS: Final = int(Mark.IMMEDIATE_FOLLOWS)
 _RNR_NAK: Final = int(Syndrome.RNR_NAK)
 _REFUSALS: Final = 0x60  # bits that a positive answer lacks
+_SWAPS: Final = {PacketKind.ATOMIC_SWAP, PacketKind.MASKED_SWAP}
 
 # What ends the stream when our responder refuses a request of a peer that knows no answers.
 _TERMINATE_OF: Final = {
@@ -88,7 +89,7 @@ class Encoder:
         understand is not sent; what comes back then is the refusal to give to the engine.
         """
         kind = packet.kind
-        if kind <= PacketKind.ATOMIC_ADD:
+        if kind <= PacketKind.MASKED_ADD:
             if not self._own and (kind >= PacketKind.ATOMIC_SWAP or int(packet.flags) & _IMMEDIATE):
                 return self._refusal(packet)
             self._count_request(packet, out)
@@ -215,14 +216,16 @@ class Encoder:
 
     def _emit_atomic_request(self, packet: Packet, out: list[Octets]) -> None:
         self._exchange.atomics_asked.add(packet.psn)
-        is_swap = packet.kind == PacketKind.ATOMIC_SWAP
+        is_swap = packet.kind in _SWAPS
         request = payloads.AtomicRequest(
             payloads.COMPARE_SWAP if is_swap else payloads.FETCH_ADD,
             packet.psn,
             packet.rkey,
             packet.address,
             packet.swap if is_swap else packet.compare_add,
+            packet.swap_mask if is_swap else packet.boundary,
             packet.compare_add if is_swap else 0,
+            packet.compare_mask if is_swap else 0,
         )
         self._untagged(Opcode.ATOMIC_REQUEST, Queue.REQUEST, request.emit(), out)
 

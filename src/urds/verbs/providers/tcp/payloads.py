@@ -7,6 +7,7 @@ Source: RFC 5040 sections 4.4 (read) and 4.8 (terminate), RFC 7306 sections 5 (a
 from struct import Struct
 from typing import Final, NamedTuple
 
+from urds.verbs.engine.numbers import CELL_MASK
 from urds.verbs.providers.tcp.frames import StreamBroken, TerminateCode
 
 _READ: Final = Struct(">IQIIQ")
@@ -17,7 +18,6 @@ _TERMINATE: Final = Struct(">HH")
 _ANSWER: Final = Struct(">I")
 _RESUME: Final = Struct(">II")
 _HEADER_INCLUDED: Final = 0xC000  # M: the length is there; D: so is the DDP header
-_ALL: Final = (1 << 64) - 1
 FETCH_ADD: Final = 0
 COMPARE_SWAP: Final = 2
 
@@ -37,28 +37,30 @@ class ReadRequest(NamedTuple):
 
 
 class AtomicRequest(NamedTuple):
-    """An atomic operation on eight octets, 52 octets. `operation`: FETCH_ADD or COMPARE_SWAP."""
+    """An atomic operation on eight octets, 52 octets. `operation`: FETCH_ADD or COMPARE_SWAP.
+
+    All operations have masks here; a plain one has those that make no difference.
+    """
 
     operation: int
     identifier: int
     stag: int
     offset: int
     operand: int  # added, or put in place
-    compare: int
+    mask: int  # highest bits of the fields to add in, or bits to replace
+    compare: int  # this and its mask: 0 of an addition
+    compare_mask: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its masks make no difference."""
+        if self.operation == COMPARE_SWAP:
+            return self.mask == self.compare_mask == CELL_MASK
+        return not self.mask
 
     def emit(self) -> bytes:
-        """Write the payload. Masks: the whole value is added to, compared and replaced."""
-        is_swap = self.operation == COMPARE_SWAP
-        return _ATOMIC.pack(
-            self.operation,
-            self.identifier,
-            self.stag,
-            self.offset,
-            self.operand,
-            _ALL if is_swap else 0,
-            self.compare,
-            _ALL if is_swap else 0,
-        )
+        """Write the payload."""
+        return _ATOMIC.pack(*self)
 
 
 def _fixed(payload: memoryview, layout: Struct, what: str) -> tuple[int, ...]:
@@ -75,17 +77,12 @@ def parse_read_request(payload: memoryview) -> ReadRequest:
 
 
 def parse_atomic_request(payload: memoryview) -> AtomicRequest:
-    """Read one. Raises StreamBroken for another size, operation or mask."""
-    word, identifier, stag, offset, operand, mask, compare, compare_mask = _fixed(
-        payload, _ATOMIC, "atomic request"
-    )
+    """Read one. Raises StreamBroken for another size or operation."""
+    word, *rest = _fixed(payload, _ATOMIC, "atomic request")
     operation = word & 0xF
-    masks = {FETCH_ADD: (0,), COMPARE_SWAP: (_ALL, _ALL)}.get(operation)
-    if masks is None or (mask, compare_mask)[: len(masks)] != masks:
-        raise StreamBroken(
-            TerminateCode.REMOTE_OPERATION, f"atomic operation {operation} with mask {mask:#x}"
-        )
-    return AtomicRequest(operation, identifier, stag, offset, operand, compare)
+    if operation not in (FETCH_ADD, COMPARE_SWAP):
+        raise StreamBroken(TerminateCode.REMOTE_OPERATION, f"atomic operation {operation}")
+    return AtomicRequest(operation, *rest)
 
 
 def emit_atomic_response(identifier: int, value: int) -> bytes:

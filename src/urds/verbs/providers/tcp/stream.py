@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import QPAttrMask, QPState
-from urds.verbs.engine.packets import Packet, PacketKind, Syndrome
+from urds.verbs.engine.packets import ANSWERED, Packet, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.tcp.decoder import Decoder, Farewell, Terminated
 from urds.verbs.providers.tcp.encoder import Encoder
@@ -35,10 +35,6 @@ OUT_BYTES_MAX: Final = 256 * 1024  # that wait for the connection
 READ_BYTES: Final = 256 * 1024  # of one read
 BUFFER_BYTES: Final = READ_BYTES + 2 * FPDU_BYTES_MAX  # a partial FPDU, or pair, in front
 
-# Requests whose peer waits for data of ours.
-_ANSWERED_AT_ONCE: Final = frozenset(
-    {PacketKind.READ_REQUEST, PacketKind.ATOMIC_SWAP, PacketKind.ATOMIC_ADD}
-)
 # What a TERMINATE of a plain peer says of the read that it could not serve.
 _SYNDROME_OF: Final = {
     0x1: Syndrome.NAK_REMOTE_ACCESS,  # remote protection, tagged buffer
@@ -265,7 +261,7 @@ class Stream:
                 position += taken_bytes
                 self._may_send = True
                 if isinstance(item, Packet):
-                    self._answer_may_wait &= item.kind not in _ANSWERED_AT_ONCE
+                    self._answer_may_wait &= item.kind not in ANSWERED
                     self._deliver(item, now_ns)
                 elif item is not None:
                     self._handle_end_frame(item)

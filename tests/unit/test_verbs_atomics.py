@@ -1,0 +1,175 @@
+"""Masked atomic operations: the arithmetic, and their way through both halves of a queue pair."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.sim.verbs_pair import Pair, Side
+from tests.unit.verbs_sides import ONLY, answers, events, make_answering
+from urds.verbs.engine.atomics import add_in_fields, value_after
+from urds.verbs.engine.numbers import AsyncEventType, WCOpcode, WCStatus, WROpcode
+from urds.verbs.engine.packets import Packet, PacketKind, Syndrome
+
+MASKED_SWAP = WROpcode.MASKED_ATOMIC_CMP_AND_SWP
+MASKED_ADD = WROpcode.MASKED_ATOMIC_FETCH_AND_ADD
+ALL = (1 << 64) - 1
+BYTES = 0x8080_8080_8080_8080  # the highest bit of each octet: eight counters side by side
+values = st.one_of(st.integers(0, ALL), st.sampled_from([0, 1, ALL, 1 << 63, BYTES]))
+
+
+def bit_by_bit(value: int, addend: int, boundary: int) -> int:
+    """Add as the definition says it: a carry goes up unless the bit ends its field."""
+    total = carry = 0
+    for position in range(64):
+        digits = (value >> position & 1) + (addend >> position & 1) + carry
+        total |= (digits & 1) << position
+        carry = digits >> 1 & ~(boundary >> position) & 1
+    return total
+
+
+def after(before: int, kind: PacketKind = PacketKind.MASKED_SWAP, **operands: int) -> int:
+    return value_after(Packet(kind, 0xB, **operands), before)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(values, values, values)
+def test_fields_are_added_as_the_definition_says(value: int, addend: int, boundary: int) -> None:
+    assert add_in_fields(value, addend, boundary=boundary) == bit_by_bit(value, addend, boundary)
+
+
+@pytest.mark.parametrize(
+    ("value", "addend", "boundary", "total"),
+    [
+        (0xFF, 1, 0x80, 0x00),  # nothing leaves the lowest octet
+        (0xFF, 1, 0, 0x100),
+        (0x01FF, 0x0101, BYTES, 0x0200),
+        (ALL, ALL, ALL, 0),  # 64 fields of one bit: exclusive or
+        (ALL, 1, 0, 0),
+        (1 << 63, 1 << 63, 1 << 63, 0),
+        (0xFFFF_FFFF_FFFF_FFFF, 1, 1 << 31, 0xFFFF_FFFF_0000_0000),
+    ],
+)
+def test_examples_of_additions(value: int, addend: int, boundary: int, total: int) -> None:
+    kind = PacketKind.MASKED_ADD
+    assert after(value, kind, compare_add=addend, boundary=boundary) == total
+
+
+@pytest.mark.parametrize(
+    ("before", "operands", "expected"),
+    [
+        # Only the lower half is compared, and only the lowest octet replaced.
+        (0xAAAA_5555, {"compare_add": 0x1111_5555, "compare_mask": 0xFFFF,
+                       "swap": 0x7777_7777, "swap_mask": 0xFF}, 0xAAAA_5577),
+        (0xAAAA_5555, {"compare_add": 0xAAAA_5554, "compare_mask": 0xFFFF,
+                       "swap": 0, "swap_mask": ALL}, 0xAAAA_5555),
+        (0xAAAA_5555, {"compare_add": 0xAAAA_5554, "compare_mask": 0xFFFF_0000,
+                       "swap": 9, "swap_mask": ALL}, 9),
+        (7, {"compare_add": 8, "compare_mask": 0, "swap": 9}, 9),  # nothing to compare
+        (7, {"compare_add": 7, "swap": 9, "swap_mask": 0}, 7),  # nothing to replace
+        (7, {"compare_add": 7, "swap": 9}, 9),  # all bits: as without masks
+        (7, {"compare_add": 7 | 1 << 63, "swap": 9}, 7),
+    ],
+)  # fmt: skip
+def test_examples_of_swaps(before: int, operands: dict[str, int], expected: int) -> None:
+    assert after(before, **operands) == expected
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(values, values, values, values, values)
+def test_a_swap_touches_only_what_its_mask_names(
+    before: int, compare: int, swap: int, compare_mask: int, swap_mask: int
+) -> None:
+    operands = {"compare_add": compare, "compare_mask": compare_mask}
+    found = after(before, **operands, swap=swap, swap_mask=swap_mask)
+    is_equal = before & compare_mask == compare & compare_mask
+    assert found & ~swap_mask == before & ~swap_mask
+    assert found & swap_mask == (swap if is_equal else before) & swap_mask
+
+
+@given(values, values, values)
+def test_plain_operations_have_masks_that_make_no_difference(
+    before: int, first: int, second: int
+) -> None:
+    assert after(before, PacketKind.ATOMIC_ADD, compare_add=first) == (before + first) & ALL
+    swapped = after(before, PacketKind.ATOMIC_SWAP, compare_add=first, swap=second)
+    assert swapped == (second if before == first else before)
+
+
+# -- the responder
+
+
+def add_octets(side: Side, psn: int, at: int = 0) -> Packet:
+    """Ask for 1 more in the lowest of eight counters of an octet."""
+    return Packet(
+        PacketKind.MASKED_ADD, 0xB, psn, ONLY,
+        address=side.address + at, rkey=side.region.rkey, compare_add=1, boundary=BYTES,
+    )  # fmt: skip
+
+
+def test_a_masked_operation_is_answered_with_what_was_before() -> None:
+    side = make_answering()
+    side.memory[:8] = b"\xff\x01" + bytes(6)
+    swap = Packet(
+        PacketKind.MASKED_SWAP, 0xB, 101, ONLY, address=side.address, rkey=side.region.rkey,
+        compare_add=0x0100, compare_mask=0xFF00, swap=ALL, swap_mask=0xFF << 56,
+    )  # fmt: skip
+    found = answers(side, add_octets(side, 100), swap)
+    assert [packet.kind for packet in found[:2]] == [PacketKind.ATOMIC_RESPONSE] * 2
+    assert [packet.compare_add for packet in found[:2]] == [0x01FF, 0x0100]
+    assert side.memory[:8] == b"\x00\x01" + bytes(5) + b"\xff"
+
+
+def test_a_repeated_masked_operation_is_answered_from_memory() -> None:
+    side = make_answering()
+    answers(side, add_octets(side, 100))
+    assert answers(side, add_octets(side, 100))[0].compare_add == 0
+    assert side.memory[0] == 1
+
+
+@pytest.mark.parametrize("kind", [PacketKind.MASKED_SWAP, PacketKind.MASKED_ADD])
+def test_masks_open_no_other_memory(kind: PacketKind) -> None:
+    """The cell has to be aligned and the key's, whatever bits of it are meant."""
+    for at, rkey, syndrome, event in (
+        (4, 0, Syndrome.NAK_INVALID_REQUEST, AsyncEventType.QP_REQ_ERR),
+        (8, 1 << 8, Syndrome.NAK_REMOTE_ACCESS, AsyncEventType.QP_ACCESS_ERR),
+        (1 << 20, 0, Syndrome.NAK_REMOTE_ACCESS, AsyncEventType.QP_ACCESS_ERR),
+    ):
+        side = make_answering()
+        before = bytes(side.memory)
+        packet = Packet(kind, 0xB, 100, ONLY, address=side.address + at, swap_mask=0, boundary=ALL)
+        packet.rkey = side.region.rkey ^ rkey
+        assert [found.syndrome for found in answers(side, packet)] == [syndrome]
+        assert (events(side), side.memory) == ([event], before)
+
+
+# -- the whole way
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_masked_operations_work_end_to_end(lossless: bool) -> None:
+    pair = Pair(lossless=lossless)
+    a, b = pair.a, pair.b
+    b.memory[:8] = b"\xff" * 8
+    a.remote(1, MASKED_ADD, b, length=8, compare_add=0x0101, boundary=BYTES)
+    a.remote(2, MASKED_SWAP, b, offset=8, length=8, compare_add=0xFF << 56,
+             compare_mask=0xFF << 56, swap=0x42, swap_mask=0xFF)  # fmt: skip
+    pair.run()
+    completions = a.sent()
+    assert [(wc.status, wc.opcode, wc.byte_len) for wc in completions] == [
+        (WCStatus.SUCCESS, WCOpcode.FETCH_ADD, 8),
+        (WCStatus.SUCCESS, WCOpcode.COMP_SWAP, 8),
+    ]
+    assert a.memory[:16] == b"\xff" * 8 + b"\x00\x00" + b"\xff" * 6
+    assert b.memory[:8] == b"\x42\x00" + b"\xff" * 6
+
+
+def test_a_plain_operation_ignores_masks() -> None:
+    pair = Pair(lossless=True)
+    masks = {"compare_mask": 0, "swap_mask": 0, "boundary": ALL}
+    pair.a.remote(1, WROpcode.ATOMIC_FETCH_AND_ADD, pair.b, length=8, compare_add=3, **masks)
+    pair.a.remote(2, WROpcode.ATOMIC_FETCH_AND_ADD, pair.b, length=8, compare_add=1, **masks)
+    pair.a.remote(3, WROpcode.ATOMIC_CMP_AND_SWP, pair.b, length=8, swap=9, **masks)
+    pair.a.remote(4, WROpcode.ATOMIC_CMP_AND_SWP, pair.b, length=8, compare_add=4, swap=7, **masks)
+    pair.run()
+    assert len(pair.a.sent()) == 4
+    assert pair.b.memory[:8] == (7).to_bytes(8, "little")

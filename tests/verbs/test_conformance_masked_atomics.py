@@ -1,0 +1,123 @@
+"""Conformance: compare-and-swap and fetch-and-add under masks, and all that they refuse."""
+
+import pytest
+
+from tests.verbs.conformance import EVERYTHING, REGION_BYTES, Pair, World, refuses, shows
+from tests.verbs.test_conformance_atomics import CELL_BYTES, CELL_MAX, aligned, cell_of, set_cell
+from urds.verbs import AccessFlag, AsyncEventType, VerbsPostError, WCOpcode, WCStatus, WROpcode
+
+SWAP = WROpcode.MASKED_ATOMIC_CMP_AND_SWP
+ADD = WROpcode.MASKED_ATOMIC_FETCH_AND_ADD
+BOTH = (SWAP, ADD)
+OCTETS = 0x8080_8080_8080_8080  # highest bits of eight counters
+LOW, HIGH = 0xFFFF_FFFF, 0xFFFF_FFFF << 32
+
+
+def pair_of(world: World, **keywords: AccessFlag) -> Pair | None:
+    """Return a pair; without masked operations show that they are refused."""
+    pair = world.pair(**keywords)
+    if not world.lacks("masked_atomics"):
+        return pair
+    for opcode in BOTH:
+        refuses(lambda opcode=opcode: pair.left.post(opcode, to=pair.right.mr))
+    assert pair.right.mr.read(CELL_BYTES) == bytes(CELL_BYTES)
+    return None
+
+
+@shows(SWAP, ADD, WCStatus.SUCCESS)
+@pytest.mark.parametrize(
+    ("opcode", "before", "operands", "after"),
+    [
+        # Equal in what is compared: what is named changes, and nothing else.
+        (SWAP, 5 << 32 | 7, {"compare_add": 9 << 32 | 7, "compare_mask": LOW,
+                             "swap": CELL_MAX, "swap_mask": HIGH}, HIGH | 7),
+        (SWAP, 5 << 32 | 7, {"compare_add": 5 << 32 | 8, "compare_mask": LOW,
+                             "swap": CELL_MAX, "swap_mask": HIGH}, 5 << 32 | 7),
+        (SWAP, 5, {"compare_add": 6, "compare_mask": 0, "swap": 9}, 9),
+        (SWAP, 5, {"compare_add": 5, "swap": 9}, 9),
+        (ADD, 0x01FF, {"compare_add": 0x0101, "boundary": OCTETS}, 0x0200),
+        (ADD, CELL_MAX, {"compare_add": 1 << 32 | 1, "boundary": 1 << 31}, 0),
+        (ADD, CELL_MAX, {"compare_add": 1, "boundary": 1 << 31}, HIGH),
+        (ADD, CELL_MAX, {"compare_add": 3}, 2),
+    ],
+)  # fmt: skip
+def test_a_masked_operation_returns_the_value_before(
+    world: World, opcode: WROpcode, before: int, operands: dict[str, int], after: int
+) -> None:
+    if (pair := pair_of(world)) is None:
+        return
+    left, right = pair.left, pair.right
+    set_cell(right.mr, before, 24)
+    left.post(opcode, CELL_BYTES, offset=16, to=right.mr, at=24, **operands)
+    wc = left.sent()[0]
+    expected = WCOpcode.COMP_SWAP if opcode is SWAP else WCOpcode.FETCH_ADD
+    assert (wc.status, wc.opcode, wc.byte_len) == (WCStatus.SUCCESS, expected, CELL_BYTES)
+    assert (cell_of(left.mr, 16), cell_of(right.mr, 24)) == (before, after)
+    assert right.mr.read(24) == bytes(24)
+    assert right.mr.read(8, 32) == bytes(8)
+    # Each test shows both: the other one adds nothing and swaps nothing.
+    other = ADD if opcode is SWAP else SWAP
+    left.post(other, CELL_BYTES, to=right.mr, at=24, compare_add=0, swap_mask=0)
+    assert left.ended() == [WCStatus.SUCCESS]
+    assert (cell_of(left.mr), cell_of(right.mr, 24)) == (after, after)
+
+
+@shows(ADD)
+def test_counters_of_one_cell_stay_apart(world: World) -> None:
+    """Each octet counts modulo 256 for itself, whichever request turns it over."""
+    if (pair := pair_of(world)) is None:
+        return
+    left, right = pair.left, pair.right
+    set_cell(right.mr, 0xFE | 0xFD << 8)
+    for number in range(6):
+        step = 1 << 8 * (number % 2)
+        left.post(ADD, CELL_BYTES, to=right.mr, compare_add=step, boundary=OCTETS, wr_id=number)
+    assert left.ended(6) == [WCStatus.SUCCESS] * 6
+    assert cell_of(right.mr) == 0x01
+
+
+# -- refusals
+
+
+@shows(WCStatus.REM_INV_REQ_ERR, AsyncEventType.QP_REQ_ERR)
+@pytest.mark.parametrize("opcode", BOTH)
+@pytest.mark.parametrize("fault", ["rights of the queue pair", "unaligned"])
+def test_what_is_no_valid_masked_request(world: World, opcode: WROpcode, fault: str) -> None:
+    access = EVERYTHING if fault == "unaligned" else EVERYTHING & ~AccessFlag.REMOTE_ATOMIC
+    if (pair := pair_of(world, access=access)) is None:
+        return
+    at = 8 - pair.right.mr.buf % 8 + (3 if fault == "unaligned" else 0)
+    pair.left.post(opcode, CELL_BYTES, to=pair.right.mr, at=at, compare_mask=0, swap=1)
+    assert pair.left.ended() == [WCStatus.REM_INV_REQ_ERR]
+    pair.right.event(AsyncEventType.QP_REQ_ERR)
+    assert pair.right.mr.read() == bytes(REGION_BYTES)
+
+
+@shows(WCStatus.REM_ACCESS_ERR, AsyncEventType.QP_ACCESS_ERR)
+@pytest.mark.parametrize("opcode", BOTH)
+@pytest.mark.parametrize("fault", ["rights of the region", "key", "behind"])
+def test_a_masked_operation_needs_the_key(world: World, opcode: WROpcode, fault: str) -> None:
+    if (pair := pair_of(world)) is None:
+        return
+    left, right = pair.left, pair.right
+    mr = right.mr
+    if fault == "rights of the region":
+        access = EVERYTHING & ~AccessFlag.REMOTE_ATOMIC
+        mr = world.memory(right.pd, access=access, address=1 << 20).mr
+    rkey = mr.rkey ^ 0x100 if fault == "key" else mr.rkey
+    address = aligned(mr.buf) + (REGION_BYTES if fault == "behind" else 0)
+    left.post(opcode, CELL_BYTES, rkey=rkey, remote_addr=address, compare_mask=0, swap=1)
+    assert left.ended() == [WCStatus.REM_ACCESS_ERR]
+    right.event(AsyncEventType.QP_ACCESS_ERR)
+    assert mr.read() == bytes(mr.length)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    [(SWAP, "compare_mask"), (SWAP, "swap_mask"), (SWAP, "swap"), (ADD, "boundary")],
+)
+def test_masks_have_64_bits(world: World, opcode: WROpcode, name: str) -> None:
+    if (pair := pair_of(world)) is None:
+        return
+    with pytest.raises(VerbsPostError, match=f"{name} 0x10000000000000000 of .* outside 64 bits"):
+        pair.left.post(opcode, CELL_BYTES, to=pair.right.mr, **{name: CELL_MAX + 1})
