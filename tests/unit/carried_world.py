@@ -1,0 +1,221 @@
+"""A plane with a clock of the test's, and a path whose messages nobody carries: the test does.
+
+The path is also the witness of the lock: each of its calls says whether it was made as the contract
+of `dataplane.carriage` has it.
+"""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, ip_address
+
+from urds.constants import RdmaStatus
+from urds.dataplane.base import (
+    Address,
+    Buffer,
+    Event,
+    Limits,
+    MailboxSettings,
+    MessageRow,
+    PathRow,
+)
+from urds.dataplane.operations import Operation, RdmaTransfer
+from urds.dataplane.reference.mailbox import Mailbox
+from urds.dataplane.reference.plane import Plane
+
+LOCAL, PEER, OTHER = (ip_address(f"127.0.84.{number}") for number in (1, 2, 3))
+PORT, PEER_PORT = 5000, 4000
+TARGET = (str(PEER), PEER_PORT)
+MS = 1_000_000
+
+# (sender, target port, payload, extension, operations)
+Queued = tuple[Mailbox, int, Buffer, bytes, Sequence[Operation]]
+
+
+class FakePath:
+    """A `CarriedPath` that keeps what it is given and writes down what it is told."""
+
+    def __init__(self, plane: Plane, peer: Address = PEER) -> None:
+        self.local = LOCAL
+        self.peer = peer
+        self.index = 0
+        self.full = False
+        self.message_bytes_max = 1 << 20
+        self.room_wanted: set[Mailbox] = set()
+        self.queued: list[Queued] = []
+        self.told: list[str] = []
+        self._plane = plane
+
+    def _tell(self, what: str, *, locked: bool) -> None:
+        assert self._plane.lock.locked() is locked, f"{what} with the plane's lock {not locked}"
+        self.told.append(what)
+
+    def queue(
+        self,
+        sender: Mailbox,
+        target_port: int,
+        payload: Buffer,
+        extension: bytes,
+        operations: Sequence[Operation],
+    ) -> None:
+        self._tell("queue", locked=True)
+        self.queued.append((sender, target_port, payload, extension, operations))
+        sender.send_queued_bytes += len(payload)
+
+    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+        self._tell("cancel", locked=True)
+        gone = [one for one in self.queued if one[0] is mailbox and port in (None, one[1])]
+        for one in gone:
+            self.queued.remove(one)
+            mailbox.send_queued_bytes -= len(one[2])
+            for operation in one[4]:
+                operation.status = RdmaStatus.CANCELED
+                mailbox.note_operation(operation)
+        self._plane.counters.send_cancelled += len(gone)
+        return len(gone)
+
+    def holds(self, mailbox: Mailbox | None = None) -> bool:
+        self._tell("holds", locked=True)
+        return any(mailbox in (None, one[0]) for one in self.queued)
+
+    def note_map_due(self) -> None:
+        self._tell("note_map_due", locked=True)
+
+    def undelivered(self) -> int:
+        self._tell("undelivered", locked=True)
+        return len(self.queued)
+
+    def row(self) -> PathRow:
+        self._tell("row", locked=True)
+        return PathRow(
+            *(self.local, self.peer, self.index, True, False, False, False),
+            *(7, 9, len(self.queued), 0, None, None, 0, 0, 0, 0, 0),
+        )
+
+    def unsent_rows(self) -> list[MessageRow]:
+        self._tell("unsent_rows", locked=True)
+        return [
+            MessageRow(0, len(one[2]), self.local, one[0].port, self.peer, one[1])
+            for one in self.queued
+        ]
+
+    def sent_rows(self) -> list[MessageRow]:
+        self._tell("sent_rows", locked=True)
+        return [MessageRow(6, 10, self.local, PORT, self.peer, PEER_PORT)]
+
+    def push(self) -> None:
+        self._tell("push", locked=False)
+
+    def push_soon(self) -> None:
+        self._tell("push_soon", locked=False)
+
+    def resume(self) -> None:
+        self._tell("resume", locked=False)
+
+    def end(self) -> None:
+        self._tell("end", locked=False)
+
+    def abandon_in_child(self) -> None:
+        self.told.append("abandon_in_child")
+
+    # -- what a transport does
+
+    def carry_all(self) -> None:
+        """Have the peer acknowledge everything."""
+        with self._plane.lock:
+            for sender, _, payload, _, _ in self.queued:
+                sender.send_queued_bytes -= len(payload)
+                self._plane.note_room(sender)
+            self.queued.clear()
+        self._plane.settle()
+
+    def judge(self, *, full: bool) -> None:
+        """Come to the bound of messages, or leave it."""
+        with self._plane.lock:
+            self.full = full
+            self._plane.note_full(self)
+            for mailbox in () if full else self.room_wanted:
+                self._plane.note_room(mailbox)
+            if not full:
+                self.room_wanted.clear()
+        self._plane.settle()
+
+    def end_operation(self, sender: Mailbox, operation: Operation, status: RdmaStatus) -> None:
+        """Have an operation end."""
+        with self._plane.lock:
+            operation.status = status
+            sender.note_operation(operation)
+        self._plane.settle()
+
+    def arrive(
+        self,
+        payload: bytes,
+        *,
+        source_port: int = PEER_PORT,
+        port: int = PORT,
+        extension: bytes = b"",
+    ) -> bool:
+        """Have a message come in; return whether more may."""
+        with self._plane.lock:
+            goes_on = self._plane.deliver_carried(self, source_port, port, payload, extension)
+        self._plane.settle()
+        return goes_on
+
+    def arrive_map(self, *ports: int) -> None:
+        """Have a map of the peer come in."""
+        octets = bytearray(8192)
+        for port in ports:
+            octets[port >> 3] |= 1 << (port & 7)
+        with self._plane.lock:
+            host = self._plane.hosts[self.local]
+            self._plane.note_peer_map(host, self.peer, bytes(octets), exact=True)
+        self._plane.settle()
+
+
+class CarriedWorld:
+    """A plane, one address, one carried path to each peer."""
+
+    def __init__(self, limits: Limits | None = None, *, virtual: bool = True) -> None:
+        self.now_ns = 1_000 * MS
+        self.plane = Plane(
+            limits=limits or Limits(),
+            resolve=self.resolve,
+            clock_ns=(lambda: self.now_ns) if virtual else None,
+        )
+        self.paths: dict[Address, FakePath] = {}
+
+    def resolve(self, mailbox: Mailbox, peer: IPv4Address) -> None:
+        mailbox.route(peer, self.path(peer))
+
+    def path(self, peer: Address = PEER) -> FakePath:
+        path = self.paths.get(peer)
+        if path is None:
+            path = self.paths[peer] = FakePath(self.plane, peer)
+            self.plane.add_carried(path)
+        return path
+
+    def mailbox(self, port: int = PORT, **settings: object) -> Mailbox:
+        return self.plane.mailbox(local=LOCAL, port=port, settings=MailboxSettings(**settings))
+
+    def turn(self, ms: float = 0) -> list[Event]:
+        self.now_ns += round(ms * MS)
+        self.plane.pump()
+        return self.plane.help(0)
+
+    def counter(self, name: str) -> int:
+        return self.plane.snapshot().counters[name]
+
+    def close(self) -> None:
+        self.plane.close(0)
+        self.plane.release()
+
+
+def transfer(token: int = 1, *, notify: bool = True, report_failure: bool = False) -> RdmaTransfer:
+    """Return a write of nothing in particular."""
+    return RdmaTransfer(
+        key=7,
+        remote_address=0,
+        token=token,
+        notify=notify,
+        report_failure=report_failure,
+        is_write=True,
+        pieces=(memoryview(b"octets"),),
+    )

@@ -1,0 +1,345 @@
+"""Messages over a path that another transport carries: queued, refused, delivered, ended."""
+
+import errno
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.carried_world import (
+    LOCAL,
+    MS,
+    OTHER,
+    PEER,
+    PEER_PORT,
+    PORT,
+    TARGET,
+    CarriedWorld,
+    transfer,
+)
+from urds.dataplane.base import (
+    ALL_GROUPS,
+    CongestionNotice,
+    Limit,
+    LimitHit,
+    Limits,
+    MailboxSettings,
+    Message,
+)
+
+SOURCE = (str(PEER), PEER_PORT)
+
+
+@pytest.fixture
+def world() -> Iterator[CarriedWorld]:
+    made = CarriedWorld()
+    yield made
+    made.close()
+
+
+# -- sending
+
+
+def test_a_message_is_queued_counted_and_pushed(world: CarriedWorld) -> None:
+    mailbox = world.mailbox()
+    assert mailbox.sendto(b"hello", TARGET) == 5
+    path = world.path()
+    assert path.queued == [(mailbox, PEER_PORT, b"hello", b"", ())]
+    assert mailbox.send_queued_bytes == 5
+    assert path.told == ["queue", "push"]
+
+
+def test_operations_and_the_extension_go_with_their_message(world: CarriedWorld) -> None:
+    mailbox = world.mailbox()
+    operations = (transfer(1), transfer(2))
+    extension = b"\2" + bytes(15)
+    mailbox.send([b"a", b"b"], TARGET, wait_ns=0, extension=extension, operations=operations)
+    assert world.path().queued == [(mailbox, PEER_PORT, b"ab", extension, operations)]
+
+
+def test_operations_are_refused_where_nobody_does_them(world: CarriedWorld) -> None:
+    """Before congestion and a full account: kernel parity."""
+    mailbox = world.mailbox(send_bytes_max=1)
+    stream = world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
+    for peer, path in ((OTHER, stream), (LOCAL, world.plane.loop(local=LOCAL, peer=LOCAL))):
+        mailbox.route(peer, path)
+        with pytest.raises(OSError) as caught:
+            mailbox.send([b""], (str(peer), PORT), wait_ns=0, operations=[transfer()])
+        assert caught.value.errno == errno.EOPNOTSUPP
+    mailbox.sendto(b"x", (str(OTHER), PORT))
+    with pytest.raises(OSError) as caught:
+        mailbox.send([b""], (str(OTHER), PORT), wait_ns=0, operations=[transfer()])
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_refusals_come_in_the_order_of_linux(world: CarriedWorld) -> None:
+    """Too long for the buffer, the peer's congestion, our account, the path's bound."""
+    mailbox = world.mailbox(send_bytes_max=100)
+    path = world.path()
+
+    def refusal(payload: bytes) -> int | None:
+        with pytest.raises(OSError) as caught:
+            mailbox.send([payload], TARGET, wait_ns=0, operations=[transfer()])
+        return caught.value.errno
+
+    mailbox.sendto(bytes(100), TARGET)
+    path.arrive_map(PEER_PORT)
+    path.judge(full=True)
+    assert refusal(bytes(101)) == errno.EMSGSIZE
+    assert refusal(b"") == errno.ENOBUFS
+    path.arrive_map()
+    assert refusal(b"") == errno.EAGAIN
+    assert path.room_wanted == set(), "the account refused, not the path"
+    path.carry_all()
+    assert refusal(b"") == errno.EAGAIN
+    assert path.room_wanted == {mailbox}
+    path.judge(full=False)
+    assert mailbox.sendto(b"", TARGET) == 0
+    assert world.counter("cong_send_error") == 1
+    assert world.counter("send_queue_full") == 1
+
+
+def test_a_message_that_the_path_does_not_carry_is_too_long(world: CarriedWorld) -> None:
+    """There is no handshake left that may still allow it, so it does not wait."""
+    mailbox = world.mailbox()
+    world.path().message_bytes_max = 10
+    with pytest.raises(OSError) as caught:
+        mailbox.sendto(bytes(11), TARGET)
+    assert caught.value.errno == errno.EMSGSIZE
+    assert mailbox.sendto(bytes(10), TARGET) == 10
+
+
+def test_a_peer_that_was_given_up_is_told_once(world: CarriedWorld) -> None:
+    mailbox = world.mailbox()
+    mailbox.sendto(b"lost", TARGET)
+    with world.plane.lock:
+        mailbox.fail(PEER)
+    with pytest.raises(OSError) as caught:
+        mailbox.sendto(b"more", TARGET)
+    assert caught.value.errno == errno.EHOSTUNREACH
+    assert mailbox.sendto(b"more", TARGET) == 4
+
+
+def test_cancel_reaches_the_messages_to_one_port_or_all(world: CarriedWorld) -> None:
+    mailbox, other = world.mailbox(), world.mailbox(PORT + 1)
+    for port in (4000, 4001):
+        mailbox.sendto(b"12", (str(PEER), port))
+    mailbox.sendto(b"345", (str(OTHER), 4000))
+    other.sendto(b"6", TARGET)
+    assert mailbox.cancel(PEER, 4001) == 1
+    assert mailbox.send_queued_bytes == 5
+    assert mailbox.cancel(None, None) == 2
+    assert mailbox.send_queued_bytes == 0
+    assert other.send_queued_bytes == 1
+    assert world.counter("send_cancelled") == 3
+
+
+def test_another_tos_is_another_route(world: CarriedWorld) -> None:
+    mailbox = world.mailbox()
+    mailbox.sendto(b"", TARGET)
+    first = world.paths.pop(PEER)
+    mailbox.configure(MailboxSettings(send_bytes_max=1000))
+    mailbox.sendto(b"", TARGET)
+    assert len(first.queued) == 2
+    mailbox.configure(MailboxSettings(tos=3))
+    mailbox.sendto(b"", TARGET)
+    assert len(first.queued) == 2 and len(world.path().queued) == 1
+
+
+# -- receiving
+
+
+def test_what_arrives_lies_in_its_mailbox(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    assert path.arrive(b"plain")
+    assert path.arrive(b"told", extension=b"\3" + bytes(15), source_port=77)
+    assert mailbox.receive_queued_bytes == 9
+    assert mailbox.recvfrom(100) == (b"plain", SOURCE)
+    message = mailbox.receive(wait_ns=0)
+    assert isinstance(message, Message)
+    assert message[:3] == (b"told", (str(PEER), 77), b"\3" + bytes(15))
+    assert mailbox.receive_queued_bytes == 0
+    counters = world.plane.snapshot().counters
+    assert (counters["recv_queued"], counters["recv_delivered"]) == (2, 2)
+    assert counters["copy_to_user"] == 9
+
+
+def test_what_is_for_nobody_is_counted(world: CarriedWorld) -> None:
+    world.mailbox()
+    assert world.path().arrive(b"lost", port=PORT + 1)
+    assert world.counter("recv_drop_no_sock") == 1
+
+
+def test_timestamps_are_those_of_the_arrival(world: CarriedWorld) -> None:
+    mailbox = world.mailbox(timestamps=True)
+    world.plane.wall_ns = lambda: 12345
+    world.path().arrive(b"")
+    message = mailbox.receive(wait_ns=0)
+    assert isinstance(message, Message) and message.time_ns == 12345
+
+
+def test_a_mailbox_far_over_its_buffer_pauses_the_path_until_half() -> None:
+    limits = Limits(receive_hard_factor=2, receive_hard_bytes=0)
+    world = CarriedWorld(limits)
+    mailbox, path = world.mailbox(receive_bytes_max=1000), world.path()
+    arrived = [path.arrive(bytes(504)) for _ in range(4)]
+    assert arrived == [True, True, True, False], "600 octets each, with what a message costs"
+    assert not path.arrive(bytes(504)), "taken, but still too much"
+    hits = [event for event in world.turn() if isinstance(event, LimitHit)]
+    assert hits == [LimitHit(Limit.RECEIVE_HARD, None, PORT, 0)]
+    assert world.counter("recv_paused") == 1
+    mailbox.recvfrom(1000)
+    mailbox.recvfrom(1000)
+    mailbox.recvfrom(1000)
+    assert "resume" not in path.told
+    mailbox.recvfrom(1000)
+    assert path.told.count("resume") == 1
+    mailbox.recvfrom(1000)
+    assert path.told.count("resume") == 1
+    world.close()
+
+
+def test_a_paused_path_goes_on_when_its_mailbox_closes() -> None:
+    world = CarriedWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
+    mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
+    assert not path.arrive(bytes(200))
+    mailbox.close()
+    assert "resume" in path.told
+    world.close()
+
+
+# -- congestion
+
+
+def test_a_changed_map_is_due_and_pushed(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
+    path.arrive(bytes(401))  # more than four times its buffer: congested at once
+    assert path.told == ["note_map_due", "push_soon"]
+    assert world.plane.host(LOCAL).map_octets()[PORT >> 3] == 1 << (PORT & 7)
+    mailbox.recvfrom(1000)
+    assert path.told[2:] == ["note_map_due", "push_soon"]
+    assert not any(world.plane.host(LOCAL).map_octets())
+
+
+def test_the_map_of_a_closed_mailbox_is_cleared(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
+    path.arrive(bytes(401))
+    path.told.clear()
+    mailbox.close()
+    assert path.told[:1] == ["note_map_due"] and path.told[-1] == "push_soon"
+
+
+def test_a_monitor_hears_of_cleared_groups_only(world: CarriedWorld) -> None:
+    """Over RDMA Linux tells what changed; over TCP it takes every update for a change of all."""
+    mailbox, path = world.mailbox(monitor=True, monitor_mask=ALL_GROUPS), world.path()
+    path.arrive_map(4000, 4001, 4002)
+    for port in (4000, 4001):
+        with pytest.raises(OSError):
+            mailbox.send([b""], (str(PEER), port), wait_ns=0)
+    path.arrive_map(4001)
+    assert mailbox.receive(wait_ns=0) == CongestionNotice(1 << 4000 % 64)
+    path.arrive_map()
+    assert mailbox.receive(wait_ns=0) == CongestionNotice(1 << 4001 % 64)
+    assert mailbox.receive(wait_ns=0) is None
+
+
+# -- endings
+
+
+def test_a_closed_mailbox_lets_its_messages_leave_for_a_while(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    mailbox.sendto(b"late", TARGET)
+    mailbox.close()
+    assert len(path.queued) == 1
+    world.turn(999)
+    assert len(path.queued) == 1
+    world.turn(2)
+    assert path.queued == []
+    assert world.counter("send_linger_over") == world.counter("send_cancelled") == 1
+
+
+def test_a_mailbox_closed_without_time_cancels_at_once(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    mailbox.sendto(b"late", TARGET)
+    mailbox.close(0)
+    assert path.queued == []
+    assert mailbox.send_queued_bytes == 0
+
+
+def test_the_plane_tells_what_was_left_and_ends_the_path(world: CarriedWorld) -> None:
+    world.mailbox().sendto(b"left", TARGET)
+    assert world.plane.close(10 * MS) == 1
+    assert world.path().told[-1] == "end"
+
+
+def test_a_drain_pushes_until_the_peer_has_everything() -> None:
+    world = CarriedWorld(virtual=False)
+    path = world.path()
+    world.mailbox().sendto(b"left", TARGET)
+    push = path.push
+
+    def push_and_carry() -> None:
+        push()
+        path.carry_all()
+
+    path.push = push_and_carry  # type: ignore[method-assign]  # the peer answers
+    assert world.plane.close(1_000 * MS) == 0
+    world.plane.release()
+
+
+def test_a_failed_plane_ends_the_path_too(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    world.plane.fail()
+    assert path.told == ["end"]
+    with pytest.raises(OSError) as caught:
+        mailbox.sendto(b"", TARGET)
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_removed_path_is_forgotten_everywhere(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    path.arrive_map(9)
+    path.judge(full=True)
+    with pytest.raises(OSError):
+        mailbox.send([b""], TARGET, wait_ns=0)
+    world.plane.remove_carried(path)
+    world.paths.clear()
+    assert path.room_wanted == set()
+    assert not world.plane.full_paths
+    assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
+    mailbox.sendto(b"anew", TARGET)
+    assert path.queued == [] and len(world.path().queued) == 1
+    world.plane.close(0)
+    assert "end" not in path.told
+
+
+def test_a_peer_map_stays_while_another_path_leads_there(world: CarriedWorld) -> None:
+    path = world.path()
+    path.arrive_map(9)
+    stream = world.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
+    world.plane.remove_carried(path)
+    assert world.plane.host(LOCAL).congested_at(PEER).test(9)
+    stream.close()
+    assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
+
+
+def test_tables_show_both_kinds(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
+    mailbox.sendto(b"12345", TARGET)
+    snapshot = world.plane.snapshot()
+    assert [row.peer for row in snapshot.paths] == [OTHER, PEER]
+    assert snapshot.paths[1] == _held(world, path.row)
+    assert [row.payload_bytes for row in snapshot.send_queue] == [5]
+    assert [row.sequence for row in snapshot.retransmit_queue] == [6]
+
+
+def _held(world: CarriedWorld, call: object) -> object:
+    with world.plane.lock:
+        return call()  # type: ignore[operator]
+
+
+def test_the_child_of_a_fork_leaves_the_path_to_its_parent() -> None:
+    world = CarriedWorld()
+    path = world.path()
+    world.plane.abandon_in_child()
+    assert path.told == ["abandon_in_child"]
