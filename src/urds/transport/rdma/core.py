@@ -1,0 +1,409 @@
+"""The core of one connection of RDS over RDMA: what to post, and what follows from what came.
+
+A value machine: no I/O, no clock, no lock, no chance. A shell drives it with the plane's lock held:
+
+    attach, detach         a connection was established, it is gone
+    poll_work              the next thing to post
+    handle_completed       how something posted ended
+    handle_frame           what a receive brought
+    handle_posted          receives were posted again
+
+Order on a fresh connection: our congestion map, repeats, new messages. An acknowledgement rides on
+every header; a frame of its own it gets when no header is about to leave, one at a time. Such a
+frame may stand between the frames of a message, nothing else may.
+
+The sending half is `sending`, the receiving half `receiving`, flow control `credits`.
+Source: linux v6.12 net/rds/ib_send.c, net/rds/ib_recv.c, net/rds/send.c; rds.md 1 and 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from urds.constants import RdmaStatus
+from urds.dataplane.base import Buffer
+from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.transport.rdma.credits import CREDITS_MAX, Credits
+from urds.transport.rdma.frames import ACK_ONLY, is_ack_only
+from urds.transport.rdma.messages import MessageEntry, Task
+from urds.transport.rdma.receiving import Incoming
+from urds.transport.rdma.sending import Outgoing, Want
+from urds.transport.rdma.work import Frame, Outcome, Work
+from urds.wire.checksum import header_intact
+from urds.wire.header import HEADER, HEADER_BYTES
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.counters import Counters
+    from urds.dataplane.reference.outgoing import Owner
+    from urds.transport.rdma.counters import RdmaCounters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreLimits:
+    """Bounds and choices of one connection."""
+
+    send_ring: int = 256  # work requests posted and not completed
+    receive_ring: int = 256
+    message_bytes_max: int = 1 << 20  # also what a peer may announce; judged before memory is taken
+    messages_max: int = 65_536  # queued and unacknowledged; beyond it pings stay unanswered
+    unacked_packets_max: int = 8  # every so many messages one asks for an acknowledgement
+    unacked_bytes_max: int = 16 << 20
+    flow_control: bool = False  # whether we offer credits
+
+
+class Around(Protocol):
+    """What a shell does for a core; called with the plane's lock held."""
+
+    def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
+        """Put a message into its inbox; `extension` is empty if all its octets are 0."""
+
+    def take_map(self, octets: bytes) -> None:
+        """Put the peer's congestion map in force."""
+
+    def map_octets(self) -> bytes:
+        """Return our congestion map as it is now."""
+
+    def may_answer_ping(self, port: int) -> bool:
+        """Tell whether a pong may go to a port: we answer pings, and it is not congested."""
+
+    def key_used(self, key: int) -> None:
+        """Note that an operation of the peer has used this key of ours."""
+
+    def operation_ended(self, owner: Owner, operation: Operation) -> None:
+        """Note how an operation ended; its `status` is set."""
+
+
+class _Posted(NamedTuple):
+    """A work request that has not completed."""
+
+    wr_id: int
+    task: Task | None = None  # whose piece it is; None: a frame
+
+
+class ConnectionCore:
+    """State of one connection to a peer, over all its outages."""
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        counters: Counters,
+        rdma: RdmaCounters,
+        around: Around,
+        *,
+        sequence_first: int,
+    ) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.rdma = rdma
+        self.is_attached = False
+        self.map_due = False  # set by the shell when our map changed on a connection
+        self._around = around
+        self._outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
+        self._incoming = Incoming(limits, counters, rdma, around, answer_ping=self._answer_ping)
+        self._credits = Credits()
+        self._posted: deque[_Posted] = deque()  # at most `send_ring`
+        self._wr_id_next = 1  # never reused: a completion of an older connection finds nothing
+        self._ack_wr_id = 0  # of the acknowledgement that is on its way, 0 if there is none
+        self._told = 0  # the acknowledgement that our last frame named
+
+    # -- the connection comes and goes
+
+    def offer(self, posted: int) -> int:
+        """Return the credits for our private data: `posted` receives, 0 without flow control."""
+        return self._credits.offer(posted if self.limits.flow_control else 0)
+
+    @property
+    def acknowledge_sequence(self) -> int:
+        """The highest number received, for our private data."""
+        return max(0, self._incoming.sequence_expected - 1)
+
+    def attach(self, *, acknowledged: int, credits: int) -> None:
+        """Begin a connection with what the peer's private data said; our map goes first.
+
+        An acknowledgement of what was never sent is passed over here: it is about another life of
+        ours, and the first frame that repeats it ends the connection.
+        """
+        assert not self.is_attached, "the shell detaches first"
+        self.is_attached = True
+        self.map_due = True
+        self._told = 0
+        self._credits.begin(credits)
+        if acknowledged:
+            self._outgoing.handle_acknowledged(acknowledged)
+
+    def detach(self) -> None:
+        """End the connection.
+
+        What is unacknowledged will be repeated, what is partial is forgotten. Operations that were
+        handed over and have not ended end with DROPPED, and their messages are dropped.
+        """
+        if not self.is_attached:
+            return
+        self.is_attached = False
+        self.map_due = False
+        self._posted.clear()
+        self._ack_wr_id = 0
+        self._credits.end()
+        self._incoming.end_connection()
+        self._outgoing.end_connection()
+        self.counters.conn_reset += 1
+        self._tell_ended()
+
+    def restart_peer(self) -> int:
+        """Begin a new life of the peer, without a connection.
+
+        Returns how many messages its old life took with it: they were handed to it.
+        """
+        assert not self.is_attached, "the shell detaches first"
+        self._incoming.restart_peer()
+        return self._outgoing.drop_handed_over()
+
+    # -- messages
+
+    def queue(
+        self,
+        owner: Owner | None,
+        source_port: int,
+        target_port: int,
+        payload: Buffer,
+        extension: bytes,
+        operations: Sequence[Operation],
+        *,
+        ack_required: bool = False,
+    ) -> None:
+        """Queue a message of a socket; the caller has checked every bound.
+
+        `ack_required` asks for an acknowledgement: the account is half full with this message.
+        """
+        self._outgoing.queue(
+            owner, source_port, target_port, payload, extension, operations,
+            ack_required=ack_required,
+        )  # fmt: skip
+
+    def cancel(self, owner: Owner, target_port: int | None) -> int:
+        """Remove the owner's messages, to one port or to all; return how many.
+
+        Their operations end with CANCELED, those that the device works at when it is done.
+        """
+        count = self._outgoing.cancel(owner, target_port)
+        self._tell_ended()
+        return count
+
+    def drop_all(self) -> int:
+        """Drop every message; return how many. Their operations end with DROPPED."""
+        count = self._outgoing.drop_all()
+        self._tell_ended()
+        return count
+
+    def holds(self, owner: Owner | None = None) -> bool:
+        """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
+        return self._outgoing.holds(owner)
+
+    def message_count(self) -> int:
+        """Return how many messages are queued or unacknowledged."""
+        return self._outgoing.message_count()
+
+    @property
+    def freed(self) -> set[Owner]:
+        """Accounts that gained room since the shell looked; the shell clears it."""
+        return self._outgoing.freed
+
+    @property
+    def sequence_next(self) -> int:
+        """The number that the next new message will get."""
+        return self._outgoing.sequence_next
+
+    @property
+    def sequence_expected(self) -> int:
+        """One more than the number of the last message received."""
+        return self._incoming.sequence_expected
+
+    def unsent_messages(self) -> Iterator[MessageEntry]:
+        """List what was never sent."""
+        return self._outgoing.unsent_entries()
+
+    def sent_messages(self) -> Iterator[MessageEntry]:
+        """List what was sent and is not acknowledged."""
+        return self._outgoing.sent_entries()
+
+    # -- work
+
+    def wants_work(self) -> bool:
+        """Tell whether `poll_work` would return something."""
+        if not self.is_attached or len(self._posted) >= self.limits.send_ring:
+            return False
+        if self._want() is Want.PIECE:
+            return True
+        return self._credits.may_take() and (
+            self._want() is Want.FRAME or self._acknowledgement_may_go()
+        )
+
+    def poll_work(self) -> Work | None:
+        """Return the next thing to post; None: nothing to do, the ring is full, or no credit."""
+        if not self.is_attached:
+            return None
+        want = self._want()
+        if len(self._posted) >= self.limits.send_ring:
+            self.rdma.ib_tx_ring_full += want is not Want.NOTHING
+            return None
+        # The pieces of an operation carry no header, so an acknowledgement would wait for them.
+        if want is not Want.FRAME and self._acknowledgement_may_go() and self._credits.may_take():
+            return self._post_acknowledgement()
+        if want is Want.PIECE:
+            return self._post_piece()
+        if want is Want.NOTHING:
+            self.rdma.ib_ack_send_delayed += self._acknowledgement_is_due()
+            return None
+        if not self._credits.may_take():
+            self.rdma.ib_tx_throttle += 1
+            return None
+        return self._post_frame()
+
+    def _want(self) -> Want:
+        if self.map_due and self._outgoing.current is None:
+            return Want.FRAME
+        return self._outgoing.want()
+
+    def _acknowledgement_may_go(self) -> bool:
+        """Tell whether an acknowledgement of its own is due, and none is on its way."""
+        return self._acknowledgement_is_due() and not self._ack_wr_id
+
+    def _acknowledgement_is_due(self) -> bool:
+        return self._incoming.acknowledgement_asked or self._credits.update_is_due()
+
+    def _post_piece(self) -> Work:
+        piece, task = self._outgoing.take_piece(self._wr_id_next)
+        self._note_posted(task)
+        return piece
+
+    def _post_frame(self) -> Work:
+        outgoing, incoming = self._outgoing, self._incoming
+        if self.map_due and outgoing.current is None:
+            octets = self._around.map_octets()
+            self.map_due = False
+            outgoing.begin_map(octets)
+        self.rdma.ib_ack_send_piggybacked += incoming.acknowledgement_asked
+        credit = self._take_credit()
+        frame = outgoing.take_frame(
+            self._wr_id_next,
+            acknowledgement=incoming.acknowledgement,
+            credit=credit,
+            # A peer that is woken by solicited frames only would else not grant what we wait for.
+            solicited=not self._credits.may_take(),
+        )
+        self._note_told()
+        self._note_posted(None)
+        return frame
+
+    def _post_acknowledgement(self) -> Work:
+        credit = self._take_credit()
+        octets = ACK_ONLY.emit(acknowledgement=self._incoming.acknowledgement, credit=credit)
+        frame = Frame(self._wr_id_next, octets, solicited=True)
+        self.rdma.ib_ack_sent += 1
+        self._ack_wr_id = frame.wr_id
+        self._note_told()
+        self._note_posted(None)
+        return frame
+
+    def _take_credit(self) -> int:
+        credit = self._credits.take()
+        self.rdma.ib_tx_credit_updates += credit > 0
+        return credit
+
+    def _note_told(self) -> None:
+        self._told = self._incoming.acknowledgement
+        self._incoming.acknowledgement_asked = False
+
+    def _note_posted(self, task: Task | None) -> None:
+        self._posted.append(_Posted(self._wr_id_next, task))
+        self._wr_id_next += 1
+
+    def acknowledge(self) -> None:
+        """Make an acknowledgement due at once if one is owed: later there may be no connection."""
+        if self.is_attached and self._incoming.acknowledgement != self._told:
+            self._incoming.acknowledgement_asked = True
+
+    # -- what happened
+
+    def handle_completed(self, wr_id: int, outcome: Outcome) -> None:
+        """Note how a work request ended; earlier ones that were not reported are done."""
+        posted = self._posted
+        if not posted or wr_id > posted[-1].wr_id:
+            return
+        while posted and posted[0].wr_id <= wr_id:
+            entry = posted.popleft()
+            ended = outcome if entry.wr_id == wr_id else Outcome.DONE
+            if entry.wr_id == self._ack_wr_id:
+                self._ack_wr_id = 0
+            if entry.task is not None:
+                self._handle_piece_completed(entry.task, ended)
+        self._tell_ended()
+
+    def _handle_piece_completed(self, task: Task, outcome: Outcome) -> None:
+        if outcome is Outcome.DONE:
+            if self._outgoing.handle_piece_done(task):
+                self._count_success(task.operation)
+        elif outcome is Outcome.REMOTE_ACCESS:
+            self._outgoing.handle_piece_failed(task, RdmaStatus.REMOTE_ERROR)
+        elif outcome is Outcome.FAILED:
+            self._outgoing.handle_piece_failed(task, RdmaStatus.OTHER_ERROR)
+        # FLUSHED: the end of the connection says DROPPED; kernel parity.
+
+    def _count_success(self, operation: Operation) -> None:
+        if isinstance(operation, RdmaTransfer):
+            if operation.is_write:
+                self.counters.send_rdma_bytes += operation.payload_bytes
+            else:
+                self.counters.recv_rdma_bytes += operation.payload_bytes
+        elif isinstance(operation, AtomicOperation):
+            self.rdma.ib_atomic_cswp += operation.is_compare
+            self.rdma.ib_atomic_fadd += not operation.is_compare
+
+    def _tell_ended(self) -> None:
+        ended = self._outgoing.ended
+        while ended:
+            self._around.operation_ended(*ended.popleft())
+
+    def handle_posted(self, count: int) -> None:
+        """Note receives that were posted again; the next frames grant them."""
+        self._credits.note_posted(count)
+
+    def handle_frame(self, octets: memoryview) -> str | None:
+        """Take what a receive brought; return why the connection must end, None while it is well.
+
+        After a breach the shell calls nothing but `detach`.
+        """
+        if not self.is_attached:
+            return None
+        if len(octets) < HEADER_BYTES:
+            return f"frame of {len(octets)} octets, header {HEADER_BYTES}"
+        fields = HEADER.unpack_from(octets)
+        if not header_intact(fields):
+            self.counters.recv_drop_bad_checksum += 1
+            return f"header checksum {fields[8]:#06x} does not match"
+        acknowledged, credit = fields[1], fields[6]
+        if acknowledged and not self._outgoing.handle_acknowledged(acknowledged):
+            self.counters.recv_drop_bad_ack += 1
+            return f"BAD_ACKNOWLEDGEMENT: {acknowledged}, next number {self.sequence_next}"
+        if credit:
+            self.rdma.ib_rx_credit_updates += 1
+            if not self._credits.handle_granted(credit):
+                return f"credits above {CREDITS_MAX}"
+        payload = octets[HEADER_BYTES:]
+        if not is_ack_only(fields):
+            return self._incoming.take_fragment(fields, payload)
+        self.rdma.ib_ack_received += 1
+        return f"{len(payload)} octets behind an acknowledgement" if payload else None
+
+    def _answer_ping(self, port: int) -> None:
+        """Queue a pong; pings beyond the bound of messages stay unanswered."""
+        if not self._around.may_answer_ping(port):
+            return
+        if self._outgoing.message_count() >= self.limits.messages_max:
+            self.counters.recv_drop_control_full += 1
+            return
+        self._outgoing.queue(None, 0, port, b"")
+        self.counters.send_pong += 1

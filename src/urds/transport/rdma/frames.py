@@ -1,0 +1,62 @@
+"""Frames of RDS over RDMA: each SEND is a whole header and up to 4096 octets of payload.
+
+A message becomes as many frames as it has fragments, at least one. All of them carry the header of
+the message; only acknowledgement, credit and checksum may differ between them. Every header has
+its checksum. Source: linux v6.12 net/rds/ib_send.c; rds.md 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from urds.constants import IB_FRAGMENT_BYTES
+from urds.dataplane.base import Buffer
+from urds.wire.checksum import header_checksum
+from urds.wire.header import HEADER
+
+FRAGMENT_BYTES: Final = IB_FRAGMENT_BYTES
+
+# Header fields in the order of wire.header.HEADER.
+Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+
+class MessageHeader:
+    """What the frames of one message have in common."""
+
+    __slots__ = ("_fields", "_words")
+
+    def __init__(
+        self,
+        *,
+        sequence: int = 0,
+        payload_bytes: int = 0,
+        source_port: int = 0,
+        target_port: int = 0,
+        flags: int = 0,
+        extension: bytes = b"",
+    ) -> None:
+        self._fields = (sequence, payload_bytes, source_port, target_port, flags)
+        space = extension.ljust(16, b"\0")
+        self._words = (int.from_bytes(space[:8], "big"), int.from_bytes(space[8:], "big"))
+
+    def emit(self, *, acknowledgement: int, credit: int, payload: Buffer = b"") -> bytes:
+        """Return the octets of one frame; copies the payload, one fragment of the message."""
+        sequence, payload_bytes, source_port, target_port, flags = self._fields
+        fields = (
+            sequence, acknowledgement, payload_bytes, source_port, target_port, flags, credit, 0,
+        )  # fmt: skip
+        checksum = header_checksum(*fields, *self._words)
+        return HEADER.pack(*fields, checksum, *self._words) + payload
+
+
+ACK_ONLY: Final = MessageHeader()  # number, length, ports and flags are all 0
+
+
+def is_ack_only(fields: Fields) -> bool:
+    """Tell whether a frame only acknowledges or grants credits: ports 0/0 and no length."""
+    return not (fields[3] or fields[4] or fields[2])
+
+
+def fragment_count(payload_bytes: int) -> int:
+    """Return how many frames a message takes; an empty one takes one."""
+    return max(1, -(-payload_bytes // FRAGMENT_BYTES))

@@ -1,0 +1,154 @@
+"""The receiving half of a connection: frames to messages, repeats dropped, acknowledgements owed.
+
+A value machine: no I/O, no clock, no lock. A message counts as received once it lies in its inbox.
+
+Numbers. A number may skip forward (a cancelled message leaves a hole). A message that carries
+RETRANSMITTED and a number below the expected one is dropped; without the flag it is taken, and the
+expected number follows it, even backwards: the peer began anew. Maps have no number.
+
+Acknowledgements are about this connection: as Linux does, we name no number in a frame before one
+has come on it. Until then our private data speaks. Source: linux v6.12 net/rds/ib_recv.c
+(rds_ib_process_recv), net/rds/recv.c (rds_recv_incoming); rds.md 1.6, 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from urds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
+from urds.transport.rdma.frames import FRAGMENT_BYTES, Fields
+from urds.wire import exthdr
+from urds.wire.header import EXTENSION_BYTES
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.counters import Counters
+    from urds.transport.rdma.core import Around, CoreLimits
+    from urds.transport.rdma.counters import RdmaCounters
+
+_RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
+_ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
+_CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
+_NO_EXTENSION = b""
+
+
+class Incoming:
+    """State of one receiving direction."""
+
+    __slots__ = (
+        "_answer_ping",
+        "_around",
+        "_counters",
+        "_header",
+        "_limits",
+        "_missing_bytes",
+        "_pieces",
+        "_rdma",
+        "acknowledgement",
+        "acknowledgement_asked",
+        "sequence_expected",
+    )
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        counters: Counters,
+        rdma: RdmaCounters,
+        around: Around,
+        *,
+        answer_ping: Callable[[int], None],
+    ) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._rdma = rdma
+        self._around = around
+        self._answer_ping = answer_ping
+        self.sequence_expected = 0
+        self.acknowledgement = 0  # what our frames name; 0 before a number came
+        self.acknowledgement_asked = False  # the peer waits for one
+        self._header: Fields | None = None  # of the message whose fragments are being collected
+        self._pieces: list[bytes] = []
+        self._missing_bytes = 0
+
+    def end_connection(self) -> None:
+        """Forget the partial message and what was owed; the numbers stay."""
+        self._forget_partial()
+        self.acknowledgement = 0
+        self.acknowledgement_asked = False
+
+    def restart_peer(self) -> None:
+        """Begin a new life of the peer, whose numbers count afresh."""
+        self.sequence_expected = 0
+
+    def _forget_partial(self) -> None:
+        self._header = None
+        self._pieces = []
+        self._missing_bytes = 0
+
+    def take_fragment(self, fields: Fields, payload: memoryview) -> str | None:
+        """Take one frame of a message; return the breach that it is, None if it is well.
+
+        Copies the payload. The length of a message is judged before memory is taken for it.
+        """
+        first = self._header
+        if first is None:
+            if fields[2] > self._limits.message_bytes_max:
+                self._counters.recv_drop_too_long += 1
+                return f"message of {fields[2]} octets, limit {self._limits.message_bytes_max}"
+            self._header = first = fields
+            self._missing_bytes = fields[2]
+            self._rdma.ib_rx_total_incs += 1
+        elif _identity(fields) != _identity(first):
+            return f"fragment of {_identity(fields)} within message {_identity(first)}"
+        self._rdma.ib_rx_total_frags += 1
+        due_bytes = min(self._missing_bytes, FRAGMENT_BYTES)
+        if len(payload) != due_bytes:
+            return f"fragment of {len(payload)} octets, due {due_bytes}"
+        self._pieces.append(bytes(payload))
+        self._missing_bytes -= due_bytes
+        if not self._missing_bytes:
+            pieces = self._pieces
+            self._forget_partial()
+            self._take_message(first, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return None
+
+    def _take_message(self, fields: Fields, payload: bytes) -> None:
+        sequence, flags = fields[0], fields[5]
+        if flags == _CONG_BITMAP:  # exactly this flag: kernel parity
+            self._take_map(payload)
+            return
+        if flags & _RETRANSMITTED and sequence < self.sequence_expected:
+            self._counters.recv_drop_old_seq += 1
+        else:
+            self._accept(fields, payload)
+            self.sequence_expected = sequence + 1
+        self.acknowledgement = max(0, self.sequence_expected - 1)
+        if flags & _ACK_REQUIRED:
+            self.acknowledgement_asked = True
+            self._counters.recv_ack_required += 1
+
+    def _take_map(self, payload: bytes) -> None:
+        if len(payload) == CONGESTION_MAP_BYTES:
+            self._around.take_map(payload)
+        else:
+            self._counters.recv_drop_bad_map += 1
+
+    def _accept(self, fields: Fields, payload: bytes) -> None:
+        source_port, target_port = fields[3], fields[4]
+        if not target_port:
+            if source_port:  # else nobody's: ignored
+                self._counters.recv_ping += 1
+                self._answer_ping(source_port)
+            return
+        extension = _NO_EXTENSION
+        if fields[9] or fields[10]:
+            extension = (fields[9] << 64 | fields[10]).to_bytes(EXTENSION_BYTES, "big")
+            for entry in exthdr.parse(extension):
+                if entry.type == ExtensionType.RDMA:
+                    self._around.key_used(entry.values[0])
+        self._around.deliver(source_port, target_port, payload, extension)
+
+
+def _identity(fields: Fields) -> tuple[int, int, int, int]:
+    """Return what must be equal in all fragments: number, length and ports."""
+    return fields[0], fields[2], fields[3], fields[4]

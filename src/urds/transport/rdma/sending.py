@@ -1,0 +1,439 @@
+"""The sending half of a connection: number, cut, keep until acknowledged, repeat after a break.
+
+A value machine: no I/O, no clock, no lock. A message is in one place at a time:
+
+    unsent    has no number yet; nothing of it was handed to the connection
+    current   is being posted: its operations piece by piece, then its frames
+    unacked   is posted; kept until the peer acknowledges its number
+    silents   posted and without a frame: finished when its operations are
+    repeats   was unacknowledged when a connection broke; goes first, with its old number
+
+A message is numbered when its first frame is made, so that cancelling an unsent one leaves no
+hole; Linux numbers it when it is queued. The map is a message without number and owner.
+
+Operations are handed over once and never repeated: nobody knows what a broken connection did of
+them. A message whose operations have all succeeded is repeated alone. An operation that is taken
+back (its message cancelled) ends when the pieces that the device has are done, for until then the
+device may touch its memory. Source: linux v6.12 net/rds/send.c, net/rds/ib_send.c; rds.md 1.6, 1.7.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum, auto
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from urds.constants import HeaderFlag, RdmaStatus
+from urds.dataplane.base import Buffer
+from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.transport.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
+from urds.transport.rdma.messages import (
+    Message,
+    MessageEntry,
+    Task,
+    asks_fence,
+    has_succeeded,
+    next_task,
+    with_keys,
+)
+from urds.transport.rdma.work import Frame, Piece
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.counters import Counters
+    from urds.dataplane.reference.outgoing import Owner
+    from urds.transport.rdma.core import CoreLimits
+
+_RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
+_ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
+_CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
+
+
+class Want(Enum):
+    """What has to be posted next."""
+
+    NOTHING = auto()
+    PIECE = auto()  # of an operation
+    FRAME = auto()
+
+
+class Outgoing:
+    """Queues, numbers and operations of one direction of a connection."""
+
+    __slots__ = (
+        "_fragment",
+        "_header",
+        "_running",
+        "_silents",
+        "_unacked_bytes_left",
+        "_unacked_packets_left",
+        "counters",
+        "current",
+        "ended",
+        "freed",
+        "limits",
+        "repeats",
+        "sequence_next",
+        "unacked",
+        "unsent",
+    )
+
+    def __init__(self, limits: CoreLimits, counters: Counters, *, sequence_first: int) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.sequence_next = sequence_first
+        self.unsent: deque[Message] = deque()
+        self.current: Message | None = None
+        self.unacked: deque[Message] = deque()
+        self.repeats: deque[Message] = deque()
+        self.freed: set[Owner] = set()  # accounts that gained room since the shell looked
+        self.ended: deque[tuple[Owner, Operation]] = deque()  # to be told by the core
+        self._silents: dict[Message, None] = {}
+        self._running: dict[Task, None] = {}  # handed over and not ended, in their order
+        self._fragment = 0  # frames of `current` that were posted
+        self._header: MessageHeader | None = None
+        # Kernel parity: a new connection object has no budget, so its first message asks.
+        self._unacked_packets_left = 0
+        self._unacked_bytes_left = 0
+
+    # -- queueing
+
+    def queue(
+        self,
+        owner: Owner | None,
+        source_port: int,
+        target_port: int,
+        payload: Buffer,
+        extension: bytes = b"",
+        operations: Sequence[Operation] = (),
+        *,
+        ack_required: bool = False,
+    ) -> None:
+        """Queue one message; its payload counts in the owner's account until acknowledged."""
+        message = Message(
+            owner, source_port, target_port, payload, extension, ack_required=ack_required
+        )
+        if operations:
+            assert owner is not None, "operations belong to a socket"
+            message.is_silent = (
+                not payload and not any(extension) and all(one.silent for one in operations)
+            )
+            # Source: linux v6.12 net/rds/send.c (rds_send_xmit): RDMA first, then atomics.
+            ordered = sorted(operations, key=lambda one: isinstance(one, AtomicOperation))
+            message.tasks = tuple(Task(message, owner, operation) for operation in ordered)
+            message.extension = with_keys(extension, ordered)
+            self.counters.send_rdma += sum(isinstance(one, RdmaTransfer) for one in ordered)
+        self.unsent.append(message)
+        self.counters.send_queued += 1
+        self.counters.copy_from_user += len(payload)
+        if owner is not None:
+            owner.send_queued_bytes += len(payload)
+
+    def message_count(self) -> int:
+        """Return how many messages are queued or unacknowledged; the map does not count."""
+        count = len(self.unsent) + len(self.repeats) + len(self.unacked) + len(self._silents)
+        return count + len(self._tracked_current())
+
+    def holds(self, owner: Owner | None) -> bool:
+        """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
+        if owner is not None and owner.send_queued_bytes:
+            return True
+        owners = (message.owner for message in self._messages())
+        return any(one is not None and owner in (None, one) for one in owners)
+
+    def _messages(self) -> Iterator[Message]:
+        current = self._tracked_current()
+        return chain(self.unsent, self.repeats, self.unacked, self._silents, current)
+
+    def _tracked_current(self) -> tuple[Message, ...]:
+        current = self.current
+        is_tracked = current is not None and not current.is_map and not current.is_taken_back
+        return (current,) if current is not None and is_tracked else ()
+
+    def unsent_entries(self) -> Iterator[MessageEntry]:
+        """List what was never sent."""
+        return (message.entry() for message in self.unsent)
+
+    def sent_entries(self) -> Iterator[MessageEntry]:
+        """List what was sent and is not acknowledged, in the order of numbers."""
+        sent = chain(self._silents, self.unacked, self._tracked_current(), self.repeats)
+        return (message.entry() for message in sent)
+
+    # -- what is posted
+
+    def want(self) -> Want:
+        """Tell what is to be posted next, without the map that may be due."""
+        message = self.current
+        if message is None:
+            if self.repeats:
+                return Want.FRAME
+            if not self.unsent:
+                return Want.NOTHING
+            message = self.unsent[0]
+        return Want.PIECE if next_task(message) else Want.FRAME
+
+    def take_piece(self, wr_id: int) -> tuple[Piece, Task]:
+        """Take the next piece of an operation, and with its first one the message, for posting."""
+        message = self._begin_next()
+        task = next_task(message)
+        assert task is not None, "the caller asks `want` first"
+        if not message.was_handed_over:
+            message.was_handed_over = True
+            self._running.update(dict.fromkeys(message.tasks))
+        piece = task.next_piece(wr_id)
+        if message.is_silent and next_task(message) is None:
+            self._silents[message] = None
+            self.current = None
+        return piece, task
+
+    def begin_map(self, octets: bytes) -> None:
+        """Make our congestion map the message that is posted next."""
+        assert self.current is None, "a map stands between messages"
+        self._begin(Message(None, 0, 0, octets, is_map=True))
+        self.counters.cong_update_queued += 1
+
+    def take_frame(
+        self, wr_id: int, *, acknowledgement: int, credit: int, solicited: bool
+    ) -> Frame:
+        """Take the next frame for posting; with its first one a message gets its number.
+
+        The last frame is solicited in any case.
+        """
+        message = self._begin_next()
+        is_first = self._header is None
+        header = self._header = self._header or self._make_header(message)
+        start = self._fragment * FRAGMENT_BYTES
+        payload = memoryview(message.payload)[start : start + FRAGMENT_BYTES]
+        octets = header.emit(acknowledgement=acknowledgement, credit=credit, payload=payload)
+        self._fragment += 1
+        is_last = self._fragment == fragment_count(len(message.payload))
+        if is_last:
+            self.current = None
+            if not message.is_map and not message.is_taken_back:
+                self.unacked.append(message)
+        fence = is_first and asks_fence(message)
+        return Frame(wr_id, octets, solicited=solicited or is_last, fence=fence)
+
+    def _begin_next(self) -> Message:
+        if self.current is None:
+            self._begin(self.repeats.popleft() if self.repeats else self.unsent.popleft())
+        assert self.current is not None
+        return self.current
+
+    def _begin(self, message: Message) -> None:
+        self.current = message
+        self._fragment = 0
+        self._header = None
+
+    def _make_header(self, message: Message) -> MessageHeader:
+        flags = _CONG_BITMAP
+        if not message.is_map:
+            flags = self._flags(message)
+            if not message.sequence:
+                message.sequence = self.sequence_next
+                self.sequence_next += 1
+        return MessageHeader(
+            sequence=message.sequence,
+            payload_bytes=len(message.payload),
+            source_port=message.source_port,
+            target_port=message.target_port,
+            flags=flags,
+            extension=message.extension,
+        )
+
+    def _flags(self, message: Message) -> int:
+        """Return the flags of a message: ACK_REQUIRED by the three rules of rds.md 1.6."""
+        flags = _ACK_REQUIRED if message.ack_required else 0
+        if message.is_repeat:
+            flags |= _RETRANSMITTED | _ACK_REQUIRED
+            self.counters.send_repeated += 1
+        payload_bytes = len(message.payload)
+        if not self._unacked_packets_left or self._unacked_bytes_left < payload_bytes:
+            flags |= _ACK_REQUIRED
+            self.counters.send_ack_required += 1
+            self._refill_budget()
+        else:
+            self._unacked_packets_left -= 1
+            self._unacked_bytes_left -= payload_bytes
+        return flags
+
+    def _refill_budget(self) -> None:
+        self._unacked_packets_left = self.limits.unacked_packets_max
+        self._unacked_bytes_left = self.limits.unacked_bytes_max
+
+    # -- how it ended
+
+    def handle_acknowledged(self, sequence: int) -> bool:
+        """Free everything up to `sequence`; False if that was never sent."""
+        if sequence > self._sent_last():
+            return False
+        for queue in (self.unacked, self.repeats):
+            while queue and queue[0].sequence <= sequence:
+                self._free(queue.popleft())
+        return True
+
+    def _sent_last(self) -> int:
+        """Return the highest number whose message was posted to its end."""
+        current = self.current
+        is_partly_sent = current is not None and current.sequence and not current.is_repeat
+        return self.sequence_next - (2 if is_partly_sent else 1)
+
+    def handle_piece_done(self, task: Task) -> bool:
+        """Count a piece as done; true if the operation has ended with success."""
+        task.done += 1
+        if task.operation.status is not None:
+            return False
+        if task.final is not None:
+            if task.done == task.posted:
+                self._end(task, task.final)
+            return False
+        if task.done < task.pieces:
+            return False
+        self._end(task, RdmaStatus.SUCCESS)
+        message = task.message
+        if message in self._silents and all(
+            one.operation.status is not None for one in message.tasks
+        ):
+            del self._silents[message]
+            self._free(message)
+        return True
+
+    def handle_piece_failed(self, task: Task, status: RdmaStatus) -> None:
+        """End an operation; its message must not arrive without it and is dropped."""
+        task.done += 1
+        if task.operation.status is not None:
+            return
+        self._end(task, status if task.final is None else task.final)
+        message = task.message
+        if self._remove_sent(message):
+            self.counters.send_given_up += self._give_up([message])
+
+    def _remove_sent(self, message: Message) -> bool:
+        """Take a message that was handed over out of its place; false if it is finished."""
+        if message is self.current:
+            self._leave_current()
+        elif message in self._silents:
+            del self._silents[message]
+        elif message in self.unacked:
+            self.unacked.remove(message)
+        else:
+            return False
+        return True
+
+    def _leave_current(self) -> None:
+        """Drop the message that is being posted; once begun, its frames go on to the last."""
+        if self._header is None:
+            self.current = None
+        elif self.current is not None:
+            self.current.is_taken_back = True
+
+    def end_connection(self) -> None:
+        """Turn what is unacknowledged into repeats, in its old order; end its operations."""
+        for task in list(self._running):
+            self._end(task, RdmaStatus.DROPPED if task.final is None else task.final)
+        current, self.current = self.current, None
+        sent = [*self.unacked]
+        if current is not None and current.sequence and not current.is_taken_back:
+            sent.append(current)
+        elif current is not None and current.was_handed_over:
+            self._return_to_unsent(current)
+        kept = [message for message in sent if has_succeeded(message)]
+        lost = [message for message in sent if not has_succeeded(message)]
+        lost += self._silents
+        self._silents.clear()
+        self.unacked.clear()
+        for message in kept:
+            message.is_repeat = True
+            message.tasks = ()
+        self.repeats.extendleft(reversed(kept))
+        self.counters.send_given_up += self._give_up(lost)
+        self._refill_budget()
+
+    def _return_to_unsent(self, message: Message) -> None:
+        """Keep a message that got no number, if its operations are done; they are not repeated."""
+        if has_succeeded(message):
+            message.tasks = ()
+            self.unsent.appendleft(message)
+        else:
+            self.counters.send_given_up += self._give_up([message])
+
+    # -- taking messages out
+
+    def cancel(self, owner: Owner, target_port: int | None) -> int:
+        """Remove the owner's messages, to one port or to all; return how many.
+
+        A message whose frames have begun goes out to its end, for the sake of framing; only
+        repeating ends. Source: linux v6.12 net/rds/send.c (rds_send_drop_to).
+        """
+        chosen = [
+            message
+            for message in self._messages()
+            if message.owner is owner and target_port in (None, message.target_port)
+        ]
+        self._take_out(chosen, RdmaStatus.CANCELED)
+        for message in chosen:
+            owner.send_queued_bytes -= len(message.payload)
+            message.owner = None
+        return len(chosen)
+
+    def drop_handed_over(self) -> int:
+        """Drop what an earlier life of the peer was handed and did not acknowledge."""
+        assert not self.unacked, "the connection has ended"
+        handed = [*self.repeats, *(one for one in self.unsent if one.was_handed_over)]
+        self._take_out(handed, RdmaStatus.DROPPED)
+        return self._give_up(handed)
+
+    def drop_all(self) -> int:
+        """Drop every message; return how many of sockets."""
+        messages = list(self._messages())
+        self._take_out(messages, RdmaStatus.DROPPED)
+        return self._give_up(messages)
+
+    def _take_out(self, messages: Iterable[Message], status: RdmaStatus) -> None:
+        """Remove messages from every queue and take their operations back."""
+        chosen = set(messages)
+        if not chosen:
+            return
+        self.unsent = deque(one for one in self.unsent if one not in chosen)
+        self.repeats = deque(one for one in self.repeats if one not in chosen)
+        self.unacked = deque(one for one in self.unacked if one not in chosen)
+        self._silents = {one: None for one in self._silents if one not in chosen}
+        if self.current in chosen:
+            self._leave_current()
+        for message in chosen:
+            for task in message.tasks:
+                self._take_back(task, status)
+
+    def _take_back(self, task: Task, status: RdmaStatus) -> None:
+        """End an operation now, or when the pieces that the device has are done."""
+        if task.operation.status is not None:
+            return
+        if task.posted == task.done:
+            self._end(task, status)
+        else:
+            task.final = status
+
+    def _end(self, task: Task, status: RdmaStatus) -> None:
+        task.operation.status = status
+        self._running.pop(task, None)
+        self.ended.append((task.owner, task.operation))
+
+    def _give_up(self, messages: Iterable[Message]) -> int:
+        """Free accounts of messages that will not arrive; return how many are of sockets."""
+        count = 0
+        for message in messages:
+            owner = message.owner
+            if owner is None:
+                continue  # a pong: nobody's message
+            count += 1
+            owner.given_up += 1
+            self._free(message)
+        return count
+
+    def _free(self, message: Message) -> None:
+        owner = message.owner
+        if owner is not None:
+            owner.send_queued_bytes -= len(message.payload)
+            self.freed.add(owner)
+            message.owner = None
