@@ -28,7 +28,8 @@ from urds.transport.rdma.events import (
     Refused,
     Reject,
 )
-from urds.transport.rdma.peer import REJECTION, RdmaPeer, key_of, read_offer
+from urds.transport.rdma.peer import REJECTION, RdmaPeer, read_offer
+from urds.transport.rdma.seeking import key_of
 from urds.transport.rdma.settings import PeerSettings
 from urds.transport.rdma.stats import RdmaStats
 from urds.wire.connect_data import accepted_version
@@ -194,6 +195,11 @@ class RdmaEndpoint:
         """End a connection on which the peer broke the protocol, and rest."""
         if (peer := self._peers.get(key)) is not None:
             peer.handle_breach(number, now_ns)
+
+    def handle_fault(self, key: PeerKey, now_ns: int) -> None:
+        """Have a peer start over after a rest: a mistake of ours was met, actions may be lost."""
+        if (peer := self._peers.get(key)) is not None:
+            peer.handle_fault(now_ns)
 
     def _refuse(self, number: int, peer: Address, reason: Reason) -> None:
         self.stats.note_refusal(reason)

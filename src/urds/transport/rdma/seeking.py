@@ -1,0 +1,227 @@
+"""The search for a connection to one peer: when we ask for one, and when we stop.
+
+Either side may connect, so nobody waits for the other: a lost connection is sought at once. What
+fails is tried again after random times, up to a bound that doubles; where nothing waits here, it
+grows further. It begins anew once a connection lasted: Linux resets it as soon as one is up, but
+then two nodes that do not understand each other would connect as fast as they can. After a breach
+of the protocol comes a rest.
+
+Source: rds.md 4.1 (linux v6.12 net/rds/ib_cm.c, net/rds/threads.c).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from urds.proto.backoff import Backoff
+from urds.proto.timers import TimerKey, TimerKind, Timers
+from urds.transport.rdma.events import Abandon, Action, Connect, Detach, GiveUp, PeerKey
+from urds.transport.rdma.settings import PeerSettings
+from urds.transport.rdma.state import RESTING, UNDER_WAY, Input, State, next_state
+from urds.transport.rdma.stats import RdmaStats
+
+if TYPE_CHECKING:
+    from random import Random
+
+_TOS_BITS: Final = 8
+_TOS_MASK: Final = (1 << _TOS_BITS) - 1
+_TIMERS: Final = (TimerKind.ATTEMPT, TimerKind.GIVE_UP, TimerKind.ANSWER)
+
+
+def timer_key(key: PeerKey, kind: TimerKind) -> TimerKey:
+    """Return the name of a peer's timer; `key_of` is the way back."""
+    return TimerKey(key.peer, kind, key.tos | key.passive << _TOS_BITS)
+
+
+def key_of(timer: TimerKey) -> PeerKey:
+    """Return the peer that a timer concerns."""
+    return PeerKey(timer.peer, timer.number & _TOS_MASK, bool(timer.number >> _TOS_BITS))
+
+
+class Seeker:
+    """The one connection to a peer, and the search for it."""
+
+    def __init__(
+        self,
+        *,
+        key: PeerKey,
+        settings: PeerSettings,
+        random: Random,
+        stats: RdmaStats,
+        actions: deque[Action],
+        timers: Timers,
+        next_number: Callable[[], int],
+    ) -> None:
+        self.key = key
+        self.state = State.DOWN
+        self.number: int | None = None  # of what is under way or up
+        self.wanted = False  # messages of ours wait
+        self._settings = settings
+        self._stats = stats
+        self._random = random
+        self._actions = actions
+        self._timers = timers
+        self._next_number = next_number
+        self._backoff = Backoff(min_ns=settings.reconnect_delay_min_ns, random=random)
+        self._sought = False  # attempts go on until a connection is up, or we give up
+        self._attempted_ns: int | None = None  # our last attempt
+        self._up_ns = 0  # when the last connection came up
+        self._rest_until_ns = 0  # no connection before
+        self._down_ns: int | None = None  # since when there is none, while it is sought
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no connection is here or on its way, and no message waits for one."""
+        return self.state in RESTING and not self.wanted
+
+    def close(self) -> None:
+        """Forget all timers: the peer is evicted."""
+        self._cancel(*_TIMERS)
+
+    def handle_timer(self, kind: TimerKind, now_ns: int) -> None:
+        """Do what one timer asks for."""
+        if kind is TimerKind.ATTEMPT:
+            self._connect(now_ns)
+        elif kind is TimerKind.GIVE_UP:
+            self._give_up(now_ns)
+        else:
+            self._stats.silent += 1
+            self._fail(now_ns)
+
+    # -- attempts
+
+    def _want(self, now_ns: int) -> None:
+        """Look for a connection because messages wait.
+
+        An attempt comes no sooner after the last one than the back-off says, but idle delays end.
+        """
+        self.wanted = self._sought = True
+        self._start_outage(now_ns)
+        if self.state in RESTING:
+            delay_ns = self._backoff.next_ns(max_ns=self._settings.reconnect_delay_max_ns)
+            last_ns = now_ns if self._attempted_ns is None else self._attempted_ns
+            self._seek(last_ns + delay_ns - now_ns, now_ns)
+
+    def _seek_again(self, now_ns: int, *, after_ns: int = 0) -> None:
+        """Look for a connection after the back-off's delay, and `after_ns` more."""
+        settings = self._settings
+        delay_ns = self._backoff.next_ns(
+            max_ns=settings.reconnect_delay_max_ns
+            if self.wanted
+            else settings.reconnect_delay_idle_max_ns
+        )
+        self._seek(after_ns + delay_ns, now_ns)
+
+    def _seek(self, delay_ns: int, now_ns: int) -> None:
+        """Look for a connection, now or after a delay. The passive end waits for the other one."""
+        delay_ns = max(delay_ns, self._rest_until_ns - now_ns)
+        self._move(Input.SEEK)
+        self._sought = True
+        self._start_outage(now_ns)
+        if self.key.passive:
+            return
+        if delay_ns > 0:
+            self._set(TimerKind.ATTEMPT, now_ns + delay_ns)
+        else:
+            self._connect(now_ns)
+
+    def _connect(self, now_ns: int) -> None:
+        self._stats.connects += 1
+        self._attempted_ns = now_ns
+        self._begin(Input.CONNECT, self._next_number(), now_ns)
+        assert self.number is not None
+        self._emit(Connect(self.key, self.number))
+
+    def _start_outage(self, now_ns: int) -> None:
+        if self._down_ns is not None:
+            return
+        self._down_ns = now_ns
+        if self._settings.reconnect_give_up_ns:
+            self._set(TimerKind.GIVE_UP, now_ns + self._settings.reconnect_give_up_ns)
+
+    def _give_up(self, now_ns: int) -> None:
+        """Stop looking; the next message starts anew."""
+        assert self._down_ns is not None, "the timer runs during an outage only"
+        self._stats.gave_up += 1
+        self._emit(GiveUp(self.key, now_ns - self._down_ns))
+        self._move(Input.GIVE_UP)
+        self.wanted = self._sought = False
+        self._down_ns = None
+        self._cancel(TimerKind.ATTEMPT)
+
+    def _rest(self, now_ns: int) -> None:
+        """Let the next connection wait, by chance up to the longest delay."""
+        rest_ns = self._random.randrange(self._settings.reconnect_delay_max_ns)
+        self._rest_until_ns = now_ns + rest_ns
+
+    # -- the connection
+
+    def _begin(self, event: Input, number: int, now_ns: int) -> None:
+        """Enter CONNECTING or ACCEPTING."""
+        self._cancel(TimerKind.ATTEMPT)
+        self._move(event)
+        self.number = number
+        self._set(TimerKind.ANSWER, now_ns + self._settings.answer_wait_ns)
+
+    def _abandon(self) -> None:
+        """End what is under way."""
+        assert self.number is not None, "what is under way has a number"
+        self._cancel(TimerKind.ANSWER)
+        self._move(Input.FAIL)
+        self._emit(Abandon(self.key, self.number))
+        self.number = None
+
+    def _fail(self, now_ns: int) -> None:
+        """Note that what was under way has failed, and try again if anybody wants it."""
+        if self.state is State.CONNECTING:
+            self._stats.connect_failures += 1
+        else:
+            self._stats.accept_failures += 1
+        self._abandon()
+        if self._sought:
+            self._seek_again(now_ns)
+
+    def _come_up(self, now_ns: int) -> None:
+        """Note that what was under way is established."""
+        self._stats.ups += 1
+        self._cancel(TimerKind.ANSWER, TimerKind.GIVE_UP)
+        self._move(Input.ESTABLISH)
+        self.wanted = self._sought = False
+        self._down_ns, self._up_ns = None, now_ns
+
+    def _lose(self, now_ns: int) -> None:
+        """End the connection that is up."""
+        assert self.number is not None, "a connection that is up has a number"
+        self._stats.downs += 1
+        if now_ns >= self._up_ns + self._settings.reconnect_delay_max_ns:
+            self._backoff.reset()
+        self._move(Input.LOSE)
+        self._emit(Detach(self.key, self.number))
+        self.number = None
+
+    def _start_over(self, now_ns: int) -> None:
+        """End what there is, and look for another connection if one was there or is wanted."""
+        if self.state is State.UP:
+            self._lose(now_ns)
+            self._seek_again(now_ns)
+        elif self.state in UNDER_WAY:
+            self._fail(now_ns)
+        elif self._sought:
+            self._seek_again(now_ns)
+
+    # -- small things
+
+    def _move(self, event: Input) -> None:
+        self.state = next_state(self.state, event)
+
+    def _emit(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _set(self, kind: TimerKind, deadline_ns: int) -> None:
+        self._timers.set(timer_key(self.key, kind), deadline_ns)
+
+    def _cancel(self, *kinds: TimerKind) -> None:
+        for kind in kinds:
+            self._timers.cancel(timer_key(self.key, kind))
