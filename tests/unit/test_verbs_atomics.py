@@ -5,10 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sim.verbs_pair import Pair, Side
-from tests.unit.verbs_sides import ONLY, answers, events, make_answering
+from tests.unit.verbs_sides import ONLY, answers, events, make_answering, make_asking, sent
 from urds.verbs.engine.atomics import add_in_fields, value_after
-from urds.verbs.engine.numbers import AsyncEventType, WCOpcode, WCStatus, WROpcode
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    AsyncEventType,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
 from urds.verbs.engine.packets import Packet, PacketKind, Syndrome
+from urds.verbs.engine.work import SendWR
 
 MASKED_SWAP = WROpcode.MASKED_ATOMIC_CMP_AND_SWP
 MASKED_ADD = WROpcode.MASKED_ATOMIC_FETCH_AND_ADD
@@ -127,6 +134,15 @@ def test_a_repeated_masked_operation_is_answered_from_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", [PacketKind.MASKED_SWAP, PacketKind.MASKED_ADD])
+def test_a_queue_pair_may_forbid_masked_operations(kind: PacketKind) -> None:
+    rights = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ
+    side = make_answering(attr={"qp_access_flags": rights})
+    packet = Packet(kind, 0xB, 100, ONLY, address=side.address, rkey=side.region.rkey, swap=1)
+    assert [found.syndrome for found in answers(side, packet)] == [Syndrome.NAK_INVALID_REQUEST]
+    assert not any(side.memory[:8])
+
+
+@pytest.mark.parametrize("kind", [PacketKind.MASKED_SWAP, PacketKind.MASKED_ADD])
 def test_masks_open_no_other_memory(kind: PacketKind) -> None:
     """The cell has to be aligned and the key's, whatever bits of it are meant."""
     for at, rkey, syndrome, event in (
@@ -163,13 +179,23 @@ def test_masked_operations_work_end_to_end(lossless: bool) -> None:
     assert b.memory[:8] == b"\x42\x00" + b"\xff" * 6
 
 
-def test_a_plain_operation_ignores_masks() -> None:
-    pair = Pair(lossless=True)
-    masks = {"compare_mask": 0, "swap_mask": 0, "boundary": ALL}
-    pair.a.remote(1, WROpcode.ATOMIC_FETCH_AND_ADD, pair.b, length=8, compare_add=3, **masks)
-    pair.a.remote(2, WROpcode.ATOMIC_FETCH_AND_ADD, pair.b, length=8, compare_add=1, **masks)
-    pair.a.remote(3, WROpcode.ATOMIC_CMP_AND_SWP, pair.b, length=8, swap=9, **masks)
-    pair.a.remote(4, WROpcode.ATOMIC_CMP_AND_SWP, pair.b, length=8, compare_add=4, swap=7, **masks)
-    pair.run()
-    assert len(pair.a.sent()) == 4
-    assert pair.b.memory[:8] == (7).to_bytes(8, "little")
+@pytest.mark.parametrize(
+    ("opcode", "swap", "compare_mask", "swap_mask", "boundary"),
+    [
+        (WROpcode.ATOMIC_FETCH_AND_ADD, 0, ALL, ALL, 0),
+        (WROpcode.ATOMIC_CMP_AND_SWP, 2, ALL, ALL, 0),
+        (MASKED_ADD, 0, ALL, ALL, 5),
+        (MASKED_SWAP, 2, 3, 4, 0),
+    ],
+)
+def test_an_operation_takes_along_what_its_opcode_uses(
+    opcode: WROpcode, swap: int, compare_mask: int, swap_mask: int, boundary: int
+) -> None:
+    side = make_asking()
+    wr = SendWR(1, opcode, [side.sge(0, 8)])
+    wr.set_wr_masked_atomic(77, 8, 1, 2, compare_mask=3, swap_mask=4, boundary=5)
+    side.qp.post_send(wr, 0)
+    (packet,) = sent(side)
+    assert (packet.rkey, packet.address, packet.compare_add) == (77, 8, 1)
+    assert (packet.compare_mask, packet.swap_mask) == (compare_mask, swap_mask)
+    assert (packet.swap, packet.boundary) == (swap, boundary)

@@ -38,6 +38,19 @@ def test_a_packet_comes_back_as_it_was(packet: Packet, checksum: bool) -> None:
     assert parsed == packet
 
 
+def test_the_layout_of_masked_operations() -> None:
+    fields = {"address": 0x40, "rkey": 9, "compare_add": 5}
+    swap = Packet(
+        PacketKind.MASKED_SWAP, 7, 9, ONLY, **fields, swap=6, compare_mask=0xF0, swap_mask=3
+    )
+    add = Packet(PacketKind.MASKED_ADD, 7, 9, ONLY, **fields, boundary=0x80)
+    begin = "00000007 00000009 0000000000000040 00000009 0000000000000005"
+    assert octets_of(swap) == bytes.fromhex(
+        "01 05 03 00" + begin + "0000000000000006 00000000000000f0 0000000000000003"
+    )
+    assert octets_of(add) == bytes.fromhex("01 06 03 00" + begin + "0000000000000080")
+
+
 def test_no_payload_is_copied() -> None:
     memory = memoryview(bytearray(b"0123456789"))
     parts = emit_packet(Packet(PacketKind.SEND, 1, payload=memory[2:5]))
