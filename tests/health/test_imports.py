@@ -15,7 +15,7 @@ from tests.health.sources import PACKAGE, Import, Module, imports, modules
 # Every row may import itself, `constants` and `errors`; these two import nothing of ours.
 LEAVES = {"constants", "errors"}
 # What a program may use: the public names, and the words they speak.
-PUBLIC = {"sockets", "installation", "aio", "addresses", "options", "cmsg", "settings"}
+PUBLIC = {"sockets", "rdma", "installation", "aio", "addresses", "options", "cmsg", "settings"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "constants": set(),
@@ -46,7 +46,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("driver", "proto", "dataplane", "transport", "transport.rdma", "wire", "settings"),
     },
     "socket_base": {"backend", "addresses", "options", "placeholder", "settings"},
-    "sockets": {"socket_base", "backend", "verbs", "addresses", "options", "cmsg", "settings"},
+    "own_memory": set(),
+    "rdma": {"backend"},
+    "rdma_requests": {"own_memory", "rdma", "backend", "cmsg"},
+    "socket_sending": {"socket_base", "rdma_requests", "backend", "addresses", "options", "cmsg"},
+    "socket_rdma": {"socket_sending", "rdma", "backend", "cmsg"},
+    "sockets": {"socket_rdma", "backend", "addresses", "options", "cmsg", "settings"},
     "installation": {"sockets"},
     "aio": {"backend", "sockets", "addresses", "options", "cmsg", "settings"},
     "rsocket": {
@@ -70,7 +75,10 @@ CORES = (
     *("rsocket.wire", "rsocket.stream", "rsocket.dgram"),
     *(f"dataplane.reference.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
     *(f"transport.rdma.{part}" for part in ("core", "sending", "receiving", "credits", "frames")),
-    *(f"transport.rdma.{part}" for part in ("endpoint", "peer", "events", "settings", "work")),
+    *(
+        f"transport.rdma.{part}"
+        for part in ("endpoint", "peer", "events", "settings", "stats", "work")
+    ),
 )
 NOT_IN_A_CORE = {
     "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",

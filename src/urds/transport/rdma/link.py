@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from urds.dataplane.operations import AtomicOperation, RdmaTransfer
 from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.frames import FRAME_BYTES_MAX
+from urds.transport.rdma.frames import FRAGMENT_BYTES
 from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import AccessFlag, QPState, SendFlag, WCStatus, WROpcode
@@ -28,12 +28,14 @@ from urds.verbs.providers.base import (
     ConnectParameters,
     PortSpace,
 )
+from urds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from urds.transport.rdma.path import RdmaPath
 
+FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAGMENT_BYTES
 _BATCH: Final = 64  # work requests between two looks at the plane's lock
 _ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
 _OUTCOMES: Final = {

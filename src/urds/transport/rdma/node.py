@@ -33,6 +33,7 @@ from urds.transport.rdma.link import Link
 from urds.transport.rdma.path import RdmaPath
 from urds.transport.rdma.regions import RegionTable
 from urds.transport.rdma.settings import PeerSettings
+from urds.transport.rdma.stats import RdmaStats
 from urds.verbs.providers.base import (
     Connection,
     ConnectionEvent,
@@ -104,7 +105,7 @@ class RdmaNode:
         self.plane = plane
         self.devices = tuple(devices)
         self.counters = RdmaCounters()
-        self.stats = events.RdmaStats()
+        self.stats = RdmaStats()
         self.hosts: dict[Address, RdmaHost] = {}
         self.faults = 0
         self.on_fault: Callable[[], None] = _raise_again
@@ -172,7 +173,7 @@ class RdmaNode:
         self._carry_out(host)  # an eviction for it is over before its peer can be resolved anew
         path = self._path(host, key)
         path.mailboxes.add(mailbox)  # type: ignore[arg-type]  # the plane's own, as in `route`
-        mailbox.route(peer, path)  # type: ignore[arg-type]  # a CarriedPath
+        mailbox.route(peer, path)
         return path
 
     def forget_mailbox(self, mailbox: Mailbox) -> None:
@@ -203,7 +204,7 @@ class RdmaNode:
                 sequence_first=self._sequence_first(),
                 may_answer_ping=self._settings.ping_enable,
                 on_key_used=self.regions.handle_key_used,
-                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),  # type: ignore[arg-type]  # a CarriedPath
+                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),
                 on_breach=self._report_breach,
             )
             self._paths[path] = host
@@ -323,15 +324,22 @@ class RdmaNode:
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something; an exception that nobody expected is the guard's of the control thread."""
         try:
             action()
-        except Exception:  # noqa: BLE001 - told to the guard of the control thread
+        except Exception:  # noqa: BLE001 - see `on_fault`
             self.faults += 1
             self.on_fault()
 
     def _carry_out(self, host: RdmaHost) -> None:
+        """Do what the endpoint decided; after a fault the peer's connection starts over."""
+        faults = self.faults
         while (action := host.endpoint.poll_event()) is not None:
             self._guarded(partial(self._do, host, action))
+            key = getattr(action, "key", None)
+            if self.faults > faults and key is not None:
+                faults = self.faults
+                host.endpoint.handle_fault(key, self._now_ns())
 
     def _do(self, host: RdmaHost, action: events.Action) -> None:
         if isinstance(action, events.Connect):
