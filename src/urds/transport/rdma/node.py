@@ -181,7 +181,7 @@ class RdmaNode:
         self.regions.free_all(mailbox)
         host = self.hosts.get(mailbox.local)
         for path in host.paths.values() if host is not None else ():
-            path.mailboxes.discard(mailbox)  # type: ignore[arg-type]  # as above
+            path.mailboxes.discard(mailbox)
 
     def connected(self, mailbox: Mailbox, peer: Address) -> bool:
         """Tell whether there is a connection; if not, ask for one."""
@@ -204,7 +204,7 @@ class RdmaNode:
                 sequence_first=self._sequence_first(),
                 may_answer_ping=self._settings.ping_enable,
                 on_key_used=self.regions.handle_key_used,
-                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),
+                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),  # type: ignore[arg-type]  # a CarriedPath
                 on_breach=self._report_breach,
             )
             self._paths[path] = host
