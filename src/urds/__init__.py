@@ -148,6 +148,7 @@ from urds.errors import SettingError
 if _typing.TYPE_CHECKING:
     from urds.backend import configure
     from urds.installation import install, uninstall
+    from urds.rdma import MemoryRegion, PendingAtomic, PendingOperation
     from urds.settings import Settings
     from urds.sockets import Socket, socket
 
@@ -278,7 +279,10 @@ __all__ = [
     "ExtensionType",
     "HeaderFlag",
     "InfoOpt",
+    "MemoryRegion",
     "MessageFlag",
+    "PendingAtomic",
+    "PendingOperation",
     "RdmaBytesFlag",
     "RdmaFlag",
     "RdmaStatus",
@@ -295,6 +299,9 @@ __all__ = [
 ]
 
 _LAZY = {
+    "MemoryRegion": "urds.rdma",
+    "PendingAtomic": "urds.rdma",
+    "PendingOperation": "urds.rdma",
     "Settings": "urds.settings",
     "Socket": "urds.sockets",
     "configure": "urds.backend",

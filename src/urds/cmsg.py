@@ -34,6 +34,8 @@ SCM_TIMESTAMP_NEW: Final = 63
 _HEADER_BYTES: Final = 16  # struct cmsghdr on a 64-bit machine
 _ALIGNMENT: Final = 8
 _NS: Final = 1_000_000_000
+_U32_MAX: Final = (1 << 32) - 1
+RDMA_STATUS_BYTES: Final = 32  # what one takes of a control buffer, header and padding included
 
 _RDMA_ARGS: Final = Struct("=QQQQQQQ")
 _COOKIE: Final = Struct("=Q")
@@ -98,11 +100,24 @@ class SendRequest:
     zerocopy_cookie: int | None = None
 
 
+def rdma_bytes(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
+    """Return how many octets of the peer the RDMA_ARGS name; looked at before anything else.
+
+    Raises OSError (EINVAL) for a short one.
+    """
+    return sum(
+        _unpack(_RDMA_ARGS, kind, bytes(data))[2]
+        for level, kind, data in ancillary
+        if level == SOL_RDS and kind == Cmsg.RDMA_ARGS
+    )
+
+
 def read(ancillary: Iterable[tuple[int, int, bytes]]) -> SendRequest:
     """Return what a sendmsg asks for; other levels are ignored.
 
     Raises OSError (EINVAL) for an unknown kind of ours, a short one, a second of its kind, or a
-    combination that Linux refuses: an operation together with a cookie or a region.
+    combination that Linux refuses: an operation together with a cookie or a region, or a cookie
+    with a region, which brings its own.
     """
     found: dict[str, RdmaArgs | RdmaMap | Atomic | int] = {}
     for level, kind, data in ancillary:
@@ -114,7 +129,7 @@ def read(ancillary: Iterable[tuple[int, int, bytes]]) -> SendRequest:
         found[field] = record
     operations = found.keys() & {"rdma", "atomic"}
     companions = found.keys() - operations
-    if operations and companions:
+    if (operations and companions) or found.keys() >= {"region", "destination_cookie"}:
         raise os_error(Refusal.BAD_CMSG, f"{'+'.join(sorted(found))} do not go together")
     return SendRequest(**found)  # type: ignore[arg-type]  # field and record come in pairs
 
@@ -151,6 +166,14 @@ def latency(trace: tuple[tuple[int, int], ...]) -> Ancillary:
     unused = ((0, 0),) * (RDS_MSG_RX_DGRAM_TRACE_MAX - len(trace))
     positions, durations = zip(*trace, *unused, strict=True)
     return SOL_RDS, Cmsg.RXPATH_LATENCY, _LATENCY.pack(len(trace), *positions, *durations)
+
+
+def destination_extension(cookie: int) -> bytes:
+    """Return the extension headers of a message that brings a region's cookie."""
+    from urds.wire import exthdr
+
+    values = (cookie & _U32_MAX, cookie >> 32)
+    return exthdr.emit([exthdr.Extension(ExtensionType.RDMA_DEST, values)])
 
 
 def destination_cookie(extension: bytes) -> int | None:
@@ -192,10 +215,7 @@ def _read_one(kind: int, data: bytes) -> tuple[str, RdmaArgs | RdmaMap | Atomic 
     layout = _SENT.get(kind)
     if layout is None:
         raise os_error(Refusal.BAD_CMSG, f"kind {kind} cannot be sent")
-    if len(data) < layout.size:
-        detail = f"kind {kind} of {len(data)} octets, not {layout.size}"
-        raise os_error(Refusal.BAD_CMSG, detail)
-    values = layout.unpack_from(data)
+    values = _unpack(layout, kind, data)
     if kind == Cmsg.RDMA_ARGS:
         return "rdma", RdmaArgs(**dict(zip(RdmaArgs.__slots__, values, strict=True)))
     if kind == Cmsg.RDMA_MAP:
@@ -212,6 +232,13 @@ def _read_one(kind: int, data: bytes) -> tuple[str, RdmaArgs | RdmaMap | Atomic 
             user_token=token,
         )
     return ("destination_cookie" if kind == Cmsg.RDMA_DEST else "zerocopy_cookie"), values[0]
+
+
+def _unpack(layout: Struct, kind: int, data: bytes) -> tuple[int, ...]:
+    if len(data) < layout.size:
+        detail = f"kind {kind} of {len(data)} octets, not {layout.size}"
+        raise os_error(Refusal.BAD_CMSG, detail)
+    return layout.unpack_from(data)
 
 
 _SENT: Final[dict[int, Struct]] = {

@@ -3,7 +3,7 @@
 A socket's options are one frozen record; setting one gives the next record, and the socket tells
 its mailbox. Values are octets in host order, as in C. A row says how its octets become the value
 of a field and how the field becomes octets again. Options that do something instead of holding a
-value (cancel, memory regions) have no field; `sockets` carries them out.
+value (cancel, memory regions) have no field; sockets carry them out.
 Source: linux v6.12 net/rds/af_rds.c, net/core/sock.c; rds.md 3.2; golden octets of linux v6.1.
 """
 
@@ -79,6 +79,7 @@ class Options:
     timestamp: int = 0  # the option that asked for timestamps; 0 nobody
     traces: tuple[int, ...] = ()
     transport: Transport | None = None
+    tos: int = 0  # type of service; SIOCRDSSETTOS
     reuse_address: bool = False
     broadcast: bool = False
     keepalive: bool = False
@@ -141,24 +142,9 @@ def cancel_target(octets: bytes, settings: Settings) -> tuple[Address | None, in
     return unpack_sockaddr(octets)
 
 
-def memory_region(option: int, octets: bytes) -> OSError:
-    """Return why a memory region cannot be made or freed on a transport without RDMA."""
-    wanted = _REGION_BYTES[option]
-    if len(octets) != wanted:
-        return os_error(Refusal.OPTION_SIZE, f"{len(octets)} octets, not {wanted}")
-    if option == SockOpt.FREE_MR:
-        return os_error(Refusal.BAD_ARGUMENT, "no such memory region")
-    return os_error(Refusal.NOT_SUPPORTED, "memory regions need the RDMA transport")
-
-
 _SOCKADDR_BYTES_MIN: Final = 16
-_REGION_BYTES: Final[dict[int, int]] = {
-    SockOpt.GET_MR: 32,
-    SockOpt.FREE_MR: 16,
-    SockOpt.GET_MR_FOR_DEST: 160,
-}
-# What `sockets` does instead of a row.
-ACTIONS: Final = frozenset({SockOpt.CANCEL_SENT_TO, *_REGION_BYTES})
+# What sockets do instead of a row; `rdma_requests` reads their values.
+REGION_ACTIONS: Final = frozenset({SockOpt.GET_MR, SockOpt.FREE_MR, SockOpt.GET_MR_FOR_DEST})
 
 
 # -- how octets become values
@@ -196,9 +182,9 @@ def _transport(octets: bytes, options: Options, _settings: Settings) -> dict[str
     value = _exact_integer(octets, Refusal.OPTION_SIZE)
     if value not in (Transport.IB, Transport.GAP, Transport.TCP):
         raise os_error(Refusal.BAD_ARGUMENT, f"transport {value}")
-    if value != Transport.TCP:
-        raise os_error(Refusal.TRANSPORT_PROTOTYPE, f"transport {value}: only TCP is here")
-    return {"transport": Transport.TCP}
+    if value == Transport.GAP:
+        raise os_error(Refusal.TRANSPORT_PROTOTYPE, f"transport {value} is gone; take IB or TCP")
+    return {"transport": Transport(value)}
 
 
 def _traces(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:

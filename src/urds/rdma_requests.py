@@ -9,7 +9,6 @@ Source: linux v6.12 net/rds/rdma.c, net/rds/send.c (rds_rm_size); rds.md 3.3, 4.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -26,6 +25,7 @@ from urds.constants import (
     SockOpt,
 )
 from urds.errors import Refusal, os_error
+from urds.rdma import key_of, remote_address
 
 ATOMIC_BYTES: Final = 8
 _U32_MAX: Final = (1 << 32) - 1
@@ -172,21 +172,6 @@ def atomic(asked: Atomic, *, report_failure: bool) -> AtomicOperation:
         swap_mask=masks[1],
         result=result,
     )
-
-
-def key_of(cookie: int) -> int:
-    """Return the key in a cookie: its lower half."""
-    return cookie & _U32_MAX
-
-
-def remote_address(cookie: int, address: int) -> int:
-    """Return an address within a peer's region as its device knows it; sums wrap at 64 bits."""
-    return address + (cookie >> 32) & _U64_MAX
-
-
-def old_value(result: memoryview) -> int:
-    """Return what an atomic operation found: eight octets in host order."""
-    return int.from_bytes(result, sys.byteorder)
 
 
 def _exact(octets: bytes, layout: Struct) -> bytes:

@@ -156,17 +156,12 @@ class SocketBase(system.socket):
 
         Raises OSError as Linux does: ENOPROTOOPT for an unknown one, EINVAL, EFAULT, EDOM.
         """
-        octets = _option_octets(value, value_bytes)
+        octets = option_octets(value, value_bytes)
         with self._lock:
             self._check_open()
             if level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO:
                 mailbox = self._bound()
                 mailbox.cancel(*options.cancel_target(octets, self._settings))
-            elif level == SOL_RDS and option in options.ACTIONS:
-                refused = options.memory_region(option, octets)
-                if refused.errno == errno.EOPNOTSUPP:
-                    self._bound()
-                raise refused
             else:
                 self._options = options.set_option(
                     self._options,
@@ -200,15 +195,29 @@ class SocketBase(system.socket):
     def ioctl(self, request: int, value: int = 0) -> int:
         """Ask or set the type of service, or set non-blocking; return the new value.
 
-        TCP carries every type of service as 0, which is what is reported: kernel parity. Raises
-        OSError (ENOTTY) for any other request, and for setting it before bind.
+        Over RDMA a peer has one connection per type of service, 0 to 255, which is chosen once
+        and before the first send. TCP carries every one as 0, which is what is reported: kernel
+        parity. Raises OSError: ENOTTY for any other request, and for setting it before bind;
+        EINVAL for a second choice.
         """
-        self._check_open()
-        if request == _FIONBIO:
-            self.setblocking(not value)
-        elif request != SIOCRDSGETTOS and not (request == SIOCRDSSETTOS and self._mailbox):
-            raise os_error(Refusal.NOT_A_TTY, f"request {request:#x}")
-        return 0
+        with self._lock:
+            self._check_open()
+            if request == _FIONBIO:
+                self.setblocking(not value)
+            elif request == SIOCRDSSETTOS and self._mailbox is not None:
+                self._set_tos(value)
+            elif request != SIOCRDSGETTOS:
+                raise os_error(Refusal.NOT_A_TTY, f"request {request:#x}")
+            return 0 if request == _FIONBIO else self._options.tos
+
+    def _set_tos(self, value: int) -> None:
+        if self._options.transport is not Transport.IB:
+            return
+        tos = value & 0xFF  # an octet is all that is read: kernel parity
+        if self._options.tos:
+            raise os_error(Refusal.BAD_ARGUMENT, f"type of service is {self._options.tos} already")
+        self._options = replace(self._options, tos=tos)
+        self._tell_mailbox()
 
     def _info(self, option: int, room: int) -> bytes:
         from urds.backend import info
@@ -263,6 +272,7 @@ class SocketBase(system.socket):
             monitor_mask=ALL_GROUPS if chosen.monitor_mask is None else chosen.monitor_mask,
             timestamps=bool(chosen.timestamp),
             traces=chosen.traces,
+            tos=chosen.tos,
         )
 
     def _tell_mailbox(self) -> None:
@@ -434,7 +444,7 @@ class SocketBase(system.socket):
         self._reachable_peer = addresses.socket_address(*peer) if same else None
 
 
-def _option_octets(value: Any, value_bytes: int | None) -> bytes:
+def option_octets(value: Any, value_bytes: int | None) -> bytes:
     """Return an option's octets, from the forms that `socket.socket.setsockopt` takes."""
     if value is None:
         if value_bytes:

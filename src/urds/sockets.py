@@ -9,7 +9,7 @@ Source: linux v6.12 net/rds/send.c, net/rds/recv.c; rds.md 3.4, 3.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,19 +20,17 @@ from urds.constants import (
     MSG_CMSG_CLOEXEC,
     MSG_DONTWAIT,
     MSG_ERRQUEUE,
-    MSG_NOSIGNAL,
     MSG_OOB,
     MSG_PEEK,
     MSG_TRUNC,
-    MSG_ZEROCOPY,
     SOCK_SEQPACKET,
 )
 from urds.errors import Refusal, os_error
-from urds.socket_base import SocketBase
+from urds.socket_rdma import RdmaSocket
 
 if TYPE_CHECKING:
     from urds.backend.base import Mailbox, Message, Notice
-    from urds.cmsg import Ancillary, SendRequest
+    from urds.cmsg import Ancillary
 
     Buffer = bytes | bytearray | memoryview
 
@@ -40,8 +38,6 @@ _NS: Final = 1_000_000_000
 # As integers: an enum makes each operation on flags twenty times as long.
 _DONTWAIT: Final = int(MSG_DONTWAIT)
 _TRUNC: Final = int(MSG_TRUNC)
-_SENT_STRICT: Final = int(MSG_DONTWAIT | MSG_ZEROCOPY)
-_SENT: Final = _SENT_STRICT | int(MSG_NOSIGNAL)  # docs/differences.md
 _RECEIVE_BYTES_DEFAULT: Final = 1 << 20
 
 
@@ -50,7 +46,7 @@ def socket(family: int = AF_RDS, type: int = SOCK_SEQPACKET, proto: int = 0) -> 
     return Socket(family, type, proto)
 
 
-class Socket(SocketBase):
+class Socket(RdmaSocket):
     """An RDS socket; also a `socket.socket` to whoever asks with isinstance.
 
     Raises OSError: EAFNOSUPPORT for another family, ESOCKTNOSUPPORT for another type or protocol.
@@ -120,54 +116,6 @@ class Socket(SocketBase):
         peer, port = addresses.parse(address, Call.SEND)
         return self._bound().cancel(peer, port)
 
-    def _send(
-        self,
-        buffers: Sequence[Any],
-        ancillary: Sequence[tuple[int, int, Any]],
-        flags: int,
-        address: Any,
-    ) -> int:
-        """Check in Linux's order, then queue. Source: linux v6.12 net/rds/send.c; rds.md 3.4."""
-        if flags and flags & (~_SENT_STRICT if self._settings.strict_linux else ~_SENT):
-            raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
-        target = None if address is None else addresses.parse(address, Call.SEND)
-        mailbox = self._bound()
-        target = target or self._peer
-        if target is None:
-            raise os_error(Refusal.NO_DESTINATION_GIVEN)
-        if target[0].version != mailbox.local.version:
-            detail = f"{target[0]} from a socket bound to {mailbox.local}"
-            raise os_error(Refusal.FAMILY_MISMATCH, detail)
-        if ancillary or flags & MSG_ZEROCOPY:
-            from urds import cmsg
-
-            self._check_length(sum(memoryview(one).nbytes for one in buffers))
-            self._check_request(cmsg.read(ancillary), zerocopy=bool(flags & MSG_ZEROCOPY))
-        wait_ns = 0 if flags & _DONTWAIT else self._wait_ns(self._options.send_wait_ns)
-        return mailbox.send(buffers, addresses.socket_address(*target), wait_ns=wait_ns)
-
-    def _check_length(self, payload_bytes: int) -> None:
-        buffer, longest = self._options.send_bytes_max, self._settings.max_message_bytes
-        if payload_bytes > min(buffer, longest):
-            limit = (
-                f"{longest} (max_message_bytes)" if longest < buffer else f"{buffer} (SO_SNDBUF)"
-            )
-            raise os_error(Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit}")
-
-    def _check_request(self, request: SendRequest, *, zerocopy: bool) -> None:
-        """Refuse what needs RDMA, and zero copy, which by reference is the rule here anyway."""
-        if request.destination_cookie is not None:
-            raise os_error(Refusal.BAD_CMSG, "RDMA_DEST names no memory region of this socket")
-        if request.rdma and not request.rdma.local_count:
-            raise os_error(Refusal.BAD_CMSG, "RDMA_ARGS without local memory")
-        if request.rdma or request.atomic or request.region:
-            raise os_error(Refusal.NOT_SUPPORTED, "RDMA needs the RDMA transport")
-        cookie = request.zerocopy_cookie is not None
-        if zerocopy != cookie or (zerocopy and not self._options.zerocopy):
-            raise os_error(Refusal.BAD_CMSG, "MSG_ZEROCOPY needs SO_ZEROCOPY and one ZCOPY_COOKIE")
-        if zerocopy:
-            raise os_error(Refusal.NOT_SUPPORTED, "MSG_ZEROCOPY")
-
     # -- receiving
 
     def recv(self, payload_bytes_max: int, flags: int = 0, /) -> bytes:
@@ -181,6 +129,25 @@ class Socket(SocketBase):
         """
         payload, _, _, source = self.recvmsg(payload_bytes_max, 0, flags)
         return payload, source
+
+    def recv_region(
+        self, payload_bytes_max: int, flags: int = 0, /
+    ) -> tuple[bytes, SocketAddress | None, int | None]:
+        """Take one message, its source, and the cookie of the region that its sender gave with it.
+
+        The cookie is for `rdma_write` and its like, None without one; it can be kept and used
+        until its owner frees the region. A notification comes as no octets from None. Raises
+        OSError as `recvfrom`.
+        """
+        from urds import cmsg
+        from urds.backend.base import Message
+
+        _check_positive(payload_bytes_max, "recv_region")
+        taken = self._take(flags)
+        if not isinstance(taken, Message):
+            return b"", None, None
+        cookie = cmsg.destination_cookie(taken.extension)
+        return taken.payload[:payload_bytes_max], taken.source, cookie
 
     def recvmsg(
         self, payload_bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
@@ -248,14 +215,16 @@ class Socket(SocketBase):
     ) -> tuple[bytes, list[Ancillary], int, Any]:
         """Take whatever is first; return it whole. Source: rds.md 3.5."""
         from urds import cmsg
-        from urds.backend.base import CongestionNotice
+        from urds.backend.base import CongestionNotice, OperationNotices
 
         result_flags = flags & int(MSG_CMSG_CLOEXEC)
         if flags & MSG_OOB:  # nothing is ever out of band: kernel parity
             return b"", [], result_flags, None
-        taken = self._take(flags)
+        taken = self._take(flags, notices_max=ancillary_bytes_max // cmsg.RDMA_STATUS_BYTES)
         payload, source = b"", None
-        if isinstance(taken, CongestionNotice):
+        if isinstance(taken, OperationNotices):
+            control = [cmsg.rdma_status(one.token, one.status) for one in taken]
+        elif isinstance(taken, CongestionNotice):
             control = [cmsg.congestion_update(taken.groups)]
         else:
             control = self._control_of(taken)
@@ -263,13 +232,15 @@ class Socket(SocketBase):
         ancillary, truncated = cmsg.fit(control, ancillary_bytes_max)
         return payload, ancillary, result_flags | truncated, source
 
-    def _take(self, flags: int) -> Message | Notice:
+    def _take(self, flags: int, *, notices_max: int = 1) -> Message | Notice:
+        """Take whatever is first; at most `notices_max` notices of operations, one at least."""
         wait_ns = 0 if flags & _DONTWAIT else self._wait_ns(self._options.receive_wait_ns)
         taken: Message | Notice | None = None
         if not flags & MSG_ERRQUEUE:  # that queue is always empty
             mailbox = self._mailbox or self._wait_for_mailbox(wait_ns)
             if mailbox is not None:
-                taken = mailbox.receive(wait_ns=wait_ns, peek=bool(flags & MSG_PEEK))
+                peek = bool(flags & MSG_PEEK)
+                taken = mailbox.receive(wait_ns=wait_ns, peek=peek, notices_max=notices_max)
         if taken is None:
             never = wait_ns == 0 or flags & MSG_ERRQUEUE
             raise os_error(Refusal.NOTHING_TO_RECEIVE if never else Refusal.TIMED_OUT)

@@ -6,9 +6,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from urds.backend.base import Address, MailboxSettings, Message, Notice, Snapshot, SocketAddress
+from urds.backend.base import (
+    Address,
+    MailboxSettings,
+    Message,
+    Notice,
+    Operation,
+    Snapshot,
+    SocketAddress,
+)
 from urds.constants import Transport
 from urds.settings import Settings
+from urds.transport.rdma.regions import RegionTable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -25,6 +34,10 @@ class FakeMailbox:
         self.cancelled: list[tuple[Address | None, int | None]] = []
         self.lingers: list[int | None] = []
         self.waits: list[int | None] = []
+        self.extensions: list[bytes] = []
+        self.operations: list[Operation] = []
+        self.notices_asked: list[int] = []
+        self.refusal: OSError | None = None  # of sends
 
     def sendto(self, payload: Buffer, flags_or_address: Any, address: Any = None, /) -> int:
         """Record a message."""
@@ -39,10 +52,15 @@ class FakeMailbox:
         *,
         wait_ns: int | None,
         extension: bytes = b"",
+        operations: Sequence[Operation] = (),
     ) -> int:
-        """Record a gathered message."""
+        """Record a gathered message and its operations, or refuse as told."""
+        if self.refusal is not None:
+            raise self.refusal
         payload = b"".join(buffers)
         self.sent.append((payload, address, wait_ns))
+        self.extensions.append(extension)
+        self.operations += operations
         return len(payload)
 
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
@@ -51,12 +69,20 @@ class FakeMailbox:
         assert isinstance(message, Message)
         return message.payload[:payload_bytes_max], message.source
 
-    def receive(self, *, wait_ns: int | None, peek: bool = False) -> Message | Notice | None:
+    def receive(
+        self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
+    ) -> Message | Notice | None:
         """Give the next message or notice; record how long would have been waited."""
         self.waits.append(wait_ns)
+        self.notices_asked.append(notices_max)
         if not self.queue:
             return None
         return self.queue[0] if peek else self.queue.popleft()
+
+    def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
+        """Record how long would have been waited."""
+        self.waits.append(wait_ns)
+        return operation.status is not None
 
     def configure(self, settings: MailboxSettings) -> None:
         """Record the settings."""
@@ -82,6 +108,9 @@ class FakeBackend:
         self.ended: list[FakeMailbox] = []
         self.forgotten: list[FakeMailbox] = []
         self.refusal: OSError | None = None
+        self.table = RegionTable(lambda: (), lambda action: action())  # keys without a device
+        self.asked_to_connect: list[Address] = []
+        self.is_connected = True
 
     def bind(
         self,
@@ -99,10 +128,21 @@ class FakeBackend:
         return self.bound[-1]
 
     def transport_of(self, mailbox: FakeMailbox) -> Transport:
+        """Give what the last bind was asked for."""
         return Transport.IB if self.transports[-1] is Transport.IB else Transport.TCP
 
+    def regions(self) -> RegionTable:
+        """Give a table without devices."""
+        return self.table
+
+    def connected(self, mailbox: FakeMailbox, peer: Address) -> bool:
+        """Say what the test wants; record whom it was about."""
+        self.asked_to_connect.append(peer)
+        return self.is_connected
+
     def closed(self, mailbox: FakeMailbox) -> None:
-        """Record."""
+        """Record; free the regions."""
+        self.table.free_all(mailbox)
         self.ended.append(mailbox)
 
     def abandoned(self, mailbox: FakeMailbox) -> None:

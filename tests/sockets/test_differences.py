@@ -239,6 +239,31 @@ def test_difference_python_ipv6() -> None:
         assert refusal(sock.sendto, b"x", (host(1), 4000)).errno == errno.EOPNOTSUPP
 
 
+def test_difference_rdma_anywhere(backend: InProcess) -> None:
+    with urds.Socket() as sock:
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
+        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 0
+    with backend_with(rdma_devices=["nobody0"]), urds.Socket() as sock:
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
+        assert refusal(sock.bind, (host(1), 0)).errno == errno.ENOPROTOOPT
+
+
+def test_difference_regions_not_pinned() -> None:
+    """Shows it where the kernel counts what a process has pinned or locked."""
+
+    def pinned_kib() -> list[int]:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith(("VmPin", "VmLck"))]
+
+    memory = bytearray(1 << 20)
+    before = pinned_kib()
+    with backend_with(), urds.Socket() as sock:
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
+        sock.bind((host(1), 0))
+        with sock.get_mr(memory):
+            assert pinned_kib() == before
+
+
 def test_difference_info_length(new_socket: NewSocket) -> None:
     sockets = [new_socket(1) for _ in range(40)]
     octets = sockets[0].getsockopt(SOL_RDS, urds.RDS_INFO_SOCKETS, 1 << 16)

@@ -56,6 +56,7 @@ class Differs:
 
 DIFFERS: dict[Key, Differs] = {
     ("socket", "poll unbound"): Differs("poll-wrband", "POLLOUT|POLLWRNORM|POLLWRBAND"),
+    (OPTIONS, "set TRANSPORT=0 unbound"): Differs("rdma-anywhere", [None, 0, None]),
     (OPTIONS, "CANCEL_SENT_TO 0 bytes"): Differs("cancel-all", None, strict=False),
     (OPTIONS, "get CONG_MONITOR buf 2"): Differs("monitor-mask", "E:EINVAL", strict=False),
     (OPTIONS, "get CONG_MONITOR buf 16"): Differs(

@@ -165,15 +165,15 @@ def test_the_length_is_checked_before_the_control_messages(sock: urds.Socket) ->
 @pytest.mark.parametrize(
     ("kind", "octets", "code"),
     [
-        (1, struct.pack("=7Q", 0, 0, 0, 0, 1, 0, 0), errno.EOPNOTSUPP),
         (1, bytes(56), errno.EINVAL),  # without local memory
+        (1, struct.pack("=7Q", 0, 0, 0, 0, 1, 0, 0), errno.EFAULT),  # a list at address 0
         (2, bytes(8), errno.EINVAL),
         (3, bytes(32), errno.EOPNOTSUPP),
-        (6, bytes(72), errno.EOPNOTSUPP),
-        (9, bytes(72), errno.EOPNOTSUPP),
+        (6, bytes(72), errno.EFAULT),
+        (9, bytes(72), errno.EFAULT),
     ],
 )
-def test_rdma_is_refused_without_rdma(
+def test_control_messages_of_rdma_are_judged_over_tcp_as_well(
     sock: urds.Socket, kind: int, octets: bytes, code: int
 ) -> None:
     assert refused(sock.sendmsg, [b"x"], [(SOL_RDS, kind, octets)], 0, PEER) == code
