@@ -7,7 +7,9 @@ from contextlib import suppress
 import pytest
 
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, PORT, World, take
+from urds.constants import RdmaStatus
 from urds.dataplane.base import Limits, Mailbox, Release
+from urds.dataplane.operations import AtomicOperation, OperationNotice
 from urds.wire.congestion_map import CongestionMap
 
 ADDRESS = (str(PEER), PEER_PORT)
@@ -203,3 +205,28 @@ class TestFullPath:
         assert [by_poll(descriptor)[1] for descriptor in descriptors] == [False, False, True]
         sender.cancel(None, None)
         assert [by_poll(descriptor)[1] for descriptor in descriptors] == [True, True, True]
+
+
+@each_way
+def test_an_operation_that_ended_is_shown_until_its_notice_is_taken(
+    world: World, look: Look
+) -> None:
+    mailbox = world.mailbox()
+    descriptor = mailbox.fileno()
+    assert look(descriptor) == (False, True)
+    operation = AtomicOperation(
+        key=7,
+        remote_address=0,
+        token=5,
+        notify=True,
+        is_compare=False,
+        operand=1,
+        result=memoryview(bytearray(8)),
+        status=RdmaStatus.SUCCESS,
+    )
+    with world.plane.lock:
+        mailbox.note_operation(operation)
+    world.plane.settle()
+    assert look(descriptor) == (True, True)
+    assert mailbox.receive(wait_ns=0) == (OperationNotice(5, RdmaStatus.SUCCESS),)
+    assert look(descriptor) == (False, True)

@@ -4,7 +4,10 @@ The path is also the witness of the lock: each of its calls says whether it was 
 of `dataplane.carriage` has it.
 """
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from ipaddress import IPv4Address, ip_address
 
 from urds.constants import RdmaStatus
@@ -85,10 +88,9 @@ class FakePath:
 
     def row(self) -> PathRow:
         self._tell("row", locked=True)
-        return PathRow(
-            *(self.local, self.peer, self.index, True, False, False, False),
-            *(7, 9, len(self.queued), 0, None, None, 0, 0, 0, 0, 0),
-        )
+        row = {one.name: 0 for one in fields(PathRow)}
+        row |= {"local": self.local, "peer": self.peer, "unsent_messages": len(self.queued)}
+        return PathRow(**row)
 
     def unsent_rows(self) -> list[MessageRow]:
         self._tell("unsent_rows", locked=True)
@@ -219,3 +221,11 @@ def transfer(token: int = 1, *, notify: bool = True, report_failure: bool = Fals
         is_write=True,
         pieces=(memoryview(b"octets"),),
     )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Let other threads run until something holds, for five seconds at most."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        os.sched_yield()

@@ -1,6 +1,7 @@
 """Messages over a path that another transport carries: queued, refused, delivered, ended."""
 
 import errno
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from tests.unit.carried_world import (
     TARGET,
     CarriedWorld,
     transfer,
+    wait_until,
 )
 from urds.dataplane.base import (
     ALL_GROUPS,
@@ -25,6 +27,7 @@ from urds.dataplane.base import (
     MailboxSettings,
     Message,
 )
+from urds.dataplane.reference import congestion, inbox
 
 SOURCE = (str(PEER), PEER_PORT)
 
@@ -145,6 +148,37 @@ def test_another_tos_is_another_route(world: CarriedWorld) -> None:
     assert len(first.queued) == 2 and len(world.path().queued) == 1
 
 
+@pytest.mark.parametrize("reason", ["path", "account", "peer"])
+def test_who_waits_for_room_goes_on_when_there_is_some(reason: str) -> None:
+    """The bound of the path, our account, the peer's congestion: each wakes its senders."""
+    world = CarriedWorld(virtual=False)
+    mailbox, path = world.mailbox(send_bytes_max=10), world.path()
+    if reason == "path":
+        path.judge(full=True)
+    elif reason == "account":
+        mailbox.sendto(bytes(10), TARGET)
+    else:
+        path.arrive_map(PEER_PORT)
+    sent: list[int] = []
+    thread = threading.Thread(
+        target=lambda: sent.append(mailbox.send([b"late"], TARGET, wait_ns=5_000 * MS)),
+        daemon=True,
+    )
+    thread.start()
+    wait_until(lambda: len(mailbox.room_waiters) == 1)
+    if reason == "path":
+        path.judge(full=False)
+    elif reason == "account":
+        path.carry_all()
+    else:
+        path.arrive_map()
+    thread.join(5)
+    assert sent == [4]
+    assert path.queued[-1][2] == b"late"
+    assert path.told[-1] == "push"
+    world.close()
+
+
 # -- receiving
 
 
@@ -195,6 +229,20 @@ def test_a_mailbox_far_over_its_buffer_pauses_the_path_until_half() -> None:
     assert path.told.count("resume") == 1
     mailbox.recvfrom(1000)
     assert path.told.count("resume") == 1
+    world.close()
+
+
+def test_messages_without_octets_pause_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the buffer empty, so that only their number tells."""
+    monkeypatch.setattr(inbox, "MANY_MESSAGES", 9)
+    world = CarriedWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
+    mailbox, path = world.mailbox(receive_bytes_max=10 * inbox.OVERHEAD_BYTES), world.path()
+    while path.arrive(b""):
+        pass
+    assert len(mailbox.queue) == 11
+    for _ in range(6):
+        mailbox.recvfrom(1)
+    assert path.told == ["resume"]
     world.close()
 
 
@@ -301,8 +349,11 @@ def test_a_removed_path_is_forgotten_everywhere(world: CarriedWorld) -> None:
     path.judge(full=True)
     with pytest.raises(OSError):
         mailbox.send([b""], TARGET, wait_ns=0)
+    calls: list[int] = []
+    mailbox.subscribe(lambda: calls.append(1), room=True)
     world.plane.remove_carried(path)
     world.paths.clear()
+    assert calls == [1], "who waits for room there looks for another way"
     assert path.room_wanted == set()
     assert not world.plane.full_paths
     assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
@@ -318,8 +369,21 @@ def test_a_peer_map_stays_while_another_path_leads_there(world: CarriedWorld) ->
     stream = world.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
     world.plane.remove_carried(path)
     assert world.plane.host(LOCAL).congested_at(PEER).test(9)
+    world.plane.add_carried(path)
     stream.close()
+    assert world.plane.host(LOCAL).congested_at(PEER).test(9)
+    world.plane.remove_carried(path)
     assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
+
+
+def test_a_removed_path_is_not_pushed_for_a_map(world: CarriedWorld) -> None:
+    """Its removal may come between the change of our map and the end of the pass."""
+    mailbox, path = world.mailbox(), world.path()
+    with world.plane.lock:
+        congestion.show(world.plane, mailbox, on=True)
+        world.plane.touched.add(mailbox)
+    world.plane.remove_carried(path)
+    assert path.told == ["note_map_due"]
 
 
 def test_tables_show_both_kinds(world: CarriedWorld) -> None:

@@ -1,15 +1,13 @@
 """How operations that have ended come to the application: notices, their bound, waits."""
 
 import errno
-import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.unit.carried_world import PORT, TARGET, CarriedWorld, transfer
+from tests.unit.carried_world import PORT, TARGET, CarriedWorld, transfer, wait_until
 from urds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.dataplane.base import CongestionNotice, Message
 from urds.dataplane.operations import Operation, OperationNotice, OperationNotices
@@ -185,9 +183,7 @@ def waiting_thread(mailbox: Mailbox, *operations: Operation) -> tuple[list[threa
     threads = [threading.Thread(target=wait, args=(one,), daemon=True) for one in operations]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 5
-    while len(mailbox.operation_waiters) < len(threads) and time.monotonic() < deadline:
-        os.sched_yield()
+    wait_until(lambda: len(mailbox.operation_waiters) == len(threads))
     return threads, answers
 
 
@@ -213,9 +209,7 @@ def test_a_receiver_wakes_for_a_notice(waiting_world: CarriedWorld) -> None:
         target=lambda: taken.append(mailbox.receive(wait_ns=WAIT_NS)), daemon=True
     )
     thread.start()
-    deadline = time.monotonic() + 5
-    while not len(mailbox.receive_waiters) and time.monotonic() < deadline:
-        os.sched_yield()
+    wait_until(lambda: len(mailbox.receive_waiters) == 1)
     path.end_operation(mailbox, transfer(3), DONE)
     thread.join(5)
     assert taken == [(OperationNotice(3, DONE),)]

@@ -7,6 +7,13 @@ affair. It is made by its transport and shown to the plane with `Plane.add_carri
 Locks. The transport's own lock (an adapter's) comes *before* the plane's. So what the plane calls
 with its lock held takes no other; `push` is for threads that hold no lock at all, and `push_soon`
 for everybody else: it never waits for a lock.
+
+What the transport calls in turn, with the plane's lock held: `Plane.deliver_carried` and
+`Plane.note_peer_map` for what arrives, `Plane.note_room` for each sender whose account or path has
+room again, `Plane.note_full` whenever `full` changes, `Mailbox.note_operation` for each operation
+that ends, `Mailbox.fail` for the senders of what was given up. Once the lock is free, it calls
+`Plane.settle`, which judges the mailboxes that this concerned, shows their state and wakes who
+waits. The path counts what it queues, cancels and gives up; the plane counts what is delivered.
 """
 
 from __future__ import annotations
