@@ -14,7 +14,7 @@ from urds.errors import RemoteProtocolError
 from urds.verbs.cm.core import CmCore
 from urds.verbs.cm.messages import Message, MessageKind, Offer
 from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
-from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.engine.packets import ATOMICS, Packet, PacketKind
 from urds.verbs.providers.tcp.decoder import Decoder, Taken
 from urds.verbs.providers.tcp.encoder import Encoder, Octets
 from urds.verbs.providers.tcp.exchange import Exchange
@@ -168,7 +168,7 @@ def _said(own: bool) -> bytes:
         Exchange(owed_max=READS), own=own, crc=False, payload_bytes_max=64, psn=FIRST_PSN
     )
     out: list[Octets] = []
-    spoken = [each for each in requests() if own or each.kind is not PacketKind.ATOMIC_ADD]
+    spoken = [each for each in requests() if own or each.kind not in ATOMICS]
     for index, packet in enumerate(spoken):
         packet.psn = FIRST_PSN + index
         encoder.emit(packet, out)

@@ -25,6 +25,7 @@ def requests() -> tuple[Packet, ...]:
         Packet(PacketKind.WRITE, QPN, flags=ONLY, address=AT, rkey=KEY, payload=b"x" * 64),
         Packet(PacketKind.READ_REQUEST, QPN, flags=ONLY, address=AT, rkey=KEY, length=60),
         Packet(PacketKind.ATOMIC_ADD, QPN, flags=ONLY, address=AT, rkey=KEY, compare_add=1),
+        Packet(PacketKind.MASKED_SWAP, QPN, flags=ONLY, address=AT, rkey=KEY, swap_mask=255),
         Packet(PacketKind.SEND, QPN, flags=PacketFlag.FIRST, msn=2, payload=b"a" * 64),
         Packet(PacketKind.SEND, QPN, flags=PacketFlag.LAST, msn=2, offset=64, payload=b"b" * 30),
     )
