@@ -161,7 +161,7 @@ def test_who_waits_for_room_goes_on_when_there_is_some(reason: str) -> None:
         path.arrive_map(PEER_PORT)
     sent: list[int] = []
     thread = threading.Thread(
-        target=lambda: sent.append(mailbox.send([b"late"], TARGET, wait_ns=5_000 * MS)),
+        target=lambda: sent.append(mailbox.send([b"late"], TARGET, wait_ns=30_000 * MS)),
         daemon=True,
     )
     thread.start()
