@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from dataclasses import replace
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from urds.cli import info
 from urds.cli.exits import Exit
 from urds.cli.info_tables import TABLES
 from urds.cli.output import Output
-from urds.dataplane.base import MailboxRow, MessageRow, PathRow, Snapshot
+from urds.dataplane.base import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
 from urds.driver import information
 
 HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
@@ -37,10 +37,11 @@ PATH = PathRow(
     local=HERE,
     peer=THERE,
     index=0,
+    transport=Carrier.TCP,
+    tos=0,
     up=True,
     sending=True,
     held=False,
-    loop=False,
     sequence_next=12,
     sequence_expected=9,
     unsent_messages=2,
@@ -53,13 +54,41 @@ PATH = PathRow(
     stream_expected_octets=4,
     stream_acknowledged_octets=3,
 )
+RDMA = RdmaRow(
+    device="tcp0",
+    service_level=3,
+    local_gid=IPv6Address("::ffff:10.0.0.1"),
+    peer_gid=IPv6Address("fe6f:5c5e::31a9"),
+    send_requests_max=256,
+    receive_requests_max=1024,
+    send_segments_max=1,
+    regions_max=65536,
+    region_pages_max=257,
+)
+CARRIED = replace(
+    PATH,
+    transport=Carrier.RDMA,
+    tos=19,
+    sequence_next=4,
+    sequence_expected=5,
+    local_stream=None,
+    peer_stream=None,
+    rdma=RDMA,
+)
 SNAPSHOT = Snapshot(
     counters={"conn_reset": 1},
     mailboxes=[MAILBOX, replace(MAILBOX, port=4001, congested=False, inode=0)],
-    paths=[PATH, replace(PATH, index=1, up=False, sending=False, local_stream=None)],
+    paths=[
+        PATH,
+        replace(PATH, index=1, up=False, sending=False, local_stream=None),
+        CARRIED,
+        replace(CARRIED, up=False, sending=False, tos=0, rdma=RdmaRow()),
+        replace(CARRIED, peer=HERE, rdma=replace(RDMA, is_passive=True)),
+    ],
     send_queue=[MessageRow(0, 30, HERE, 4000, THERE, 4001)],
-    retransmit_queue=[MessageRow(11, 8, HERE, 4000, THERE, 4001)],
+    retransmit_queue=[MessageRow(11, 8, HERE, 4000, THERE, 4001, 19)],
     receive_queue=[MessageRow(0, 5, HERE, 4000, THERE, 4002)],
+    rdma_in_use=True,
 )
 REPORT = Report(
     pid=4711,
@@ -72,7 +101,7 @@ REPORT = Report(
 PLAIN = """
 Processes:
 Program           Addresses       Sockets Paths     Pid
-python3 server.py 10.0.0.1              2     2    4711
+python3 server.py 10.0.0.1              2     5    4711
 
 RDS Sockets:
       BoundAddr BPort        ConnAddr CPort     SndBuf     RcvBuf    Inode     Pid
@@ -82,6 +111,8 @@ RDS Sockets:
 RDS Connections:
       LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs     Pid
        10.0.0.1        10.0.0.2    0                   12                    9 s-C-    4711
+       10.0.0.1        10.0.0.2   19                    4                    5 s-C-    4711
+       10.0.0.1        10.0.0.2    0                    4                    5 -c--    4711
 
 Receive Message Queue:
       LocalAddr LPort      RemoteAddr RPort Tos                  Seq      Bytes     Pid
@@ -93,7 +124,7 @@ Send Message Queue:
 
 Retransmit Message Queue:
       LocalAddr LPort      RemoteAddr RPort Tos                  Seq      Bytes     Pid
-       10.0.0.1  4000        10.0.0.2  4001   0                   11          8    4711
+       10.0.0.1  4000        10.0.0.2  4001  19                   11          8    4711
 
 TCP Connections:
       LocalAddr LPort      RemoteAddr RPort  HdrRemain DataRemain    SentNxt  ExpectUna    SeenUna     Pid
@@ -101,6 +132,8 @@ TCP Connections:
 
 RDS IB Connections:
       LocalAddr      RemoteAddr  Tos  SL                         LocalDev                        RemoteDev     Pid
+       10.0.0.1        10.0.0.2   19   3                  ::ffff:10.0.0.1                  fe6f:5c5e::31a9    4711
+       10.0.0.1        10.0.0.2    0   0                               ::                               ::    4711
 """  # noqa: E501 - as wide as the tables of rds-info
 
 VERBOSE_SOCKETS = """
@@ -112,9 +145,20 @@ RDS Sockets:
 
 VERBOSE_CONNECTIONS = """
 RDS Connections:
-      LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs Path Trans Unsent Unacked Held     Pid
-       10.0.0.1        10.0.0.2    0                   12                    9 s-C-    0   tcp      2       1   no    4711
-       10.0.0.1        10.0.0.2    0                   12                    9 -c--    1   tcp      2       1   no    4711
+      LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs Path      Trans Unsent Unacked Held     Pid
+       10.0.0.1        10.0.0.2    0                   12                    9 s-C-    0        tcp      2       1   no    4711
+       10.0.0.1        10.0.0.2    0                   12                    9 -c--    1        tcp      2       1   no    4711
+       10.0.0.1        10.0.0.2   19                    4                    5 s-C-    0 infiniband      2       1   no    4711
+       10.0.0.1        10.0.0.2    0                    4                    5 -c--    0 infiniband      2       1   no    4711
+       10.0.0.1        10.0.0.1   19                    4                    5 s-C-    0 infiniband      2       1   no    4711
+"""  # noqa: E501 - as wide as the tables of rds-info
+
+VERBOSE_RDMA = """
+RDS IB Connections:
+      LocalAddr      RemoteAddr  Tos  SL                         LocalDev                        RemoteDev send_wr recv_wr send_sge rdma_mr_max rdma_mr_size cache_allocs Device     Pid
+       10.0.0.1        10.0.0.2   19   3                  ::ffff:10.0.0.1                  fe6f:5c5e::31a9     256    1024        1       65536          257            0   tcp0    4711
+       10.0.0.1        10.0.0.2    0   0                               ::                               ::       0       0        0           0            0            0      -    4711
+       10.0.0.1        10.0.0.1   19   3                  ::ffff:10.0.0.1                  fe6f:5c5e::31a9     256    1024        1       65536          257            0   tcp0    4711
 """  # noqa: E501 - as wide as the tables of rds-info
 
 
@@ -140,6 +184,7 @@ def test_the_tables_are_those_of_rds_info(capsys: pytest.CaptureFixture[str]) ->
 def test_verbose_adds_columns_and_all_paths(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "k", verbose=True) == VERBOSE_SOCKETS
     assert printed(capsys, "n", verbose=True) == VERBOSE_CONNECTIONS
+    assert printed(capsys, "I", verbose=True) == VERBOSE_RDMA
 
 
 @pytest.mark.parametrize(
@@ -162,6 +207,7 @@ def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
     assert found["counters"] == {"conn_reset": 6, "pings": 2}
     assert [row["pid"] for row in found["sockets"]] == [4711, 4711, 4712, 4712]
     assert found["connections"][1]["index"] == 1
+    assert [row["device"] for row in found["ib_connections"][:3]] == ["tcp0", "", "tcp0"]
     assert found["send_queue"][0] == {
         "sequence": 0,
         "payload_bytes": 30,
@@ -169,8 +215,16 @@ def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
         "local_port": 4000,
         "peer": "10.0.0.2",
         "peer_port": 4001,
+        "tos": 0,
         "pid": 4711,
     }
+
+
+def test_counters_that_one_process_lacks_keep_their_place() -> None:
+    """A process without RDMA that is asked first does not push them to the end."""
+    other = replace(REPORT, counters={"conn_reset": 1, "ib_connect_raced": 3, "pings": 1})
+    found = info.document([REPORT, other], (), counters_chosen=True)
+    assert json.dumps(found["counters"]) == '{"conn_reset": 2, "ib_connect_raced": 3, "pings": 3}'
 
 
 def test_a_report_survives_the_way_between_processes() -> None:

@@ -285,7 +285,8 @@ class TestSnapshot:
         world.turn(1)
         (row,) = world.plane.snapshot().paths
         assert (row.local, row.peer, row.index) == (LOCAL, PEER, 0)
-        assert (row.up, row.sending, row.held, row.loop) == (True, False, False, False)
+        assert (row.transport, row.tos, row.rdma) == ("tcp", 0, None)
+        assert (row.up, row.sending, row.held) == (True, False, False)
         assert (row.sequence_next, row.sequence_expected) == (2, 42)
         assert (row.unsent_messages, row.unacknowledged_messages) == (0, 1)
         assert (row.header_remaining_bytes, row.data_remaining_bytes) == (28, 0)

@@ -198,7 +198,8 @@ def _info_without_buffer(sock: Any, number: int) -> Rows:
     except OSError:
         return {"ret": -1, "errno": outcome(sock.getsockopt, SOL_RDS, number, 1)[2:], "optlen": 0}
     if not octets:
-        return {"ret": info.element_bytes(number), "errno": None, "optlen": 0}
+        element_bytes = info.element_bytes(number, rdma_in_use=True)  # there is such a list
+        return {"ret": element_bytes, "errno": None, "optlen": 0}
     refused = outcome(sock.getsockopt, SOL_RDS, number, len(octets) - 1)
     return {"ret": -1, "errno": refused[2:], "optlen": len(octets)}
 

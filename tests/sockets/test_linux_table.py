@@ -57,6 +57,13 @@ class Differs:
 DIFFERS: dict[Key, Differs] = {
     ("socket", "poll unbound"): Differs("poll-wrband", "POLLOUT|POLLWRNORM|POLLWRBAND"),
     (OPTIONS, "set TRANSPORT=0 unbound"): Differs("rdma-anywhere", [None, 0, None]),
+    # That bind has brought the lists of RDMA connections, as its module does for Linux.
+    (OPTIONS, "RDS_INFO 10008 with NULL/0"): Differs(
+        "rdma-anywhere", {"ret": 68, "errno": None, "optlen": 0}
+    ),
+    (OPTIONS, "RDS_INFO 10017 with NULL/0"): Differs(
+        "rdma-anywhere", {"ret": 92, "errno": None, "optlen": 0}
+    ),
     (OPTIONS, "CANCEL_SENT_TO 0 bytes"): Differs("cancel-all", None, strict=False),
     (OPTIONS, "get CONG_MONITOR buf 2"): Differs("monitor-mask", "E:EINVAL", strict=False),
     (OPTIONS, "get CONG_MONITOR buf 16"): Differs(

@@ -1,18 +1,28 @@
 """Answers to RDS_INFO_*: which rows a list holds, and what a record says of them."""
 
 import errno
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
 from urds.backend import info
 from urds.constants import ConnectionFlag, InfoOpt
-from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.dataplane.base import (
+    Address,
+    Carrier,
+    MailboxRow,
+    MessageRow,
+    PathRow,
+    RdmaRow,
+    Snapshot,
+)
 from urds.wire.info import (
     ELEMENT_BYTES,
     Connection,
     Counter,
     QueuedMessage,
+    RdmaConnection,
     SocketEntry,
     TcpSocket,
     split,
@@ -25,7 +35,7 @@ ROOM = 1 << 16
 
 def path(local: Address, peer: Address, **more: object) -> PathRow:
     given: dict[str, object] = {
-        "index": 0, "up": True, "sending": False, "held": False, "loop": False,
+        "index": 0, "transport": Carrier.TCP, "tos": 0, "up": True, "sending": False, "held": False,
         "sequence_next": 7, "sequence_expected": 9, "unsent_messages": 0,
         "unacknowledged_messages": 0, "local_stream": (str(local), 16385),
         "peer_stream": (str(peer), 40000), "header_remaining_bytes": 48,
@@ -33,6 +43,26 @@ def path(local: Address, peer: Address, **more: object) -> PathRow:
         "stream_expected_octets": 6, "stream_acknowledged_octets": 4,
     }  # fmt: skip
     return PathRow(local=local, peer=peer, **{**given, **more})  # type: ignore[arg-type]  # above
+
+
+def carried(local: Address, peer: Address, rdma: RdmaRow, **more: object) -> PathRow:
+    """Return a path over RDMA."""
+    return path(
+        local, peer, **{"transport": Carrier.RDMA, "local_stream": None, "rdma": rdma, **more}
+    )
+
+
+RDMA = RdmaRow(
+    device="shm0",
+    service_level=3,
+    local_gid=IPv6Address("fe00::1"),
+    peer_gid=IPv6Address("fe00::2"),
+    send_requests_max=256,
+    receive_requests_max=1024,
+    send_segments_max=1,
+    regions_max=65536,
+    region_pages_max=257,
+)
 
 
 def mailbox(local: Address, port: int) -> MailboxRow:
@@ -49,7 +79,7 @@ def mailbox(local: Address, port: int) -> MailboxRow:
     )
 
 
-MESSAGE = MessageRow(5, 100, V4, 4000, V4_PEER, 5000)
+MESSAGE = MessageRow(5, 100, V4, 4000, V4_PEER, 5000, 7)
 SNAPSHOT = Snapshot(
     counters={},
     mailboxes=[mailbox(V4, 4000), mailbox(V6, 4001)],
@@ -57,10 +87,14 @@ SNAPSHOT = Snapshot(
         path(V4, V4_PEER),
         path(V4, V4_PEER, index=1),
         path(V6, V6_PEER, up=False, local_stream=None),
+        carried(V4, V4_PEER, RDMA, tos=19),
+        carried(V4, V4, replace(RDMA, is_passive=True)),
+        carried(V6, V6_PEER, RdmaRow(), up=False),
     ],
     send_queue=[MESSAGE],
     retransmit_queue=[MESSAGE, MESSAGE],
     receive_queue=[MESSAGE, MessageRow(6, 0, V6, 1, V6_PEER, 2)],
+    rdma_in_use=True,
 )
 
 
@@ -79,18 +113,20 @@ def elements(option: InfoOpt, *, connected: bool = False) -> list[bytes]:
     ("option", "count"),
     [
         (InfoOpt.COUNTERS, 2),
-        (InfoOpt.CONNECTIONS, 1),
+        (InfoOpt.CONNECTIONS, 2),
         (InfoOpt.SEND_MESSAGES, 1),
         (InfoOpt.RETRANS_MESSAGES, 2),
         (InfoOpt.RECV_MESSAGES, 1),
         (InfoOpt.SOCKETS, 1),
         (InfoOpt.TCP_SOCKETS, 2),
-        (InfoOpt.V6_CONNECTIONS, 2),
+        (InfoOpt.IB_CONNECTIONS, 1),
+        (InfoOpt.V6_CONNECTIONS, 4),
         (InfoOpt.V6_SEND_MESSAGES, 1),
         (InfoOpt.V6_RETRANS_MESSAGES, 2),
         (InfoOpt.V6_RECV_MESSAGES, 2),
         (InfoOpt.V6_SOCKETS, 2),
         (InfoOpt.V6_TCP_SOCKETS, 2),
+        (InfoOpt.V6_IB_CONNECTIONS, 2),
     ],
 )
 def test_a_list_of_ipv4_leaves_ipv6_out_and_not_the_other_way(option: InfoOpt, count: int) -> None:
@@ -103,16 +139,56 @@ def test_counters_have_their_names_cut_to_31() -> None:
 
 
 def test_a_connection_is_its_first_path() -> None:
-    v4, v6 = map(Connection.parse, elements(InfoOpt.V6_CONNECTIONS))
+    v4, v6, *_ = map(Connection.parse, elements(InfoOpt.V6_CONNECTIONS))
     assert (v4.sequence_next, v4.sequence_expected, v4.transport) == (7, 9, "tcp")
     assert (v4.flags, v6.flags) == (ConnectionFlag.CONNECTED, ConnectionFlag.CONNECTING)
     assert (v6.local, v6.peer) == (V6, V6_PEER)
 
 
+def test_a_connection_names_its_transport_and_type_of_service() -> None:
+    """The IPv6 form has no place for the type of service: kernel parity."""
+    found = list(map(Connection.parse, elements(InfoOpt.CONNECTIONS)))
+    assert [(one.transport, one.tos) for one in found] == [("tcp", 0), ("infiniband", 19)]
+    found = list(map(Connection.parse, elements(InfoOpt.V6_CONNECTIONS)))
+    assert [one.transport for one in found] == ["tcp", "tcp", "infiniband", "infiniband"]
+
+
+def test_a_connection_over_rdma_tells_its_devices_and_queue_pair() -> None:
+    up, down = map(RdmaConnection.parse, elements(InfoOpt.V6_IB_CONNECTIONS))
+    assert elements(InfoOpt.IB_CONNECTIONS) == [up.emit()]
+    assert up == RdmaConnection(
+        source=V4,
+        target=V4_PEER,
+        source_gid=IPv6Address("fe00::1"),
+        target_gid=IPv6Address("fe00::2"),
+        send_requests_max=256,
+        receive_requests_max=1024,
+        send_segments_max=1,
+        regions_max=65536,
+        region_pages_max=257,
+        tos=19,
+        service_level=3,
+    )
+    assert (down.source, down.target, down.send_requests_max) == (V6, V6_PEER, 0)
+    assert down.source_gid == down.target_gid == IPv6Address(0)
+
+
+@pytest.mark.parametrize("option", [InfoOpt.IB_CONNECTIONS, InfoOpt.V6_IB_CONNECTIONS])
+def test_the_list_of_rdma_is_there_with_its_first_user(option: InfoOpt) -> None:
+    """As on Linux, where the module brings it."""
+    unused = Snapshot(counters={}, mailboxes=(), paths=())
+    with pytest.raises(OSError) as refused:
+        info.answer(option, unused, counters={}, connected={}, buffer_bytes=ROOM)
+    assert refused.value.errno == errno.ENOPROTOOPT
+    used = replace(unused, rdma_in_use=True)
+    assert info.answer(option, used, counters={}, connected={}, buffer_bytes=0) == b""
+    assert info.element_bytes(option, rdma_in_use=True) == ELEMENT_BYTES[option]
+
+
 def test_a_message_tells_both_ends() -> None:
     found = QueuedMessage.parse(elements(InfoOpt.RECV_MESSAGES)[0])
     assert (found.local, found.local_port, found.peer, found.peer_port) == (V4, 4000, V4_PEER, 5000)
-    assert (found.sequence, found.payload_bytes) == (5, 100)
+    assert (found.sequence, found.payload_bytes, found.tos) == (5, 100, 7)
 
 
 def test_a_socket_tells_whom_it_is_connected_to() -> None:
@@ -136,7 +212,7 @@ def test_stream_positions_wrap_as_tcp_sequences() -> None:
     [
         (InfoOpt.SOCKETS, 27, errno.ENOSPC),
         (InfoOpt.SOCKETS, 0, errno.ENOSPC),
-        (InfoOpt.IB_CONNECTIONS, ROOM, errno.ENOPROTOOPT),
+        (InfoOpt.IB_CONNECTIONS, 67, errno.ENOSPC),
         (InfoOpt.CONNECTION_STATS, ROOM, errno.ENOPROTOOPT),
         (10002, ROOM, errno.ENOPROTOOPT),
     ],

@@ -1,7 +1,8 @@
 """Answers to RDS_INFO_*: a snapshot, as the records that rds-info reads.
 
 Source: linux v6.12 net/rds/info.c; rds.md 5.1. The lists of IPv4 options leave IPv6 sockets out;
-those of IPv6 options hold both. A connection is shown by its path 0.
+those of IPv6 options hold both. A connection is shown by its path 0; the accepting end of one to
+ourselves is not shown, nor is there a list of RDMA connections before RDMA is in use.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from urds.wire.info import (
     Connection,
     Counter,
     QueuedMessage,
+    RdmaConnection,
     Record,
     SocketEntry,
     TcpSocket,
@@ -35,14 +37,15 @@ _V4_OF: Final = {
     InfoOpt.V6_RECV_MESSAGES: InfoOpt.RECV_MESSAGES,
     InfoOpt.V6_SOCKETS: InfoOpt.SOCKETS,
     InfoOpt.V6_TCP_SOCKETS: InfoOpt.TCP_SOCKETS,
+    InfoOpt.V6_IB_CONNECTIONS: InfoOpt.IB_CONNECTIONS,
 }
-# Registered by nobody here, as on a kernel without RDMA.
 _LISTED: Final = {InfoOpt.COUNTERS, *_V4_OF, *_V4_OF.values()}
+_OF_RDMA: Final = {InfoOpt.IB_CONNECTIONS, InfoOpt.V6_IB_CONNECTIONS}
 
 
-def element_bytes(option: int) -> int:
+def element_bytes(option: int, *, rdma_in_use: bool = False) -> int:
     """Return the size of one element of a list. Raises OSError (ENOPROTOOPT) if there is none."""
-    if option not in _LISTED:
+    if option not in _LISTED or (option in _OF_RDMA and not rdma_in_use):
         raise os_error(Refusal.NO_SUCH_OPTION, f"RDS_INFO {option}")
     return ELEMENT_BYTES[InfoOpt(option)]
 
@@ -60,7 +63,7 @@ def answer(
     Raises OSError: ENOPROTOOPT for an option without a list, ENOSPC if the buffer is too small;
     the text then says how much is needed.
     """
-    element_bytes(option)
+    element_bytes(option, rdma_in_use=snapshot.rdma_in_use)
     octets = emit_list(InfoOpt(option), _records(InfoOpt(option), snapshot, counters, connected))
     if len(octets) > buffer_bytes:
         detail = f"{len(octets)} octets needed, {buffer_bytes} given"
@@ -82,6 +85,7 @@ def _records(
     lists: dict[InfoOpt, Callable[[], Iterable[tuple[Address, Record | None]]]] = {
         InfoOpt.CONNECTIONS: lambda: ((row.local, _connection(row)) for row in snapshot.paths),
         InfoOpt.TCP_SOCKETS: lambda: ((row.local, _tcp_socket(row)) for row in snapshot.paths),
+        InfoOpt.IB_CONNECTIONS: lambda: ((row.local, _rdma(row)) for row in snapshot.paths),
         InfoOpt.SEND_MESSAGES: lambda: _messages(snapshot.send_queue),
         InfoOpt.RETRANS_MESSAGES: lambda: _messages(snapshot.retransmit_queue),
         InfoOpt.RECV_MESSAGES: lambda: _messages(snapshot.receive_queue),
@@ -95,9 +99,9 @@ def _records(
 
 
 def _connection(row: PathRow) -> Connection | None:
-    if row.index:
+    if not row.is_listed:
         return None
-    flags = ConnectionFlag.CONNECTED if row.up or row.loop else ConnectionFlag.CONNECTING
+    flags = ConnectionFlag.CONNECTED if row.up else ConnectionFlag.CONNECTING
     if row.sending:
         flags |= ConnectionFlag.SENDING
     return Connection(
@@ -105,8 +109,9 @@ def _connection(row: PathRow) -> Connection | None:
         sequence_expected=row.sequence_expected,
         local=row.local,
         peer=row.peer,
-        transport="loopback" if row.loop else "tcp",
+        transport=row.transport,
         flags=flags,
+        tos=row.tos,
     )
 
 
@@ -121,6 +126,7 @@ def _messages(rows: Iterable[MessageRow]) -> Iterable[tuple[Address, QueuedMessa
                 peer=row.peer,
                 local_port=row.local_port,
                 peer_port=row.peer_port,
+                tos=row.tos,
             ),
         )
 
@@ -152,4 +158,24 @@ def _tcp_socket(row: PathRow) -> TcpSocket | None:
         last_sent_next=row.stream_sent_octets % _TCP_SEQUENCES,
         last_expected_una=row.stream_expected_octets % _TCP_SEQUENCES,
         last_seen_una=row.stream_acknowledged_octets % _TCP_SEQUENCES,
+    )
+
+
+def _rdma(row: PathRow) -> RdmaConnection | None:
+    """Return an entry; Linux has zeros for what a connection that is down does not have."""
+    rdma = row.rdma
+    if rdma is None or not row.is_listed:
+        return None
+    return RdmaConnection(
+        source=row.local,
+        target=row.peer,
+        source_gid=rdma.local_gid,
+        target_gid=rdma.peer_gid,
+        send_requests_max=rdma.send_requests_max,
+        receive_requests_max=rdma.receive_requests_max,
+        send_segments_max=rdma.send_segments_max,
+        regions_max=rdma.regions_max,
+        region_pages_max=rdma.region_pages_max,
+        tos=row.tos,
+        service_level=rdma.service_level,
     )

@@ -11,7 +11,8 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from urds.backend import process
@@ -86,14 +87,16 @@ class InProcess:
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""
-        return self._driver.plane.snapshot()
+        rdma_in_use = self._driver.rdma.is_in_use
+        return replace(self._driver.plane.snapshot(), rdma_in_use=rdma_in_use)
 
     def counters(self) -> Mapping[str, int]:
-        """Return the plane's counters, then those of the control core."""
-        stats = self._driver.stats
+        """Return Linux's counters in its order, the plane's own, those of the control cores."""
+        stats, rdma = self._driver.stats, self._driver.rdma
         control = {field.name: getattr(stats, field.name) for field in fields(stats)}
         control["pongs_kept_back"] = self._driver.pongs_kept_back
-        return {**self.snapshot().counters, **self._driver.rdma.counters(), **control}
+        plane = self._driver.plane.snapshot().counters
+        return {**with_rdma(plane, rdma.counters()), **control, **rdma.own_counters()}
 
     def _report(self) -> bytes:
         connected = dict(process.connected)
@@ -129,6 +132,16 @@ class InProcess:
         assert isinstance(plane, Plane)
         plane.abandon_in_child()
         self._driver.abandon_in_child()
+
+
+def with_rdma(plane: Mapping[str, int], rdma: Mapping[str, int]) -> dict[str, int]:
+    """Put the counters of RDMA behind the generic ones and before those of TCP, as Linux does.
+
+    Source: linux v6.12 net/rds/stats.c (rds_stats_info), net/rds/transport.c.
+    """
+    generic_names = takewhile(lambda name: not name.startswith("tcp_"), plane)
+    generic = {name: plane[name] for name in generic_names}
+    return {**generic, **rdma, **plane}  # a name keeps the place where it was first
 
 
 _NOT_LOCAL = os_error(Refusal.NOT_LOCAL)

@@ -18,7 +18,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.dataplane.base import (
+    Address,
+    Carrier,
+    MailboxRow,
+    MessageRow,
+    PathRow,
+    RdmaRow,
+    Snapshot,
+)
 from urds.driver.information import GREETING, SUFFIX, folder, is_ours
 
 Endpoint = tuple[Address, int]
@@ -26,7 +34,7 @@ Endpoint = tuple[Address, int]
 ANSWER_S: Final = 2.0
 _REPORT_BYTES_MAX: Final = 256 << 20
 _PROGRAM_CHARACTERS_MAX: Final = 200
-_ADDRESSES: Final = frozenset({"local", "peer"})
+_ADDRESSES: Final = frozenset({"local", "peer", "local_gid", "peer_gid"})
 _STREAMS: Final = frozenset({"local_stream", "peer_stream"})
 
 
@@ -69,6 +77,7 @@ def emit(report: Report) -> bytes:
         "send_queue": [row._asdict() for row in snapshot.send_queue],
         "retransmit_queue": [row._asdict() for row in snapshot.retransmit_queue],
         "receive_queue": [row._asdict() for row in snapshot.receive_queue],
+        "rdma_in_use": snapshot.rdma_in_use,
         "connected": [[*local, *peer] for local, peer in report.connected.items()],
     }
     return json.dumps(document, default=str).encode()
@@ -89,6 +98,7 @@ def parse(octets: bytes) -> Report:
                 send_queue=_messages(document["send_queue"]),
                 retransmit_queue=_messages(document["retransmit_queue"]),
                 receive_queue=_messages(document["receive_queue"]),
+                rdma_in_use=document["rdma_in_use"],
             ),
             connected={
                 (ip_address(local), port): (ip_address(peer), peer_port)
@@ -152,7 +162,7 @@ def _messages(rows: Iterable[dict[str, Any]]) -> list[MessageRow]:
     return [MessageRow(**{name: _value(name, row[name]) for name in row}) for row in rows]
 
 
-def _row(kind: type[MailboxRow] | type[PathRow], row: dict[str, Any]) -> dict[str, Any]:
+def _row(kind: type[MailboxRow | PathRow | RdmaRow], row: dict[str, Any]) -> dict[str, Any]:
     return {one.name: _value(one.name, row[one.name]) for one in fields(kind)}
 
 
@@ -161,4 +171,8 @@ def _value(name: str, value: Any) -> Any:
         return ip_address(value)
     if name in _STREAMS and value is not None:
         return tuple(value)
+    if name == "transport":
+        return Carrier(value)
+    if name == "rdma" and value is not None:
+        return RdmaRow(**_row(RdmaRow, value))
     return value

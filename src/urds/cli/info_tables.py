@@ -7,7 +7,8 @@ Source: rds-tools rds-info(1); linux v6.12 include/uapi/linux/rds.h.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from ipaddress import IPv6Address
 from typing import Any, Final
 
 from urds.backend.processes import Report
@@ -65,22 +66,21 @@ def _socket_cells(report: Report, row: Any) -> _TwoParts:
 
 def _paths(report: Report, verbose: bool) -> Iterable[Any]:
     """Return path 0 of each connection, as the kernel lists them; with `-v` all paths."""
-    return [row for row in report.snapshot.paths if verbose or not row.index]
+    return [row for row in report.snapshot.paths if verbose or row.is_listed]
 
 
 def _path_cells(_: Report, row: Any) -> _TwoParts:
-    connected = row.up or row.loop
     flags = "".join(
         letter if is_set else "-"
-        for letter, is_set in (("s", row.sending), ("c", not connected), ("C", connected))
+        for letter, is_set in (("s", row.sending), ("c", not row.up), ("C", row.up))
     )
     return (
         (
-            *(str(row.local), str(row.peer), 0),
+            *(str(row.local), str(row.peer), row.tos),
             *(row.sequence_next, row.sequence_expected, flags + "-"),
         ),
         (
-            *(row.index, "loop" if row.loop else "tcp"),
+            *(row.index, str(row.transport)),
             *(row.unsent_messages, row.unacknowledged_messages, "yes" if row.held else "no"),
         ),
     )
@@ -88,7 +88,7 @@ def _path_cells(_: Report, row: Any) -> _TwoParts:
 
 def _message_cells(_: Report, row: Any) -> _TwoParts:
     here, there = (str(row.local), row.local_port), (str(row.peer), row.peer_port)
-    return (*here, *there, 0, row.sequence, row.payload_bytes), ()
+    return (*here, *there, row.tos, row.sequence, row.payload_bytes), ()
 
 
 def _streams(report: Report, _: bool) -> Iterable[Any]:
@@ -109,6 +109,33 @@ def _stream_cells(_: Report, row: Any) -> _TwoParts:
         ),
         (row.index,),
     )
+
+
+def _rdma(report: Report, verbose: bool) -> Iterable[Any]:
+    return [
+        {"local": row.local, "peer": row.peer, "tos": row.tos, **asdict(row.rdma)}
+        for row in _paths(report, verbose)
+        if row.rdma is not None
+    ]
+
+
+def _rdma_cells(_: Report, record: dict[str, Any]) -> _TwoParts:
+    return (
+        (
+            *(str(record["local"]), str(record["peer"]), record["tos"], record["service_level"]),
+            *(_gid_text(record["local_gid"]), _gid_text(record["peer_gid"])),
+        ),
+        (
+            *(record["send_requests_max"], record["receive_requests_max"]),
+            *(record["send_segments_max"], record["regions_max"], record["region_pages_max"]),
+            *(0, record["device"] or "-"),  # received frames are in no cache here
+        ),
+    )
+
+
+def _gid_text(gid: IPv6Address) -> str:
+    """Return a GID as every release of Python and rds-info write it."""
+    return f"::ffff:{gid.ipv4_mapped}" if gid.ipv4_mapped else str(gid)
 
 
 def _addresses(*titles: str) -> tuple[Column, ...]:
@@ -175,7 +202,7 @@ TABLES: Final = (
             *(Column("Tos", 4), Column("NextTX", 20), Column("NextRX", 20), Column("Flgs", 4)),
         ),
         verbose_columns=(
-            *(Column("Path", 4), Column("Trans", 5)),
+            *(Column("Path", 4), Column("Trans", 10)),
             *(Column("Unsent", 6), Column("Unacked", 7), Column("Held", 4)),
         ),
         records=_paths,
@@ -202,7 +229,7 @@ TABLES: Final = (
         letter="I",
         key="ib_connections",
         title="RDS IB Connections",
-        help="connections over RDMA: always empty, it is not part of this release",
+        help="connections over RDMA, and what their queue pairs take",
         columns=(
             *_addresses("LocalAddr", "RemoteAddr"),
             *(Column("Tos", 4), Column("SL", 3), Column("LocalDev", 32), Column("RemoteDev", 32)),
@@ -211,10 +238,10 @@ TABLES: Final = (
             Column(title, len(title))
             for title in (
                 *("send_wr", "recv_wr", "send_sge"),
-                *("rdma_mr_max", "rdma_mr_size", "cache_allocs"),
+                *("rdma_mr_max", "rdma_mr_size", "cache_allocs", "Device"),
             )
         ),
-        records=lambda _report, _: (),
-        cells=lambda _report, _: ((), ()),
+        records=_rdma,
+        cells=_rdma_cells,
     ),
 )

@@ -25,18 +25,19 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from urds.dataplane.operations import Operation, OperationNotice, OperationNotices
-from urds.dataplane.rows import MailboxRow, MessageRow, PathRow, Snapshot
+from urds.dataplane.rows import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
 
 # Rows and notices are told on, for whoever has the contract from here.
 __all__ = [
-    "ALL_GROUPS", "Address", "Agreement", "Buffer", "Congested", "CongestionNotice", "Control",
-    "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limit", "LimitHit",
+    "ALL_GROUPS", "Address", "Agreement", "Buffer", "Carrier", "Congested", "CongestionNotice",
+    "Control", "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limit", "LimitHit",
     "Limits", "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow", "Notice",
     "Operation", "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerMap",
-    "PeerRestarted", "Plane", "Ready", "Release", "Snapshot", "SocketAddress", "Stream", "Wanted",
+    "PeerRestarted", "Plane", "RdmaRow", "Ready", "Release", "Snapshot", "SocketAddress", "Stream",
+    "Wanted",
 ]  # fmt: skip
 
 Address = IPv4Address | IPv6Address

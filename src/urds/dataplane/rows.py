@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from enum import StrEnum
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from urds.dataplane.base import Address
+
+_NO_GID: Final = IPv6Address(0)
+
+
+class Carrier(StrEnum):
+    """What carries a path, by Linux's name for the transport."""
+
+    TCP = "tcp"
+    RDMA = "infiniband"  # also where no InfiniBand is near: kernel parity
 
 
 class MessageRow(NamedTuple):
@@ -19,6 +30,7 @@ class MessageRow(NamedTuple):
     local_port: int
     peer: Address
     peer_port: int
+    tos: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +49,33 @@ class MailboxRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaRow:
+    """What a path over RDMA has beside its numbers; all zeros while it has no connection."""
+
+    is_passive: bool = False  # the accepting end of a connection to ourselves, which Linux hides
+    device: str = ""  # the local one
+    service_level: int = 0
+    local_gid: IPv6Address = _NO_GID
+    peer_gid: IPv6Address = _NO_GID
+    send_requests_max: int = 0
+    receive_requests_max: int = 0
+    send_segments_max: int = 0
+    regions_max: int = 0
+    region_pages_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PathRow:
-    """One path, as rds-info lists its connection and TCP socket."""
+    """One path, as rds-info lists its connection and what is under it."""
 
     local: Address
     peer: Address
     index: int
+    transport: Carrier
+    tos: int
     up: bool
     sending: bool
     held: bool
-    loop: bool
     sequence_next: int
     sequence_expected: int
     unsent_messages: int
@@ -58,6 +87,12 @@ class PathRow:
     stream_sent_octets: int
     stream_expected_octets: int
     stream_acknowledged_octets: int
+    rdma: RdmaRow | None = None  # of `Carrier.RDMA`
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether Linux shows a connection for it: path 0, and not a passive end."""
+        return not self.index and (self.rdma is None or not self.rdma.is_passive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +105,4 @@ class Snapshot:
     send_queue: Sequence[MessageRow] = field(default=())
     retransmit_queue: Sequence[MessageRow] = field(default=())
     receive_queue: Sequence[MessageRow] = field(default=())
+    rdma_in_use: bool = False  # a socket of this process asked for it, even if it is closed now

@@ -7,6 +7,7 @@ its turn, and what the endpoints decide is carried out there. Control lock held.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from urds.constants import MAX_MESSAGE_BYTES, Transport
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from urds.transport.rdma.node import NodeSettings, RdmaNode
     from urds.transport.rdma.regions import RegionTable
 
+_LINUX_STATS = {"connect_raced", "listen_closed_stale"}  # have names of Linux
 _MS = 1_000_000
 _S = 1_000 * _MS
 
@@ -116,9 +118,32 @@ class Rdma:
 
     # -- info and ends
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a socket has asked for RDMA."""
+        return self.node is not None
+
     def counters(self) -> Mapping[str, int]:
-        """Return the counters ib_*, all 0 while nobody has asked for RDMA."""
-        return {} if self.node is None else self.node.counters.as_dict()
+        """Return Linux's counters ib_* in its order; none while RDMA is not in use."""
+        if self.node is None:
+            return {}
+        stats = self.node.stats
+        return {
+            **self.node.counters.as_dict(),
+            "ib_connect_raced": stats.connect_raced,
+            "ib_listen_closed_stale": stats.listen_closed_stale,
+        }
+
+    def own_counters(self) -> Mapping[str, int]:
+        """Return who connected and who was refused over RDMA, as rdma_*; as `counters`."""
+        if self.node is None:
+            return {}
+        stats = self.node.stats
+        return {
+            f"rdma_{one.name}": getattr(stats, one.name)
+            for one in fields(stats)
+            if one.name not in _LINUX_STATS
+        }
 
     def break_connections(self) -> int:
         """End every connection, as a fault would; return how many."""

@@ -8,10 +8,13 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.dataplane.base import Address, Carrier, MailboxRow, MessageRow, PathRow, Snapshot
 from urds.dataplane.reference.outgoing import Fence
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
     from urds.dataplane.reference.stream_path import StreamPath
@@ -23,7 +26,8 @@ def take_snapshot(plane: Plane) -> Snapshot:
     """Copy everything that can be looked at. Plane's lock held."""
     mailboxes = [box for host in plane.hosts.values() for box in host.inboxes.values()]
     paths = [path for host in plane.hosts.values() for path in host.paths]
-    carried = [path for host in plane.hosts.values() for path in host.carried]
+    carried = {path: path.row() for host in plane.hosts.values() for path in host.carried}
+    tos_of = _tos_of_sources(plane, carried)
     counters = plane.counters.as_dict()
     counters["recv_delivered"] += (
         counters["recv_queued"]
@@ -37,14 +41,14 @@ def take_snapshot(plane: Plane) -> Snapshot:
     return Snapshot(
         counters=counters,
         mailboxes=[_mailbox_row(box) for box in mailboxes],
-        paths=[*(_path_row(path) for path in paths), *(path.row() for path in carried)],
+        paths=[*(_path_row(path) for path in paths), *carried.values()],
         send_queue=_first_rows(
             *(_unsent_rows(path) for path in paths), *(path.unsent_rows() for path in carried)
         ),
         retransmit_queue=_first_rows(
             *(_sent_rows(path) for path in paths), *(path.sent_rows() for path in carried)
         ),
-        receive_queue=_first_rows(*(_received_rows(box) for box in mailboxes)),
+        receive_queue=_first_rows(*(_received_rows(box, tos_of) for box in mailboxes)),
     )
 
 
@@ -83,10 +87,11 @@ def _path_row(path: StreamPath) -> PathRow:
         local=path.local,
         peer=path.peer,
         index=path.index,
+        transport=Carrier.TCP,
+        tos=0,  # TCP carries every one as 0
         up=path.stream is not None,
         sending=path.writing,
         held=core.is_held(),
-        loop=False,
         sequence_next=outgoing.sequence_next,
         sequence_expected=core.incoming.sequence_expected,
         unsent_messages=len(outgoing.unsent) + len(outgoing.repeats),
@@ -129,12 +134,30 @@ def _sent_rows(path: StreamPath) -> list[MessageRow]:
     ]
 
 
-def _received_rows(box: Mailbox) -> list[MessageRow]:
+def _received_rows(box: Mailbox, tos_of: Mapping[int, int]) -> list[MessageRow]:
     rows = []
     for item in islice(box.queue, _ROWS_MAX):
-        source = _address_of(box, item[1][0])
-        rows.append(MessageRow(0, len(item[0]), box.local, box.port, source, item[1][1]))
+        host, port = item[1][:2]
+        tos = tos_of.get(id(item[1]), 0)
+        rows.append(
+            MessageRow(0, len(item[0]), box.local, box.port, _address_of(box, host), port, tos)
+        )
     return rows
+
+
+def _tos_of_sources(plane: Plane, rows: Mapping[CarriedPath, PathRow]) -> dict[int, int]:
+    """Return the type of service of each source address that is not 0, by the tuple's identity.
+
+    A queued message does not say which path brought it, but the messages of a path and a port have
+    one tuple between them, which no other path has.
+    """
+    return {
+        id(source): rows[path].tos
+        for host in plane.hosts.values()
+        for path, sources in host.carried.items()
+        if rows[path].tos
+        for source in sources.values()
+    }
 
 
 def _address_of(box: Mailbox, host: str) -> Address:

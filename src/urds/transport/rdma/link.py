@@ -10,12 +10,16 @@ Adapter's lock held, unless a method says otherwise; the path's core needs the p
 from __future__ import annotations
 
 import mmap
+from ipaddress import IPv6Address
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from urds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
+from urds.dataplane.base import RdmaRow
 from urds.dataplane.operations import AtomicOperation, RdmaTransfer
 from urds.transport.rdma.device import RdmaDevice
 from urds.transport.rdma.frames import FRAGMENT_BYTES
+from urds.transport.rdma.regions import REGIONS_MAX
 from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import AccessFlag, QPState, SendFlag, WCStatus, WROpcode
@@ -136,6 +140,29 @@ class Link:
     def is_idle(self) -> bool:
         """Tell whether everything posted has completed."""
         return self._qp is None or not self._qp.outstanding_requests
+
+    def row(self) -> RdmaRow:
+        """Describe the connection for rds-info. Needs no lock: what it reads stays as it is.
+
+        The service level is the one that Linux asks for; no device of ours tells them apart.
+        Source: linux v6.12 net/rds/rdma_transport.c, net/rds/ib.c (rds_ib_conn_info_visitor).
+        """
+        key, qp = self.path.key, self._qp
+        if qp is None or qp.peer is None:
+            return RdmaRow(key.passive)
+        attributes = self.device.adapter.attributes
+        return RdmaRow(
+            is_passive=key.passive,
+            device=self.device.name,
+            service_level=key.tos & 0xF,
+            local_gid=IPv6Address(self.device.adapter.gid),
+            peer_gid=IPv6Address(qp.peer.dgid),
+            send_requests_max=qp.attr.cap.max_send_wr,
+            receive_requests_max=self.receive_ring,
+            send_segments_max=qp.attr.cap.max_send_sge,
+            regions_max=min(REGIONS_MAX, attributes.max_mr),
+            region_pages_max=MAX_MESSAGE_BYTES // RDMA_PAGE_BYTES + 1,  # a buffer begins anywhere
+        )
 
     # -- work
 

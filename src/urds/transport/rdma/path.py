@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from urds.constants import MAX_MESSAGE_BYTES
-from urds.dataplane.base import Address, Buffer, MessageRow, PathRow
+from urds.dataplane.base import Buffer, Carrier, MessageRow, PathRow, RdmaRow
 from urds.dataplane.operations import Operation
 from urds.transport.rdma.core import ConnectionCore, CoreLimits
 from urds.transport.rdma.counters import RdmaCounters
@@ -118,10 +118,11 @@ class RdmaPath:
             local=self.local,
             peer=self.peer,
             index=self.index,
+            transport=Carrier.RDMA,
+            tos=self.key.tos,
             up=self.link is not None,
             sending=core.wants_work(),
             held=False,
-            loop=False,
             sequence_next=core.sequence_next,
             sequence_expected=core.sequence_expected,
             unsent_messages=unsent,
@@ -133,25 +134,27 @@ class RdmaPath:
             stream_sent_octets=0,
             stream_expected_octets=0,
             stream_acknowledged_octets=0,
+            rdma=RdmaRow(self.key.passive) if self.link is None else self.link.row(),
         )
 
     def unsent_rows(self) -> list[MessageRow]:
         """List what was never sent."""
         return [
-            MessageRow(0, payload_bytes, self.local, source_port, self.peer, target_port)
-            for _, payload_bytes, source_port, target_port in islice(
-                self.core.unsent_messages(), _ROWS_MAX
-            )
+            self._message_row(0, *message)
+            for _, *message in islice(self.core.unsent_messages(), _ROWS_MAX)
         ]
 
     def sent_rows(self) -> list[MessageRow]:
         """List what was sent and is not acknowledged."""
         return [
-            MessageRow(sequence, payload_bytes, self.local, source_port, self.peer, target_port)
-            for sequence, payload_bytes, source_port, target_port in islice(
-                self.core.sent_messages(), _ROWS_MAX
-            )
+            self._message_row(*message) for message in islice(self.core.sent_messages(), _ROWS_MAX)
         ]
+
+    def _message_row(
+        self, sequence: int, payload_bytes: int, source_port: int, target_port: int
+    ) -> MessageRow:
+        here, there = (self.local, source_port), (self.peer, target_port)
+        return MessageRow(sequence, payload_bytes, *here, *there, self.key.tos)
 
     def _judge_full(self) -> None:
         full = self.core.message_count() >= self._limits.messages_max
@@ -283,9 +286,7 @@ class RdmaPath:
 
     # -- as the core's surroundings; plane's lock held
 
-    def deliver(
-        self, source_port: int, target_port: int, payload: bytes, extension: bytes
-    ) -> None:
+    def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
         """Put a whole message into its mailbox; one far over its buffer makes us pause."""
         if not self.plane.deliver_carried(self, source_port, target_port, payload, extension):
             self.is_paused = True

@@ -1,0 +1,45 @@
+"""What the tables of a plane say of paths that another transport carries."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.carried_world import LOCAL, OTHER, PEER, PEER_PORT, CarriedWorld, FakePath
+from urds.dataplane.base import Carrier, PathRow
+
+
+@pytest.fixture
+def world() -> Iterator[CarriedWorld]:
+    made = CarriedWorld()
+    yield made
+    made.close()
+
+
+def test_a_waiting_message_has_the_tos_of_the_path_that_brought_it(
+    world: CarriedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two paths from one peer and port differ by nothing else."""
+    world.mailbox()
+    plain, urgent = world.path(), FakePath(world.plane, PEER)
+    world.plane.add_carried(urgent)
+    row = urgent.row
+
+    def with_tos() -> PathRow:
+        return replace(row(), tos=3)
+
+    monkeypatch.setattr(urgent, "row", with_tos)
+    for path in (urgent, plain, urgent):
+        path.arrive(b"x")
+    found = world.plane.snapshot().receive_queue
+    assert [(one.peer, one.peer_port, one.tos) for one in found] == [
+        (PEER, PEER_PORT, 3),
+        (PEER, PEER_PORT, 0),
+        (PEER, PEER_PORT, 3),
+    ]
+
+
+def test_a_path_with_a_stream_is_one_of_tcp(world: CarriedWorld) -> None:
+    world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
+    (row,) = world.plane.snapshot().paths
+    assert (row.transport, row.tos, row.rdma) == (Carrier.TCP, 0, None)
