@@ -392,14 +392,10 @@ def test_tables_show_both_kinds(world: CarriedWorld) -> None:
     mailbox.sendto(b"12345", TARGET)
     snapshot = world.plane.snapshot()
     assert [row.peer for row in snapshot.paths] == [OTHER, PEER]
-    assert snapshot.paths[1] == _held(world, path.row)
+    with world.plane.lock:
+        assert snapshot.paths[1] == path.row()
     assert [row.payload_bytes for row in snapshot.send_queue] == [5]
     assert [row.sequence for row in snapshot.retransmit_queue] == [6]
-
-
-def _held(world: CarriedWorld, call: object) -> object:
-    with world.plane.lock:
-        return call()  # type: ignore[operator]
 
 
 def test_the_child_of_a_fork_leaves_the_path_to_its_parent() -> None:
