@@ -3,11 +3,14 @@
 Two attempts may cross, and a request may meet a connection that is dead at the other end. Linux
 rejects the request in both cases; in the second it drops the old connection too. Chance in the
 back-off parts the two sides. Own nodes do better, for a request carries our mark: of two attempts
-the lower address's wins at once, and a request that meets a connection takes its place.
+the lower address's wins at once, and a request that meets a connection takes its place. Requests
+overtake answers, though. So one of the same life does not yet count against a young connection: it
+may be an attempt that the peer gave up for this very one.
 
-The generation in the mark tells the life of an own node. It is taken in before our answer is made,
-for that must not acknowledge what an earlier life sent. A life that ended does not come back: its
-requests may have been on their way for long, and are rejected.
+The generation in the mark tells the life of an own node. It counts once a connection stands: a
+request may have been on its way for long, and its sender be gone. Until then we are in doubt which
+life we talk to, and acknowledge nothing: the peer may repeat what we have, but an acknowledgement
+of what another life sent would be a breach.
 
 Source: rds.md 4.1 (linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c); docs/adr/0010.
 """
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
 
 # What a Linux peer has to ask again, after its request made us drop a connection.
 _CALL_BACK_NS: Final = 20_000_000
-_PAST_LIVES_MAX: Final = 8
 
 # An int in the host order of the peer; where kernel RDS runs over RDMA, that is little-endian.
 REJECTION: Final = REJECTED_INCOMPATIBLE.to_bytes(4, "little")
@@ -97,10 +99,12 @@ class RdmaPeer(Seeker):
         self.used_ns = 0  # when something happened last, for eviction
         self._local = local
         self._is_known = False
-        self._past_lives: deque[int] = deque(maxlen=_PAST_LIVES_MAX)
         # This life of the peer was never attached: nothing that it acknowledges can be ours.
         self._is_fresh = True
-        self._request: ConnectData | None = None  # what is being accepted
+        self._is_in_doubt = False  # another life has asked since the last connection
+        # What is being accepted, and in which version:
+        self._request: ConnectData | None = None
+        self._request_version = VERSION_OFFERED
 
     @property
     def is_own(self) -> bool:
@@ -112,17 +116,19 @@ class RdmaPeer(Seeker):
 
         Whoever sent no mark gets none: towards Linux an answer is what Linux would send.
         """
-        is_answer = self.state is State.ACCEPTING
-        major, minor = self.version if is_answer else VERSION_OFFERED
+        if self.state is State.ACCEPTING:
+            (major, minor), is_marked = self._request_version, _is_own(self._request)
+        else:
+            (major, minor), is_marked = VERSION_OFFERED, True
         return ConnectData(
             source=self._local,
             target=self.key.peer,
             major=major,
             minor=minor,
             tos=self.key.tos,
-            ack_sequence=acknowledged,
+            ack_sequence=0 if self._is_in_doubt else acknowledged,
             credits=credits,
-            generation=self._settings.generation if self.is_own or not is_answer else None,
+            generation=self._settings.generation if is_marked else None,
         ).emit()
 
     # -- reports of the shell
@@ -141,11 +147,12 @@ class RdmaPeer(Seeker):
         if now_ns < self._rest_until_ns:
             self._stats.refused_resting += 1
             self._reject(number)
-        elif offer is not None and offer.generation in self._past_lives:
-            self._stats.refused_past += 1
-            self._reject(number)
         elif self._give_way(offer, now_ns):
-            self._accept(number, offer, version, now_ns)
+            self._stats.accepts += 1
+            self._request, self._request_version = offer, version
+            self._is_in_doubt |= self._is_another_life(offer)
+            self._begin(Input.ACCEPT, number, now_ns)
+            self._emit(Accept(self.key, number))
         else:
             self._reject(number)
             if self.state is State.DOWN:
@@ -157,7 +164,7 @@ class RdmaPeer(Seeker):
             return
         self.used_ns = now_ns
         if self.state is State.ACCEPTING:
-            data, self._request = self._request, None
+            data, version = self._request, self._request_version
         else:
             data, reason = read_offer(octets, local=self._local, peer=self.key.peer)
             version = data.version if data is not None and data.major else VERSION_OFFERED
@@ -168,11 +175,11 @@ class RdmaPeer(Seeker):
                 self._fail(now_ns)
                 self._emit(Refused(self.key.peer, reason))
                 return
-            self._learn(data, version)
+        self._learn(data, version)
         self._come_up(now_ns)
         acknowledged = 0 if data is None or self._is_fresh else data.ack_sequence
-        self._is_fresh = False
         credits = 0 if data is None else data.credits
+        self._is_fresh = self._is_in_doubt = False
         self._emit(Attach(self.key, number, acknowledged, credits, self.is_own))
 
     def handle_failed(self, number: int, failure: Failure, now_ns: int) -> None:
@@ -204,62 +211,57 @@ class RdmaPeer(Seeker):
 
     def _give_way(self, offer: ConnectData | None, now_ns: int) -> bool:
         """Tell whether a request is accepted, and end what is in its way."""
-        is_own = offer is not None and offer.generation is not None
+        if self.state in RESTING:
+            return True
+        is_own = _is_own(offer)
+        if is_own and self._insists(offer, now_ns):
+            self._stats.connect_raced += 1
+            return False
         if self.state is State.UP:
             self._stats.listen_closed_stale += 1
             self._lose(now_ns)
             return is_own
-        if self.state in RESTING:
-            return True
         self._stats.connect_raced += 1
-        if not is_own or self._insists(now_ns):
+        if is_own:
+            self._abandon()
+        return is_own
+
+    def _insists(self, offer: ConnectData | None, now_ns: int) -> bool:
+        """Tell whether what we have wins against the request of an own node."""
+        if now_ns >= self._since_ns + self._settings.duel_wait_ns:
             return False
-        self._abandon()
-        return True
-
-    def _insists(self, now_ns: int) -> bool:
-        """Tell whether our attempt wins against one of an own node.
-
-        If we are accepting one of its requests, another shows that it gave the first one up.
-        """
-        if self.state is not State.CONNECTING or not self.lower:
-            return False
-        assert self._attempted_ns is not None, "an attempt is under way"
-        return now_ns < self._attempted_ns + self._settings.duel_wait_ns
-
-    def _accept(
-        self, number: int, offer: ConnectData | None, version: tuple[int, int], now_ns: int
-    ) -> None:
-        self._stats.accepts += 1
-        self._begin(Input.ACCEPT, number, now_ns)
-        self._request = offer
-        self._learn(offer, version)
-        self._emit(Accept(self.key, number))
+        if self.state is State.CONNECTING:
+            return self.lower
+        generation = self.generation
+        if self.state is State.ACCEPTING:
+            generation = _generation(self._request)
+        return _generation(offer) == generation
 
     def _reject(self, number: int) -> None:
         self._emit(Reject(number, REJECTION))
 
     # -- who the peer is
 
-    def _learn(self, data: ConnectData | None, version: tuple[int, int]) -> None:
-        """Take in what the private data say.
+    def _is_another_life(self, data: ConnectData | None) -> bool:
+        """Tell whether the peer began a new life, as it does that becomes Linux or was it."""
+        return self._is_known and _generation(data) != self.generation
 
-        An own node that becomes Linux, or the other way round, began a new life as well.
-        """
-        generation = None if data is None else data.generation
+    def _learn(self, data: ConnectData | None, version: tuple[int, int]) -> None:
+        """Take in what the private data say."""
         before = (self._is_known, self.is_own, self.version)
-        if self._is_known and generation != self.generation:
+        if self._is_another_life(data):
             self._stats.peer_restarts += 1
             self._is_fresh = True
-            self._note_past_life(generation)
             self._emit(RestartPeer(self.key))
-        self._is_known, self.generation, self.version = True, generation, version
+        self._is_known, self.version = True, version
+        self.generation = _generation(data)
         if before != (True, self.is_own, version):
             self._emit(PeerKnown(self.key, self.is_own, version))
 
-    def _note_past_life(self, generation: int | None) -> None:
-        if generation is None or self.generation is None:
-            return
-        if generation in self._past_lives:  # it answers us, so it lives
-            self._past_lives.remove(generation)
-        self._past_lives.append(self.generation)
+
+def _generation(data: ConnectData | None) -> int | None:
+    return None if data is None else data.generation
+
+
+def _is_own(data: ConnectData | None) -> bool:
+    return _generation(data) is not None

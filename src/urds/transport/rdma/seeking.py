@@ -67,7 +67,7 @@ class Seeker:
         self._backoff = Backoff(min_ns=settings.reconnect_delay_min_ns, random=random)
         self._sought = False  # attempts go on until a connection is up, or we give up
         self._attempted_ns: int | None = None  # our last attempt
-        self._up_ns = 0  # when the last connection came up
+        self._since_ns = 0  # when what is under way began, or came up
         self._rest_until_ns = 0  # no connection before
         self._down_ns: int | None = None  # since when there is none, while it is sought
 
@@ -162,7 +162,7 @@ class Seeker:
         """Enter CONNECTING or ACCEPTING."""
         self._cancel(TimerKind.ATTEMPT)
         self._move(event)
-        self.number = number
+        self.number, self._since_ns = number, now_ns
         self._set(TimerKind.ANSWER, now_ns + self._settings.answer_wait_ns)
 
     def _abandon(self) -> None:
@@ -189,17 +189,19 @@ class Seeker:
         self._cancel(TimerKind.ANSWER, TimerKind.GIVE_UP)
         self._move(Input.ESTABLISH)
         self.wanted = self._sought = False
-        self._down_ns, self._up_ns = None, now_ns
+        self._down_ns, self._since_ns = None, now_ns
 
     def _lose(self, now_ns: int) -> None:
-        """End the connection that is up."""
+        """End the connection that is up; another one is sought, whatever comes between."""
         assert self.number is not None, "a connection that is up has a number"
         self._stats.downs += 1
-        if now_ns >= self._up_ns + self._settings.reconnect_delay_max_ns:
+        if now_ns >= self._since_ns + self._settings.reconnect_delay_max_ns:
             self._backoff.reset()
         self._move(Input.LOSE)
         self._emit(Detach(self.key, self.number))
         self.number = None
+        self._sought = True
+        self._start_outage(now_ns)
 
     def _start_over(self, now_ns: int) -> None:
         """End what there is, and look for another connection if one was there or is wanted."""

@@ -21,8 +21,9 @@ class PeerSettings:
     # For the device to say how an attempt ended. Of those that we have, the most patient connection
     # manager takes 10 s; this is for one that forgot the attempt.
     answer_wait_ns: int = 30 * _S
-    # How long the lower address insists on its own attempt. One that is out for longer may have
-    # gone to an earlier life of the peer.
+    # How long what we have wins against a request of the same life of an own node, which may be the
+    # older one: our attempt if our address is the lower, what we accept, a connection. After that
+    # it seems dead: an attempt may have gone to an earlier life of the peer.
     duel_wait_ns: int = 1 * _S
 
     def __post_init__(self) -> None:

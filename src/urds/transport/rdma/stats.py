@@ -28,7 +28,6 @@ class RdmaStats:
     refused_version: int = 0  # of requests and of replies
     refused_address: int = 0  # the private data names other addresses than the connection
     refused_resting: int = 0  # shortly after the peer broke the protocol
-    refused_past: int = 0  # requests of a life that ended
 
     def note_refusal(self, reason: Reason) -> None:
         """Count a connection that was refused for good."""
