@@ -85,6 +85,9 @@ class CarriedPath(Protocol):
     def resume(self) -> None:
         """Take in messages again: the mailbox that made us pause is at half. As `push_soon`."""
 
+    def serve(self) -> None:
+        """Do what `Plane.note_due` was told of: time has come. The caller holds no lock."""
+
     def end(self) -> None:
         """Acknowledge what came in and end the connection in order; the plane closes."""
 

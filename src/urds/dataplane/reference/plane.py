@@ -82,6 +82,7 @@ class Plane:
         self.maps_due: set[CarriedPath] = set()  # our map changed: pushed at the end of the pass
         self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
+        self.dues: dict[CarriedPath, int] = {}  # when to serve a path of another transport
 
     # -- making things
 
@@ -351,9 +352,16 @@ class Plane:
         if leader is None or leader.doing is Doing.IN_POLL:
             self.helper.want()
 
+    def note_due(self, path: CarriedPath, at_ns: int) -> None:
+        """Have a path of another transport served at a time. Lock held."""
+        self.dues[path] = at_ns
+        leader = self.desk.leader
+        if leader is None or leader.doing is Doing.IN_POLL:
+            self.helper.want()
+
     def has_dues(self) -> bool:
         """Tell whether time may make something due. Lock held."""
-        return bool(self._dirty or self.looks or self.lingering)
+        return bool(self._dirty or self.looks or self.lingering or self.dues)
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
@@ -365,14 +373,14 @@ class Plane:
             elif earliest is None or due_ns < earliest:
                 earliest = due_ns
         looks = (mailbox.look_again_ns() for mailbox in self.looks)
-        for at_ns in (*looks, *self.lingering.values()):
+        for at_ns in (*looks, *self.lingering.values(), *self.dues.values()):
             if at_ns is not None and (earliest is None or at_ns < earliest):
                 earliest = at_ns
         return earliest
 
     def serve_due(self) -> None:
         """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
-        if not self._dirty and not self.looks and not self.lingering:
+        if not self.has_dues():
             return
         with self.lock:
             now_ns = self.clock_ns()
@@ -381,6 +389,9 @@ class Plane:
                 for path in self._dirty
                 if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
             ]
+            carried = [other for other, at_ns in self.dues.items() if at_ns <= now_ns]
+            for other in carried:
+                del self.dues[other]
             looks, self.looks = self.looks, set()
             self.touched |= looks
             for mailbox in [m for m, at_ns in self.lingering.items() if at_ns <= now_ns]:
@@ -389,6 +400,8 @@ class Plane:
                     self.counters.send_linger_over += path.cancel(mailbox, None)
         for path in due:
             path.serve(now_ns)
+        for other in carried:
+            other.serve()
         self.settle()
 
     # -- the control plane's calls

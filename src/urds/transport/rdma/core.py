@@ -321,9 +321,14 @@ class ConnectionCore:
         self._posted.append(_Posted(self._wr_id_next, task))
         self._wr_id_next += 1
 
+    @property
+    def owes_acknowledgement(self) -> bool:
+        """Whether messages lie in inboxes that the peer was not told of."""
+        return self.is_attached and self._incoming.acknowledgement != self._told
+
     def acknowledge(self) -> None:
         """Make an acknowledgement due at once if one is owed: later there may be no connection."""
-        if self.is_attached and self._incoming.acknowledgement != self._told:
+        if self.owes_acknowledgement:
             self._incoming.acknowledgement_asked = True
 
     # -- what happened

@@ -422,7 +422,10 @@ class RdmaNode:
         attempt = self._links.get(action.number)
         if attempt is not None and attempt.link is not None:
             self._path(host, action.key).attach(
-                attempt.link, acknowledged=action.acknowledged, credits=action.credits
+                attempt.link,
+                acknowledged=action.acknowledged,
+                credits=action.credits,
+                is_own=action.is_own,
             )
 
     def _detach(self, host: RdmaHost, key: PeerKey, number: int) -> None:

@@ -62,6 +62,8 @@ class RdmaPath:
         self.given_up_messages = 0
         self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
+        self._acknowledges_unasked = False  # an own node: it waits for what it sent last
+        self._acknowledgement_planned = False
         self._host = host
         self._limits = limits
         self._may_answer_ping = may_answer_ping
@@ -197,6 +199,13 @@ class RdmaPath:
         if link is not None:
             link.device.soon(link.resume)
 
+    def serve(self) -> None:
+        """Send an acknowledgement that found no message to ride on."""
+        with self.plane.lock:
+            self._acknowledgement_planned = False
+            self.core.acknowledge()
+        self.push()
+
     def end(self) -> None:
         """Acknowledge what came in, let what was posted arrive, end the connection in order."""
         link = self.link
@@ -220,7 +229,16 @@ class RdmaPath:
         """Tell the plane what a turn of the device changed."""
         with self.plane.lock:
             self.settle_freed()
+            if self.core.owes_acknowledgement and self._acknowledges_unasked:
+                self._plan_acknowledgement()
         self.plane.settle()
+
+    def _plan_acknowledgement(self) -> None:
+        """Have the last messages of a burst acknowledged, which ask for nothing. Lock held."""
+        plane = self.plane
+        if not self._acknowledgement_planned:
+            self._acknowledgement_planned = True
+            plane.note_due(self, plane.clock_ns() + plane.limits.acknowledge_delay_ns)
 
     def handle_breach(self, link: Link, reason: str) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""
@@ -228,11 +246,12 @@ class RdmaPath:
 
     # -- for the control plane
 
-    def attach(self, link: Link, *, acknowledged: int, credits: int) -> None:
+    def attach(self, link: Link, *, acknowledged: int, credits: int, is_own: bool) -> None:
         """Take an established link: our map first, then repeats, then new messages."""
         with link.device.adapter.lock:
             with self.plane.lock:
                 self.link = link
+                self._acknowledges_unasked = is_own
                 self.is_paused = self._is_wanted = False
                 self.core.attach(acknowledged=acknowledged, credits=credits)
             link.attach()
