@@ -4,7 +4,8 @@ What is not mapped, or cannot be written where that is wanted, is EFAULT and nev
 pages are asked for as the kernel asks when it pins them, which also gives a private page of a
 forked process its own copy. Unlike pinned pages these can be unmapped afterwards: memory behind a
 region or an operation under way has to stay where it is, as for every C library.
-Source: madvise(2) of Linux 5.14; proc(5) for kernels without MADV_POPULATE_*; rds.md 4.3.
+Before Linux 5.14, which has no way to ask, the list of mappings answers; a page behind the end of
+its file is in it and passes. Source: madvise(2), MADV_POPULATE_READ; proc(5); rds.md 4.3.
 """
 
 from __future__ import annotations

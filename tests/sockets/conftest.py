@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 import pytest
 
 import urds
+from tests.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.sockets.hosts import host
 from urds.backend import process
+from urds.backend.base import Backend
 from urds.backend.inprocess import InProcess
+from urds.constants import SOL_RDS, SockOpt, Transport
 from urds.settings import Settings
 
 UseSettings = Callable[..., AbstractContextManager[InProcess]]
@@ -48,3 +52,47 @@ def new_socket(backend: InProcess) -> Iterator[NewSocket]:
     yield make
     for sock in made:
         sock.close()
+
+
+# -- over mailboxes that only record
+
+FAKE_LOCAL = ("10.0.0.1", 4000)
+FAKE_PEER = ("10.0.0.2", 5000)
+
+
+def bound_over(transport: Transport | None) -> urds.Socket:
+    """Return a socket bound to FAKE_LOCAL over a transport that is chosen before."""
+    sock = urds.Socket()
+    if transport is not None:
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, int(transport))
+    sock.bind(FAKE_LOCAL)
+    return sock
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeBackend]:
+    """Put a fake backend in place of the process's."""
+    backend = FakeBackend()
+    before = process.use(cast("Backend", backend))
+    yield backend
+    process.use(before)
+
+
+@pytest.fixture
+def over_rdma(fake: FakeBackend) -> Iterator[urds.Socket]:
+    """Make a socket over RDMA, bound to FAKE_LOCAL."""
+    with bound_over(Transport.IB) as made:
+        yield made
+
+
+@pytest.fixture
+def box(over_rdma: urds.Socket, fake: FakeBackend) -> FakeMailbox:
+    """Return the mailbox of `over_rdma`."""
+    return fake.bound[-1]
+
+
+@pytest.fixture
+def over_tcp(fake: FakeBackend) -> Iterator[urds.Socket]:
+    """Make a socket over TCP, bound to FAKE_LOCAL."""
+    with bound_over(None) as made:
+        yield made

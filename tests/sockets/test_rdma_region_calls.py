@@ -1,0 +1,287 @@
+"""Memory regions by structures of C over mailboxes that only record: what they give and refuse.
+
+The rules of rds.md 4.3 for GET_MR, GET_MR_FOR_DEST, FREE_MR, RDMA_MAP and RDMA_DEST. That one check
+comes before another is shown by a call that breaks both.
+"""
+
+import errno
+
+import pytest
+
+import urds
+from tests.sockets.conftest import bound_over
+from tests.sockets.fake_backend import FakeBackend, FakeMailbox
+from tests.sockets.raw_rdma import (
+    NOWHERE,
+    Memory,
+    Pages,
+    free_mr,
+    get_region,
+    rdma_dest,
+    rdma_map,
+    read_only_page,
+    refused,
+    region_option,
+    send,
+    send_refused,
+)
+from urds.cmsg import destination_cookie
+from urds.constants import SOL_RDS, RdmaFlag, SockOpt, Transport
+from urds.errors import Refusal, os_error
+
+MIB = 1 << 20
+ALL = (1 << 64) - 1
+REGION_OPTIONS = (SockOpt.GET_MR, SockOpt.GET_MR_FOR_DEST)
+
+
+# -- the transport is chosen before bind
+
+
+def test_rdma_is_chosen_before_bind(fake: FakeBackend) -> None:
+    with bound_over(Transport.IB) as sock:
+        assert fake.transports == [Transport.IB]
+        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 0
+        again = (SOL_RDS, SockOpt.TRANSPORT, 2)
+        assert refused(sock.setsockopt, *again) == errno.EOPNOTSUPP
+
+
+def test_the_type_of_service_is_chosen_once(over_rdma: urds.Socket, box: FakeMailbox) -> None:
+    assert over_rdma.ioctl(urds.SIOCRDSGETTOS) == 0
+    assert over_rdma.ioctl(urds.SIOCRDSSETTOS, 0x105) == 5  # an octet: kernel parity
+    assert over_rdma.ioctl(urds.SIOCRDSGETTOS) == 5
+    assert box.configured[-1].tos == 5
+    assert refused(over_rdma.ioctl, urds.SIOCRDSSETTOS, 6) == errno.EINVAL
+    assert box.configured[-1].tos == 5
+
+
+def test_tcp_carries_every_type_of_service_as_0(over_tcp: urds.Socket) -> None:
+    assert over_tcp.ioctl(urds.SIOCRDSSETTOS, 5) == 0
+    assert over_tcp.ioctl(urds.SIOCRDSSETTOS, 6) == 0
+
+
+def test_before_bind_there_is_no_type_of_service(fake: FakeBackend) -> None:
+    with urds.Socket() as sock:
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, int(Transport.IB))
+        assert refused(sock.ioctl, urds.SIOCRDSSETTOS, 5) == errno.ENOTTY
+
+
+# -- regions by setsockopt
+
+
+@pytest.mark.parametrize("option", REGION_OPTIONS)
+def test_a_region_gives_its_cookie(
+    over_rdma: urds.Socket, fake: FakeBackend, option: SockOpt
+) -> None:
+    memory, place = Memory(100), Memory(8)
+    value = region_option(option, memory.address, 100, place.address, RdmaFlag.READWRITE)
+    over_rdma.setsockopt(SOL_RDS, option, value)
+    cookie = place.number()
+    assert cookie >> 32 == memory.address % 4096
+    assert fake.table.owns(fake.bound[-1], cookie)
+    over_rdma.setsockopt(SOL_RDS, SockOpt.FREE_MR, free_mr(cookie, RdmaFlag.INVALIDATE))
+    assert len(fake.table) == 0
+
+
+@pytest.mark.parametrize("option", REGION_OPTIONS)
+def test_a_cookie_may_go_nowhere(
+    over_rdma: urds.Socket, fake: FakeBackend, option: SockOpt
+) -> None:
+    memory = Memory(1)
+    over_rdma.setsockopt(SOL_RDS, option, region_option(option, memory.address, 1, 0, 0))
+    assert len(fake.table) == 1
+
+
+@pytest.mark.parametrize("option", REGION_OPTIONS)
+def test_a_region_needs_rdma(fake: FakeBackend, over_tcp: urds.Socket, option: SockOpt) -> None:
+    good = region_option(option, Memory(8).address, 8, 0, 0)
+    bad = region_option(option, NOWHERE, 0, 0, 0)
+    assert refused(over_tcp.setsockopt, SOL_RDS, option, good[:-1]) == errno.EINVAL
+    assert refused(over_tcp.setsockopt, SOL_RDS, option, good) == errno.EOPNOTSUPP
+    assert refused(over_tcp.setsockopt, SOL_RDS, option, bad) == errno.EOPNOTSUPP
+    with urds.Socket() as unbound:
+        assert refused(unbound.setsockopt, SOL_RDS, option, good + b"\0") == errno.EINVAL
+        assert refused(unbound.setsockopt, SOL_RDS, option, good) == errno.ENOTCONN
+
+
+def test_a_closed_socket_makes_no_region(over_rdma: urds.Socket) -> None:
+    over_rdma.close()
+    assert refused(over_rdma.setsockopt, SOL_RDS, SockOpt.GET_MR, bytes(3)) == errno.EBADF
+
+
+@pytest.mark.parametrize("option", REGION_OPTIONS)
+@pytest.mark.parametrize(
+    ("address", "octets", "code"),
+    [
+        (8, 0, errno.EINVAL),
+        (NOWHERE, 1 << 32, errno.EINVAL),
+        (ALL, 2, errno.EINVAL),  # the sum wraps
+        (ALL - 4095, 1, errno.EINVAL),  # its last page would
+        (NOWHERE, MIB + 4097, errno.EMSGSIZE),  # before EFAULT
+        (NOWHERE + 4095, MIB + 2, errno.EMSGSIZE),
+        (NOWHERE, MIB + 4096, errno.EFAULT),
+        (NOWHERE, 8, errno.EFAULT),
+        (0, 8, errno.EFAULT),
+    ],
+)
+def test_memory_that_can_be_no_region(
+    over_rdma: urds.Socket, fake: FakeBackend, option: SockOpt, address: int, octets: int, code: int
+) -> None:
+    value = region_option(option, address, octets, 0, 0)
+    assert refused(over_rdma.setsockopt, SOL_RDS, option, value) == code
+    assert len(fake.table) == 0
+
+
+def test_a_region_of_a_mebibyte_and_a_page_fits(over_rdma: urds.Socket) -> None:
+    pages = Pages(MIB + 4096)
+    value = region_option(SockOpt.GET_MR, pages.address, MIB + 4096, 0, 0)
+    over_rdma.setsockopt(SOL_RDS, SockOpt.GET_MR, value)
+
+
+def test_memory_that_cannot_be_written_is_no_region_even_for_reading(
+    over_rdma: urds.Socket,
+) -> None:
+    with read_only_page() as address:
+        value = region_option(SockOpt.GET_MR, address, 8, 0, 0)
+        assert refused(over_rdma.setsockopt, SOL_RDS, SockOpt.GET_MR, value) == errno.EFAULT
+
+
+@pytest.mark.parametrize("option", REGION_OPTIONS)
+def test_a_region_whose_cookie_cannot_be_given_is_none(
+    over_rdma: urds.Socket, fake: FakeBackend, option: SockOpt
+) -> None:
+    value = region_option(option, Memory(8).address, 8, NOWHERE, 0)
+    assert refused(over_rdma.setsockopt, SOL_RDS, option, value) == errno.EFAULT
+    assert len(fake.table) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "writable", "use_once"),
+    [
+        (0, False, False),
+        (RdmaFlag.READWRITE, True, False),
+        (RdmaFlag.USE_ONCE, False, True),
+        (RdmaFlag.READWRITE | RdmaFlag.USE_ONCE | RdmaFlag.INVALIDATE, True, True),
+    ],
+)
+def test_flags_say_what_a_region_allows(
+    over_rdma: urds.Socket,
+    fake: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: int,
+    writable: bool,
+    use_once: bool,
+) -> None:
+    asked: list[tuple[bool, bool]] = []
+
+    def register(*_: object, address: int, writable: bool, use_once: bool) -> int:
+        asked.append((writable, use_once))
+        return 7
+
+    monkeypatch.setattr(fake.table, "register", register)
+    get_region(over_rdma, Memory(8), flags)
+    assert asked == [(writable, use_once)]
+
+
+def test_what_cannot_be_freed(over_rdma: urds.Socket, fake: FakeBackend) -> None:
+    option = (SOL_RDS, SockOpt.FREE_MR)
+    assert refused(over_rdma.setsockopt, *option, free_mr(1)[:-1]) == errno.EINVAL
+    assert refused(over_rdma.setsockopt, *option, free_mr(12345)) == errno.EINVAL
+    cookie = get_region(over_rdma, Memory(8))
+    with bound_over(Transport.IB) as other:
+        assert refused(other.setsockopt, *option, free_mr(cookie)) == errno.EINVAL
+    over_rdma.setsockopt(*option, free_mr(cookie))
+    assert refused(over_rdma.setsockopt, *option, free_mr(cookie)) == errno.EINVAL
+
+
+def test_cookie_0_frees_what_is_unused_where_there_is_rdma(
+    over_rdma: urds.Socket, over_tcp: urds.Socket, fake: FakeBackend
+) -> None:
+    get_region(over_rdma, Memory(8))
+    over_rdma.setsockopt(SOL_RDS, SockOpt.FREE_MR, free_mr(0))
+    assert len(fake.table) == 1
+    assert refused(over_tcp.setsockopt, SOL_RDS, SockOpt.FREE_MR, free_mr(0)) == errno.EINVAL
+    with urds.Socket() as unbound:
+        assert refused(unbound.setsockopt, SOL_RDS, SockOpt.FREE_MR, free_mr(0)) == errno.EINVAL
+
+
+def test_regions_go_with_their_socket(over_rdma: urds.Socket, fake: FakeBackend) -> None:
+    get_region(over_rdma, Memory(8))
+    over_rdma.close()
+    assert len(fake.table) == 0
+
+
+# -- cookies and regions by control message
+
+
+def test_a_cookie_of_ours_goes_along(over_rdma: urds.Socket, box: FakeMailbox) -> None:
+    cookie = get_region(over_rdma, Memory(64))
+    send(over_rdma, rdma_dest(cookie))
+    assert destination_cookie(box.extensions[0]) == cookie
+
+
+def test_a_cookie_of_nobody_or_another_socket_does_not(
+    over_rdma: urds.Socket, over_tcp: urds.Socket
+) -> None:
+    cookie = get_region(over_rdma, Memory(64))
+    assert send_refused(over_tcp, rdma_dest(cookie)) == errno.EINVAL
+    for stranger in (0, 5, cookie ^ 1):
+        assert send_refused(over_rdma, rdma_dest(stranger)) == errno.EINVAL
+    with bound_over(Transport.IB) as other:
+        assert send_refused(other, rdma_dest(cookie)) == errno.EINVAL
+
+
+def test_a_region_is_made_with_its_message(
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
+) -> None:
+    memory, place = Memory(64), Memory(8)
+    send(over_rdma, rdma_map(memory.address, 64, place.address, RdmaFlag.READWRITE))
+    cookie = place.number()
+    assert destination_cookie(box.extensions[0]) == cookie
+    assert fake.table.owns(box, cookie)
+    assert [str(peer) for peer in fake.asked_to_connect] == ["10.0.0.2"]
+
+
+def test_a_region_waits_for_the_connection(
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
+) -> None:
+    """Bad memory is told before; the wait is the caller's, for the connection was asked for."""
+    fake.is_connected = False
+    assert send_refused(over_rdma, rdma_map(NOWHERE, 64)) == errno.EFAULT
+    assert not fake.asked_to_connect
+    memory = Memory(64)
+    assert send_refused(over_rdma, rdma_map(memory.address, 64)) == errno.EAGAIN
+    assert len(fake.asked_to_connect) == 1
+    assert len(fake.table) == 0 and not box.sent
+
+
+@pytest.mark.parametrize("refusal", [Refusal.QUEUE_FULL, Refusal.PEER_CONGESTED, Refusal.TIMED_OUT])
+def test_a_region_goes_if_its_message_does_not(
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend, refusal: Refusal
+) -> None:
+    box.refusal = os_error(refusal)
+    memory, place = Memory(64), Memory(8)
+    code = send_refused(over_rdma, rdma_map(memory.address, 64, place.address))
+    assert code == box.refusal.errno
+    assert place.number(), "it was made"
+    assert len(fake.table) == 0
+
+
+def test_a_region_of_a_failed_message_stays_if_it_was_there_before(
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
+) -> None:
+    cookie = get_region(over_rdma, Memory(64))
+    box.refusal = os_error(Refusal.QUEUE_FULL)
+    assert send_refused(over_rdma, rdma_dest(cookie)) == errno.EAGAIN
+    assert fake.table.owns(box, cookie)
+
+
+def test_a_region_whose_cookie_cannot_be_written_sends_nothing(
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
+) -> None:
+    memory = Memory(64)
+    assert send_refused(over_rdma, rdma_map(memory.address, 64, NOWHERE)) == errno.EFAULT
+    assert len(fake.table) == 0 and not box.sent
+
+
+def test_tcp_makes_no_region_whatever_its_memory(over_tcp: urds.Socket) -> None:
+    assert send_refused(over_tcp, rdma_map(0, 0)) == errno.EOPNOTSUPP

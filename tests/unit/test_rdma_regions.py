@@ -1,0 +1,262 @@
+"""The region table: one key everywhere, cookies, owners, use once, collisions, bounds, locks."""
+
+import errno
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from urds.constants import RDMA_PAGE_BYTES
+from urds.transport.rdma import regions
+from urds.transport.rdma.regions import RegionDevice, RegionTable
+from urds.verbs.engine.keys import AccessError, KeyTable, Region
+from urds.verbs.engine.numbers import AccessFlag
+from urds.verbs.providers.base import Adapter
+
+READ, WRITE, ATOMIC = AccessFlag.REMOTE_READ, AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_ATOMIC
+OWNER, OTHER = "owner", "other"
+
+
+class FakeAdapter:
+    """Real keys, and a lock that tells whether it is held by this thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.keys = KeyTable()
+
+
+class FakeDevice:
+    """A device whose adapter has keys only."""
+
+    def __init__(self) -> None:
+        self.fake = FakeAdapter()
+        self.adapter = cast("Adapter", self.fake)
+        self.domain = object()
+
+    def memory(self, cookie: int, octets: int, access: AccessFlag = READ) -> memoryview:
+        """Return what a peer that was given the cookie reaches at the region's beginning."""
+        return self.fake.keys.remote(
+            cookie & 0xFFFFFFFF, cookie >> 32, octets, pd=self.domain, access=access, qpn=7
+        )
+
+    def refuses(self, cookie: int, access: AccessFlag = READ) -> bool:
+        """Tell whether a peer gets nothing by a cookie."""
+        try:
+            self.memory(cookie, 1, access)
+        except AccessError:
+            return True
+        return False
+
+
+class World:
+    """A table over two devices, whose later work waits in a list."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.devices = [FakeDevice(), FakeDevice()]
+        self.later: list[Callable[[], None]] = []
+        self.table = RegionTable(
+            lambda: cast("list[RegionDevice]", self.devices), self.later.append, chance=Random(seed)
+        )
+
+    def register(self, memory: Any = None, owner: str = OWNER, **more: Any) -> int:
+        """Make a region, writable and for ever unless told."""
+        given = {"address": 0, "writable": True, "use_once": False} | more
+        view = memoryview(bytearray(64) if memory is None else memory)
+        return self.table.register(owner, view, **given)
+
+    def refusals(self, cookie: int, access: AccessFlag = READ) -> list[bool]:
+        """Tell what each device says to a peer that asks for the first octet."""
+        return [device.refuses(cookie, access) for device in self.devices]
+
+    def counts(self) -> list[int]:
+        """Return how many regions each device knows."""
+        return [device.fake.keys.region_count for device in self.devices]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def refusal(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
+    with pytest.raises(OSError) as refused:
+        call(*arguments, **more)
+    return refused.value.errno
+
+
+def test_every_device_reaches_the_memory_under_one_key(world: World) -> None:
+    memory = bytearray(b"hello world")
+    cookie = world.register(memory)
+    for device in world.devices:
+        assert bytes(device.memory(cookie, 11)) == b"hello world"
+    world.devices[1].memory(cookie, 5, WRITE)[:] = b"jello"
+    assert memory == b"jello world"
+
+
+@pytest.mark.parametrize("address", [0, 1, 4095, 4096, 0x7F00_0000_1234])
+def test_a_cookie_has_the_place_in_the_page_above_the_key(world: World, address: int) -> None:
+    cookie = world.register(b"abc", address=address, writable=False)
+    assert cookie >> 32 == address % RDMA_PAGE_BYTES
+    assert bytes(world.devices[0].memory(cookie, 3)) == b"abc"
+    assert cookie & 0xFFFFFFFF != 0
+
+
+def test_memory_beyond_a_region_is_out_of_reach(world: World) -> None:
+    cookie = world.register(bytearray(64), address=100)
+    key, offset = cookie & 0xFFFFFFFF, cookie >> 32
+    keys, domain = world.devices[0].fake.keys, world.devices[0].domain
+    for at, octets in ((offset - 1, 1), (offset, 65), (offset + 64, 1), (0, 1)):
+        with pytest.raises(AccessError):
+            keys.remote(key, at, octets, pd=domain, access=READ, qpn=7)
+
+
+def test_a_region_for_reading_refuses_the_rest(world: World) -> None:
+    read_only = world.register(b"octets", writable=False)
+    assert world.refusals(read_only, READ) == [False, False]
+    assert world.refusals(read_only, WRITE) == [True, True]
+    assert world.refusals(read_only, ATOMIC) == [True, True]
+    writable = world.register(writable=True)
+    for access in (READ, WRITE, ATOMIC):
+        assert world.refusals(writable, access) == [False, False]
+
+
+def test_a_freed_region_is_refused_everywhere_and_its_buffer_is_free(world: World) -> None:
+    memory = bytearray(8)
+    cookie = world.register(memory)
+    with pytest.raises(BufferError):
+        memory.append(0)
+    world.table.free(OWNER, cookie)
+    assert world.refusals(cookie) == [True, True]
+    assert world.counts() == [0, 0] and len(world.table) == 0
+    memory.append(0)
+
+
+def test_only_its_owner_frees_a_region_and_only_once(world: World) -> None:
+    cookie = world.register()
+    assert refusal(world.table.free, OTHER, cookie) == errno.EINVAL
+    assert refusal(world.table.free, OWNER, cookie ^ 1) == errno.EINVAL
+    assert world.refusals(cookie) == [False, False]
+    world.table.free(OWNER, cookie | 5 << 32)  # the key alone counts: kernel parity
+    assert refusal(world.table.free, OWNER, cookie) == errno.EINVAL
+
+
+def test_who_owns_a_key(world: World) -> None:
+    cookie = world.register()
+    assert world.table.owns(OWNER, cookie)
+    assert world.table.owns(OWNER, cookie & 0xFFFFFFFF)
+    assert not world.table.owns(OTHER, cookie)
+    assert not world.table.owns(OWNER, 0)
+    world.table.free(OWNER, cookie)
+    assert not world.table.owns(OWNER, cookie)
+
+
+def test_a_closing_owner_takes_its_own_regions_along(world: World) -> None:
+    own = [world.register(), world.register()]
+    kept = world.register(owner=OTHER)
+    assert world.table.free_all(OWNER) == 2
+    assert [world.refusals(cookie) for cookie in own] == [[True, True]] * 2
+    assert world.refusals(kept) == [False, False]
+    assert world.table.free_all(OWNER) == 0
+
+
+def test_a_used_region_for_one_use_is_over_at_once_and_forgotten_later(world: World) -> None:
+    once, always = world.register(use_once=True), world.register()
+    for key in (once & 0xFFFFFFFF, always & 0xFFFFFFFF, 12345):
+        world.table.handle_key_used(key)
+    assert not world.table.owns(OWNER, once)
+    assert world.table.owns(OWNER, always)
+    assert len(world.later) == 1, "devices are told by a thread that holds no lock"
+    world.later.pop()()
+    assert world.refusals(once) == [True, True]
+    assert world.refusals(always) == [False, False]
+    assert refusal(world.table.free, OWNER, once) == errno.EINVAL
+
+
+def test_a_region_is_used_up_once(world: World) -> None:
+    cookie = world.register(use_once=True)
+    world.table.handle_key_used(cookie & 0xFFFFFFFF)
+    world.table.handle_key_used(cookie & 0xFFFFFFFF)
+    assert len(world.later) == 1
+
+
+def test_a_key_that_one_device_has_in_use_is_drawn_anew() -> None:
+    foreseen = World(seed=5).register()  # the first key of this seed
+    world = World(seed=5)
+    second = world.devices[1]
+    taken = second.fake.keys.register(
+        second.domain, memoryview(b"theirs"), 0, READ, key=foreseen & 0xFFFFFFFF
+    )
+    cookie = world.register()
+    assert cookie != foreseen
+    assert world.counts() == [1, 2]
+    assert bytes(second.memory(foreseen, 6)) == b"theirs"
+    world.table.free(OWNER, cookie)
+    second.fake.keys.deregister(taken)
+    assert world.counts() == [0, 0]
+
+
+def test_drawing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    monkeypatch.setattr(regions, "_KEY_END", regions._KEY_FIRST + 1)  # there is one key
+    blocked = world.devices[1]
+    blocked.fake.keys.register(blocked.domain, memoryview(b"x"), 0, READ, key=regions._KEY_FIRST)
+    assert refusal(world.register) == errno.ENOMEM
+    assert world.counts() == [0, 1]
+
+
+def test_a_refusing_device_leaves_nothing_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> Region:
+        raise OSError(errno.ENOMEM, "full")
+
+    monkeypatch.setattr(world.devices[1].fake.keys, "register", full)
+    assert refusal(world.register) == errno.ENOMEM
+    assert world.counts() == [0, 0] and len(world.table) == 0
+
+
+def test_the_regions_of_a_process_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, "REGIONS_MAX", 3)
+    cookies = [world.register() for _ in range(3)]
+    assert len(set(cookies)) == 3
+    assert refusal(world.register) == errno.ENOMEM
+    world.table.free(OWNER, cookies[0])
+    world.register()
+
+
+def test_keys_are_drawn_by_chance() -> None:
+    """Two tables give different keys, and keys do not follow each other."""
+    table = RegionTable(lambda: (), lambda action: action())
+    view = memoryview(bytearray(8))
+    given = {"address": 0, "writable": True, "use_once": False}
+    keys = [table.register(OWNER, view, **given) for _ in range(16)]  # type: ignore[arg-type]  # one dict
+    steps = {after - before for before, after in pairwise(keys)}
+    assert len(steps) == 15
+    assert max(keys) - min(keys) > 1 << 20
+
+
+def test_no_lock_of_the_table_is_held_where_a_device_is_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device's thread may be inside `handle_key_used` with that device's lock."""
+    keys = world.devices[0].fake.keys
+    held: list[bool] = []
+    for name in ("register", "deregister"):
+        real = getattr(keys, name)
+
+        def watched(*arguments: Any, real: Any = real, **more: Any) -> Any:
+            held.append(world.table._lock.locked())
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(keys, name, watched)
+    world.table.free(OWNER, world.register())
+    world.register()
+    world.table.free_all(OWNER)
+    world.table.handle_key_used(world.register(use_once=True) & 0xFFFFFFFF)
+    world.later.pop()()
+    assert held == [False] * 6
