@@ -151,6 +151,7 @@ def test_connect_data_survive_the_wire(
             tos=unsigned(8),
             ack_sequence=unsigned(64),
             credits=unsigned(32),
+            generation=st.none() | st.integers(1, (1 << 32) - 1),
         )
     )
     assert ConnectData.parse(record.emit(), ipv6=family is IPv6Address) == record

@@ -35,6 +35,39 @@ def test_the_layout(record: ConnectData, octets: bytes) -> None:
     assert ConnectData.parse(octets, ipv6=ipv6) == record
 
 
+MARKED_TAIL = "03 01 0003 05 555201 0102030405060708 090a0b0c fedcba98"
+
+
+@pytest.mark.parametrize(("record", "octets"), [(V4, V4_OCTETS), (V6, V6_OCTETS)])
+def test_the_mark_stands_where_linux_has_zeros(record: ConnectData, octets: bytes) -> None:
+    marked = replace(record, generation=0xFEDCBA98)
+    written = octets[: -len(bytes.fromhex(TAIL))] + bytes.fromhex(MARKED_TAIL)
+    assert marked.emit() == written
+    assert ConnectData.parse(written, ipv6=record is V6) == marked
+
+
+@pytest.mark.parametrize(
+    ("sign", "generation", "found"),
+    [
+        ("555201", "00000007", 7),
+        ("5552ff", "00000007", 7),  # later versions keep what is here
+        ("555200", "00000007", None),
+        ("555201", "00000000", None),
+        ("555301", "00000007", None),
+        ("000000", "00000007", None),
+    ],
+)
+def test_what_counts_as_a_mark(sign: str, generation: str, found: int | None) -> None:
+    octets = V4_OCTETS[:13] + bytes.fromhex(sign) + V4_OCTETS[16:28] + bytes.fromhex(generation)
+    assert ConnectData.parse(octets, ipv6=False) == replace(V4, generation=found)
+
+
+@pytest.mark.parametrize("generation", [0, 1 << 32])
+def test_a_generation_out_of_range_is_refused(generation: int) -> None:
+    with pytest.raises(WireError, match=str(generation)):
+        replace(V4, generation=generation).emit()
+
+
 def test_padding_behind_the_record_is_passed_over() -> None:
     assert ConnectData.parse(V4_OCTETS + bytes(164), ipv6=False) == V4
 

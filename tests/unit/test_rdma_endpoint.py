@@ -1,0 +1,350 @@
+"""Who connects over RDMA, step by step: private data, who may be a peer, ends."""
+
+import errno
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+
+from tests.unit.rdma_bench import INCOMPATIBLE, NOW, OURS, REQUEST, TO_HIGH, Bench
+from tests.unit.rdma_world import HIGH, LOW, MS, SECOND
+from tests.vectors import load
+from urds.errors import LocalProtocolError
+from urds.transport.rdma.events import (
+    Abandon,
+    Accept,
+    Attach,
+    Connect,
+    Detach,
+    Failure,
+    Forget,
+    GiveUp,
+    PeerKey,
+    PeerKnown,
+    Reason,
+    Refused,
+    Reject,
+)
+from urds.transport.rdma.state import TRANSITIONS, Input, State, next_state
+from urds.wire.connect_data import ConnectData
+
+# -- a first connection
+
+
+def test_the_first_message_connects_at_once_and_offers_3_1() -> None:
+    bench = Bench()
+    assert bench.want() == [Connect(TO_HIGH, 1)]
+    octets = bench.core.offer(TO_HIGH, acknowledged=0, credits=9)
+    assert ConnectData.parse(octets, ipv6=False) == ConnectData(
+        source=LOW, target=HIGH, major=3, minor=1, minor_mask=3, credits=9, generation=OURS
+    )
+    bench.core.handle_wanted(TO_HIGH, NOW)
+    assert bench.actions() == [], "one attempt at a time"
+
+
+@pytest.mark.parametrize("generation", [None, 4])
+def test_a_reply_attaches(generation: int | None) -> None:
+    """The first acknowledgement of all is about an earlier life of ours."""
+    bench = Bench()
+    assert bench.join(ack_sequence=55, credits=12, generation=generation) == [
+        PeerKnown(TO_HIGH, generation is not None, (3, 1)),
+        Attach(TO_HIGH, 1, acknowledged=0, credits=12, is_own=generation is not None),
+    ]
+    (peer,) = bench.core.peers
+    assert (peer.state, peer.version, peer.is_own) == (State.UP, (3, 1), generation is not None)
+
+
+@pytest.mark.rule("wire-ib-ack-seq")
+def test_the_same_life_acknowledges_when_it_comes_back() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    assert bench.end(1)[0] == Detach(TO_HIGH, 1)
+    (connect,) = bench.wait(SECOND)
+    assert isinstance(connect, Connect)
+    octets = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
+    assert ConnectData.parse(octets, ipv6=False).ack_sequence == 77
+    attach = bench.establish(connect.number, bench.data(ack_sequence=55, generation=4))
+    assert attach == [Attach(TO_HIGH, connect.number, acknowledged=55, credits=0, is_own=True)]
+
+
+def test_a_request_of_linux_is_answered_as_linux_answers() -> None:
+    """Between the hosts of the capture; the CM's own header stands before the request."""
+    vectors = load("linux_6_1_rdma_connect")
+    bench = Bench(IPv4Address("10.78.0.20"))
+    peer = IPv4Address("10.78.0.10")
+    bench.core.handle_request(REQUEST, peer, vectors["request"][36:], NOW)
+    key = PeerKey(peer, 0)
+    assert bench.actions() == [Accept(key, REQUEST)]
+    assert bench.core.offer(key, acknowledged=0, credits=0) == vectors["reply"][:32]
+    assert bench.establish(REQUEST, key=key) == [
+        PeerKnown(key, False, (3, 1)),
+        Attach(key, REQUEST, acknowledged=0, credits=0, is_own=False),
+    ]
+
+
+def test_our_request_differs_from_linux_in_the_mark_alone() -> None:
+    vectors = load("linux_6_1_rdma_connect")
+    bench = Bench(IPv4Address("10.78.0.10"))
+    (connect,) = bench.want(IPv4Address("10.78.0.20"))
+    octets = bench.core.offer(connect.key, acknowledged=0, credits=0)
+    linux = vectors["request"][36:68]
+    assert octets == linux[:13] + b"UR\x01" + linux[16:28] + bytes([0, 0, 0, OURS])
+
+
+@pytest.mark.rule("wire-ib-major", "wire-ib-minor-mask", "wire-ib-connect-data")
+@pytest.mark.parametrize(
+    ("major", "minor", "minor_mask", "answer"),
+    [(3, 1, 3, (3, 1)), (4, 1, 3, (4, 1)), (4, 1, 1, (4, 0)), (0, 0, 3, (4, 0))],
+)
+def test_the_version_of_the_answer(
+    major: int, minor: int, minor_mask: int, answer: tuple[int, int]
+) -> None:
+    bench = Bench()
+    fields = {"major": major, "minor": minor, "minor_mask": minor_mask, "tos": 3}
+    assert bench.request(**fields) == [Accept(PeerKey(HIGH, 3), REQUEST)]
+    octets = bench.core.offer(PeerKey(HIGH, 3), acknowledged=0, credits=0)
+    assert ConnectData.parse(octets, ipv6=False) == ConnectData(
+        source=LOW, target=HIGH, major=answer[0], minor=answer[1], tos=3
+    )
+
+
+@pytest.mark.parametrize("octets", [b"", bytes(31), bytes(56)])
+def test_a_request_without_private_data_speaks_4_0(octets: bytes) -> None:
+    bench = Bench()
+    bench.core.handle_request(REQUEST, HIGH, octets, NOW)
+    assert bench.actions() == [Accept(TO_HIGH, REQUEST)]
+    assert bench.establish(REQUEST) == [
+        PeerKnown(TO_HIGH, False, (4, 0)),
+        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_own=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("octets", "reason"),
+    [
+        (ConnectData(source=HIGH, target=LOW, major=3, minor=0).emit(), Reason.VERSION),
+        (ConnectData(source=HIGH, target=LOW, major=2).emit(), Reason.VERSION),
+        (ConnectData(source=LOW, target=HIGH).emit(), Reason.WRONG_ADDRESS),
+    ],
+)
+def test_a_reply_that_will_not_do_is_dropped_and_backed_off(octets: bytes, reason: Reason) -> None:
+    bench = Bench()
+    bench.want()
+    assert bench.establish(1, octets) == [Abandon(TO_HIGH, 1), Refused(HIGH, reason)]
+    assert [type(action) for action in bench.wait(SECOND)] == [Connect]
+
+
+@pytest.mark.parametrize("octets", [b"", ConnectData(source=HIGH, target=LOW, major=0).emit()])
+def test_a_reply_that_names_no_version_has_the_one_we_offered(octets: bytes) -> None:
+    bench = Bench()
+    bench.want()
+    assert bench.establish(1, octets)[0] == PeerKnown(TO_HIGH, False, (3, 1))
+
+
+def test_ipv6() -> None:
+    low, high = IPv6Address("fd00::1"), IPv6Address("fd00::2")
+    bench = Bench(low, allowed="fd00::/64")
+    bench.core.handle_request(REQUEST, high, bench.data(high, generation=4), NOW)
+    assert bench.actions() == [Accept(PeerKey(high, 0), REQUEST)]
+    octets = bench.core.offer(PeerKey(high, 0), acknowledged=3, credits=0)
+    assert octets == low.packed + high.packed + bytes.fromhex(
+        "03 01 0003 00 555201 0000000000000003 00000000 00000007"
+    )
+
+
+def test_a_scope_does_not_make_an_address_another_one() -> None:
+    here, there = IPv6Address("fe80::1%eth0"), IPv6Address("fe80::2%eth0")
+    bench = Bench(here, allowed="fe80::/10")
+    data = ConnectData(source=IPv6Address("fe80::2"), target=IPv6Address("fe80::1"), generation=4)
+    bench.core.handle_request(REQUEST, there, replace(data, tos=1).emit(), NOW)
+    assert bench.actions() == [Accept(PeerKey(there, 1), REQUEST)]
+
+
+# -- who may
+
+
+def test_a_peer_that_is_not_allowed() -> None:
+    bench, stranger = Bench(), IPv4Address("192.0.2.1")
+    with pytest.raises(PermissionError, match="URDS_ALLOW"):
+        bench.core.key_for(stranger, 0, NOW)
+    assert bench.request(peer=stranger) == [
+        Reject(REQUEST, INCOMPATIBLE),
+        Refused(stranger, Reason.NOT_ALLOWED),
+    ]
+    assert bench.core.peers == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "major", "reason"),
+    [
+        (HIGH, LOW, 5, Reason.VERSION),
+        (IPv4Address("127.0.0.9"), LOW, 3, Reason.WRONG_ADDRESS),
+        (HIGH, IPv4Address("127.0.0.9"), 3, Reason.WRONG_ADDRESS),
+    ],
+)
+def test_a_request_that_will_not_do_is_rejected(
+    source: IPv4Address, target: IPv4Address, major: int, reason: Reason
+) -> None:
+    bench = Bench()
+    octets = ConnectData(source=source, target=target, major=major).emit()
+    bench.core.handle_request(REQUEST, HIGH, octets, NOW)
+    assert bench.actions() == [Reject(REQUEST, INCOMPATIBLE), Refused(HIGH, reason)]
+    assert bench.core.peers == ()
+
+
+def test_peers_are_bounded_and_the_idlest_goes() -> None:
+    bench = Bench(peers_max=2)
+    first, second, third = (IPv4Address(f"10.0.0.{number}") for number in (1, 2, 3))
+    bench.core.key_for(first, 0, NOW)
+    bench.core.key_for(second, 0, NOW + 1)
+    assert bench.request(peer=third) == [Forget(PeerKey(first, 0)), Accept(PeerKey(third, 0), 1000)]
+    assert bench.core.find(PeerKey(first, 0)) is None
+    bench.want(second)
+    with pytest.raises(OSError) as full:
+        bench.core.key_for(first, 0, NOW)
+    assert full.value.errno == errno.EUSERS
+    assert bench.request(1001, peer=first)[-1] == Refused(first, Reason.TOO_MANY_PEERS)
+    assert (bench.stats.evicted, bench.stats.refused_peers) == (1, 2)
+
+
+def test_a_peer_for_which_a_message_is_on_its_way_stays() -> None:
+    bench = Bench(peers_max=1, may_evict=False)
+    bench.core.key_for(HIGH, 0, NOW)
+    with pytest.raises(OSError):
+        bench.core.key_for(HIGH, 1, NOW)
+
+
+# -- ends, and what comes late
+
+
+def test_reports_about_what_has_ended_are_ignored() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    core, stranger = bench.core, PeerKey(IPv4Address("10.0.0.9"), 0)
+    for key, number in [(TO_HIGH, 99), (stranger, 1)]:
+        core.handle_established(key, number, b"", NOW)
+        core.handle_failed(key, number, Failure.REFUSED, b"", NOW)
+        core.handle_ended(key, number, NOW)
+        core.handle_breach(key, number, NOW)
+        core.handle_fault(stranger, NOW)
+        core.handle_wanted(stranger, NOW)
+    core.handle_established(TO_HIGH, 1, b"", NOW)
+    core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+    assert bench.actions() == []
+
+
+def test_an_attempt_of_which_nobody_hears_is_abandoned() -> None:
+    bench = Bench()
+    bench.want()
+    assert bench.wait(30 * SECOND - 1) == []
+    assert bench.wait(0, NOW + 30 * SECOND)[0] == Abandon(TO_HIGH, 1)
+    assert bench.stats.silent == 1
+
+
+def test_an_answer_of_which_nobody_hears_is_abandoned_and_nobody_seeks() -> None:
+    bench = Bench()
+    bench.request(generation=4)
+    assert bench.wait(100 * SECOND) == [Abandon(TO_HIGH, REQUEST)]
+    assert bench.core.poll_timeout() is None
+
+
+def test_giving_up_drops_what_waits_until_the_next_message() -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    bench.want()
+    bench.core.handle_failed(TO_HIGH, 1, Failure.UNREACHABLE, b"", NOW)
+    bench.actions()
+    bench.core.poll_timeout()
+    assert bench.wait(MS)[:1] == [Connect(TO_HIGH, 2)]
+    assert bench.wait(10 * SECOND) == [GiveUp(TO_HIGH, 2 * SECOND)]
+    bench.core.handle_failed(TO_HIGH, 2, Failure.UNREACHABLE, b"", NOW + 10 * SECOND)
+    assert bench.actions() == [Abandon(TO_HIGH, 2)]
+    assert bench.core.poll_timeout() is None
+    assert [type(action) for action in bench.want(now_ns=NOW + 20 * SECOND)] == [Connect]
+
+
+def test_a_connection_in_time_is_not_given_up() -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    bench.join(generation=4)
+    assert bench.wait(10 * SECOND) == []
+
+
+def test_a_breach_ends_the_connection_and_lets_both_sides_rest() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    bench.core.handle_breach(TO_HIGH, 1, NOW)
+    assert bench.actions() == [Detach(TO_HIGH, 1)]
+    rest_until_ns = bench.core.poll_timeout()
+    assert rest_until_ns is not None and NOW < rest_until_ns <= NOW + SECOND
+    found = bench.request(generation=4, now_ns=rest_until_ns - 1)
+    assert found == [Reject(REQUEST, INCOMPATIBLE)]
+    assert bench.request(1001, generation=4, now_ns=rest_until_ns) == [Accept(TO_HIGH, 1001)]
+    assert (bench.stats.breaches, bench.stats.refused_resting) == (1, 1)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_after_a_fault_of_ours_everything_starts_over(state: State) -> None:
+    bench = Bench()
+    if state is State.ACCEPTING:
+        bench.request(generation=4)
+    elif state is not State.DOWN:
+        bench.want()
+    if state is State.WAITING:
+        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+    elif state is State.UP:
+        bench.establish(1, bench.data())
+    key = bench.core.key_for(HIGH, 0, NOW)
+    bench.actions()
+    bench.core.handle_fault(key, NOW)
+    kinds = [type(action) for action in bench.actions()]
+    ends = {State.CONNECTING: [Abandon], State.ACCEPTING: [Abandon], State.UP: [Detach]}
+    assert kinds == ends.get(state, [])
+    is_sought = state in (State.WAITING, State.CONNECTING, State.UP)
+    assert [type(action) for action in bench.wait(SECOND)] == [Connect] * is_sought
+
+
+# -- types of service, and ourselves
+
+
+def test_each_type_of_service_has_its_connection() -> None:
+    bench = Bench()
+    assert bench.want(tos=3) == [Connect(PeerKey(HIGH, 3), 1)]
+    assert bench.want(tos=0) == [Connect(PeerKey(HIGH, 0), 2)]
+    octets = bench.core.offer(PeerKey(HIGH, 3), acknowledged=0, credits=0)
+    assert ConnectData.parse(octets, ipv6=False).tos == 3
+    assert bench.request(tos=4, generation=4) == [Accept(PeerKey(HIGH, 4), REQUEST)]
+
+
+def test_a_connection_to_ourselves_has_two_ends() -> None:
+    bench = Bench()
+    active, passive = PeerKey(LOW, 0), PeerKey(LOW, 0, passive=True)
+    assert bench.want(LOW) == [Connect(active, 1)]
+    octets = bench.core.offer(active, acknowledged=0, credits=0)
+    bench.core.handle_request(REQUEST, LOW, octets, NOW)
+    assert bench.actions() == [Accept(passive, REQUEST)]
+    answer = bench.core.offer(passive, acknowledged=0, credits=0)
+    assert bench.establish(1, answer, key=active)[-1] == Attach(active, 1, 0, 0, True)
+    assert bench.establish(REQUEST, key=passive)[-1] == Attach(passive, REQUEST, 0, 0, True)
+    assert [peer.key for peer in bench.core.peers] == [active, passive]
+
+
+def test_the_passive_end_has_the_other_one_connect() -> None:
+    bench = Bench()
+    active, passive = PeerKey(LOW, 0), PeerKey(LOW, 0, passive=True)
+    bench.core.handle_request(REQUEST, LOW, bench.data(LOW, generation=OURS), NOW)
+    bench.core.handle_failed(passive, REQUEST, Failure.ERROR, b"", NOW)
+    bench.actions()
+    bench.core.handle_wanted(passive, NOW)
+    assert bench.actions() == [Connect(active, 1)]
+
+
+# -- the table
+
+
+def test_what_is_not_in_the_table_cannot_happen() -> None:
+    for state in State:
+        for event in Input:
+            if (state, event) not in TRANSITIONS:
+                with pytest.raises(LocalProtocolError, match=f"{event.name} in state {state.name}"):
+                    next_state(state, event)
+    assert (State.UP, Input.CONNECT) not in TRANSITIONS
