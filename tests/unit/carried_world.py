@@ -112,6 +112,9 @@ class FakePath:
     def resume(self) -> None:
         self._tell("resume", locked=False)
 
+    def serve(self) -> None:
+        self._tell("serve", locked=False)
+
     def end(self) -> None:
         self._tell("end", locked=False)
 
@@ -127,6 +130,12 @@ class FakePath:
                 sender.send_queued_bytes -= len(payload)
                 self._plane.note_room(sender)
             self.queued.clear()
+        self._plane.settle()
+
+    def plan(self, ms: float) -> None:
+        """Have the path served so much later."""
+        with self._plane.lock:
+            self._plane.note_due(self, self._plane.clock_ns() + round(ms * MS))
         self._plane.settle()
 
     def judge(self, *, full: bool) -> None:

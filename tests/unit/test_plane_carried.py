@@ -290,6 +290,66 @@ def test_a_monitor_hears_of_cleared_groups_only(world: CarriedWorld) -> None:
     assert mailbox.receive(wait_ns=0) is None
 
 
+# -- what is due
+
+
+def test_a_path_is_served_once_when_its_time_has_come(world: CarriedWorld) -> None:
+    path, other = world.path(), world.path(OTHER)
+    path.plan(1)
+    other.plan(3)
+    world.turn(0.5)
+    assert path.told == []
+    world.turn(0.5)
+    assert path.told == ["serve"]
+    world.turn(10)
+    assert path.told == other.told == ["serve"]
+
+
+def test_a_removed_path_is_not_served(world: CarriedWorld) -> None:
+    path = world.path()
+    path.plan(1)
+    world.plane.remove_carried(path)
+    world.turn(2)
+    assert path.told == []
+    assert not world.plane.has_dues()
+
+
+def test_who_waits_serves_what_comes_due() -> None:
+    """Without a helper: whoever waits for a message sleeps no longer than to the next due."""
+    world = CarriedWorld(virtual=False)
+    mailbox, path = world.mailbox(), world.path()
+    path.plan(1)
+    assert mailbox.receive(wait_ns=5 * MS) is None
+    assert path.told == ["serve"]
+    path.plan(1)
+    assert world.plane.help(world.plane.clock_ns() + 5 * MS) == []
+    assert path.told == ["serve", "serve"], "and so does the helper"
+    world.close()
+
+
+def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
+    """Who notes something due while a leader runs trusts in him; he may leave with his message.
+
+    The helper's sleep is made by hand: it lasts longer than a tick, with the streams watched.
+    """
+    world = CarriedWorld(virtual=False)
+    mailbox, path, helper = world.mailbox(), world.path(), world.plane.helper
+    looks: list[int] = []
+
+    def attempt() -> bool | None:
+        looks.append(1)
+        if len(looks) == 1:
+            return None
+        helper.asleep = helper._armed = True
+        world.plane.note_due(path, world.plane.clock_ns() + MS)
+        assert helper.asleep, "the leader runs"
+        return True
+
+    assert world.plane.wait_reading(attempt, mailbox.receive_waiters, MS, mailbox)
+    assert not helper.asleep
+    world.close()
+
+
 # -- endings
 
 

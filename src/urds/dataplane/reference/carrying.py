@@ -28,7 +28,7 @@ def remove(plane: Plane, path: CarriedPath) -> None:
     path.room_wanted.clear()
     plane.full_paths.discard(path)
     plane.maps_due.discard(path)
-    plane.dues.pop(path, None)
+    plane.carried_dues.pop(path, None)
     host.forget_peer_map(path.peer)
 
 

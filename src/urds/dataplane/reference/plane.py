@@ -25,7 +25,7 @@ from urds.dataplane.base import (
     PeerMap,
     Snapshot,
 )
-from urds.dataplane.reference import carrying, closing, congestion
+from urds.dataplane.reference import carrying, closing, congestion, dues
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
@@ -82,7 +82,7 @@ class Plane:
         self.maps_due: set[CarriedPath] = set()  # our map changed: pushed at the end of the pass
         self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
-        self.dues: dict[CarriedPath, int] = {}  # when to serve a path of another transport
+        self.carried_dues: dict[CarriedPath, int] = {}  # when to serve a path of another transport
 
     # -- making things
 
@@ -221,7 +221,7 @@ class Plane:
             unled = self.desk.stand_up(waiter, waiters, used=used)
             self.driven = True
             if unled and self.helper.asleep:
-                if self._dirty or self.looks:
+                if self._dirty or self.looks or self.carried_dues:
                     self.helper.want()
                 else:
                     self.helper.leader_left()
@@ -354,55 +354,23 @@ class Plane:
 
     def note_due(self, path: CarriedPath, at_ns: int) -> None:
         """Have a path of another transport served at a time. Lock held."""
-        self.dues[path] = at_ns
+        self.carried_dues[path] = at_ns
         leader = self.desk.leader
         if leader is None or leader.doing is Doing.IN_POLL:
             self.helper.want()
 
     def has_dues(self) -> bool:
         """Tell whether time may make something due. Lock held."""
-        return bool(self._dirty or self.looks or self.lingering or self.dues)
+        return bool(self._dirty or self.looks or self.lingering or self.carried_dues)
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
-        earliest: int | None = None
-        for path in list(self._dirty):
-            due_ns = path.due_ns()
-            if due_ns is None:
-                del self._dirty[path]
-            elif earliest is None or due_ns < earliest:
-                earliest = due_ns
-        looks = (mailbox.look_again_ns() for mailbox in self.looks)
-        for at_ns in (*looks, *self.lingering.values(), *self.dues.values()):
-            if at_ns is not None and (earliest is None or at_ns < earliest):
-                earliest = at_ns
-        return earliest
+        return dues.next_ns(self)
 
     def serve_due(self) -> None:
         """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
-        if not self.has_dues():
-            return
-        with self.lock:
-            now_ns = self.clock_ns()
-            due = [
-                path
-                for path in self._dirty
-                if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
-            ]
-            carried = [other for other, at_ns in self.dues.items() if at_ns <= now_ns]
-            for other in carried:
-                del self.dues[other]
-            looks, self.looks = self.looks, set()
-            self.touched |= looks
-            for mailbox in [m for m, at_ns in self.lingering.items() if at_ns <= now_ns]:
-                del self.lingering[mailbox]
-                for path in mailbox.paths():
-                    self.counters.send_linger_over += path.cancel(mailbox, None)
-        for path in due:
-            path.serve(now_ns)
-        for other in carried:
-            other.serve()
-        self.settle()
+        if self.has_dues():
+            dues.serve(self)
 
     # -- the control plane's calls
 
