@@ -11,6 +11,7 @@ import pytest
 
 from urds.constants import RDMA_PAGE_BYTES
 from urds.transport.rdma import regions
+from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.regions import RegionDevice, RegionTable
 from urds.verbs.engine.keys import AccessError, KeyTable, Region
 from urds.verbs.engine.numbers import AccessFlag
@@ -57,8 +58,12 @@ class World:
     def __init__(self, seed: int = 1) -> None:
         self.devices = [FakeDevice(), FakeDevice()]
         self.later: list[Callable[[], None]] = []
+        self.counters = RdmaCounters()
         self.table = RegionTable(
-            lambda: cast("list[RegionDevice]", self.devices), self.later.append, chance=Random(seed)
+            lambda: cast("list[RegionDevice]", self.devices),
+            self.later.append,
+            chance=Random(seed),
+            counters=self.counters,
         )
 
     def register(self, memory: Any = None, owner: str = OWNER, **more: Any) -> int:
@@ -260,3 +265,30 @@ def test_no_lock_of_the_table_is_held_where_a_device_is_asked(
     world.table.handle_key_used(world.register(use_once=True) & 0xFFFFFFFF)
     world.later.pop()()
     assert held == [False] * 6
+
+
+def test_regions_are_counted_as_small_ones_or_large_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a region begins in its first page decides too: the pages count, not the octets."""
+    page = RDMA_PAGE_BYTES
+    world.register(bytes(2 * page), writable=False)
+    large = world.register(bytes(2 * page), writable=False, address=1)
+    once = world.register(bytes(3 * page), writable=False, use_once=True)
+    monkeypatch.setattr(regions, "REGIONS_MAX", 3)
+    for size in (1, 3 * page, 3 * page):
+        assert refusal(world.register, bytes(size), writable=False) == errno.ENOMEM
+    world.table.free(OWNER, large)
+    world.table.handle_key_used(once & 0xFFFFFFFF)
+    world.table.free_all(OWNER)
+    counted = {name: value for name, value in world.counters.as_dict().items() if value}
+    assert counted == {
+        "ib_rdma_mr_8k_alloc": 1,
+        "ib_rdma_mr_8k_free": 1,
+        "ib_rdma_mr_8k_used": 1,
+        "ib_rdma_mr_8k_pool_depleted": 1,
+        "ib_rdma_mr_1m_alloc": 2,
+        "ib_rdma_mr_1m_free": 2,
+        "ib_rdma_mr_1m_used": 2,
+        "ib_rdma_mr_1m_pool_depleted": 2,
+    }

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 class RdmaCounters:
     """Plain integers of one host, in Linux's order; the shell adds under the plane's lock.
 
-    What concerns the kernel's memory pools and workers never counts here.
+    Those of regions (ib_rdma_mr_*) belong to the region table and its lock. What concerns the
+    kernel's pools, reused regions and workers never counts here.
     """
 
     ib_connect_raced: int = 0

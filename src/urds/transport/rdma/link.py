@@ -155,7 +155,7 @@ class Link:
             is_passive=key.passive,
             device=self.device.name,
             service_level=key.tos & 0xF,
-            local_gid=IPv6Address(self.device.adapter.gid),
+            local_gid=self._local_gid(),
             peer_gid=IPv6Address(qp.peer.dgid),
             send_requests_max=qp.attr.cap.max_send_wr,
             receive_requests_max=self.receive_ring,
@@ -163,6 +163,13 @@ class Link:
             regions_max=min(REGIONS_MAX, attributes.max_mr),
             region_pages_max=MAX_MESSAGE_BYTES // RDMA_PAGE_BYTES + 1,  # a buffer begins anywhere
         )
+
+    def _local_gid(self) -> IPv6Address:
+        """Return the GID that the peer sees: over TCP that is the address of the connection."""
+        local = self.path.local
+        if self.device.provider != "tcp":
+            return IPv6Address(self.device.adapter.gid)
+        return IPv6Address(f"::ffff:{local}" if local.version == 4 else int(local))
 
     # -- work
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from urds.constants import RDMA_PAGE_BYTES
 from urds.errors import Refusal, os_error
+from urds.transport.rdma.counters import RdmaCounters
 from urds.verbs.engine.keys import REGION_INDEX_FIRST, VARIANT_BITS, WINDOW_INDEX_FIRST, Region
 from urds.verbs.engine.numbers import AccessFlag
 
@@ -33,6 +34,9 @@ _KEY_MASK: Final = (1 << 32) - 1
 _KEY_FIRST: Final = REGION_INDEX_FIRST << VARIANT_BITS
 _KEY_END: Final = WINDOW_INDEX_FIRST << VARIANT_BITS
 _DRAWS_MAX: Final = 64  # one key in 32,768 is taken at most
+# Linux has a pool for regions of up to so many pages, and one for longer ones; here both are one
+# table, and only the counters differ. Source: linux v6.12 net/rds/ib_mr.h.
+_SMALL_PAGES_MAX: Final = 2
 _READABLE: Final = AccessFlag.REMOTE_READ
 _WRITABLE: Final = (
     AccessFlag.REMOTE_READ
@@ -60,6 +64,7 @@ class _Entry:
 
     owner: object
     use_once: bool
+    is_small: bool
     placed: tuple[tuple[Adapter, Region], ...]
 
 
@@ -69,6 +74,7 @@ class RegionTable:
     devices: those that are open now; a region is registered on each of them.
     later: runs a function soon, in a thread that holds no lock; returns at once.
     chance: where keys are drawn from; a test gives one that it can foresee.
+    counters: where regions are counted, as small or large ones; under the lock of the table.
     """
 
     def __init__(
@@ -77,10 +83,12 @@ class RegionTable:
         later: Callable[[Callable[[], None]], None],
         *,
         chance: random.Random | None = None,
+        counters: RdmaCounters | None = None,
     ) -> None:
         self._devices = devices
         self._later = later
         self._chance = chance or random.SystemRandom()
+        self._counters = counters or RdmaCounters()
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._reserved: set[int] = set()  # keys that a registration under way has drawn
@@ -97,14 +105,16 @@ class RegionTable:
         """
         offset = address % RDMA_PAGE_BYTES
         access = _WRITABLE if writable else _READABLE
+        is_small = offset + len(view) <= _SMALL_PAGES_MAX * RDMA_PAGE_BYTES
         for _ in range(_DRAWS_MAX):
-            key = self._draw()
+            key = self._draw(is_small=is_small)
             try:
                 placed = self._place(key, view, offset, access)
                 if placed is None:
                     continue  # a device has this key in use, for memory that is not a socket's
                 with self._lock:
-                    self._entries[key] = _Entry(owner, use_once, placed)
+                    self._entries[key] = _Entry(owner, use_once, is_small, placed)
+                    self._count_made(is_small=is_small)
                 return offset << 32 | key
             finally:
                 with self._lock:
@@ -122,14 +132,14 @@ class RegionTable:
             entry = self._entries.get(key)
             if entry is None or entry.owner is not owner:
                 raise os_error(Refusal.NO_SUCH_REGION, f"key {key:#x}")
-            del self._entries[key]
+            self._pop(key)
         _displace(entry.placed)
 
     def free_all(self, owner: object) -> int:
         """Forget every region of an owner, which is closing; return how many there were."""
         with self._lock:
             keys = [key for key, entry in self._entries.items() if entry.owner is owner]
-            entries = [self._entries.pop(key) for key in keys]
+            entries = [self._pop(key) for key in keys]
         for entry in entries:
             _displace(entry.placed)
         return len(entries)
@@ -149,15 +159,38 @@ class RegionTable:
             entry = self._entries.get(key)
             if entry is None or not entry.use_once:
                 return
-            del self._entries[key]
+            self._pop(key)
         self._later(lambda: _displace(entry.placed))
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _draw(self) -> int:
+    def _pop(self, key: int) -> _Entry:
+        """Take an entry out and count it. Lock held."""
+        entry = self._entries.pop(key)
+        if entry.is_small:
+            self._counters.ib_rdma_mr_8k_free += 1
+        else:
+            self._counters.ib_rdma_mr_1m_free += 1
+        return entry
+
+    def _count_made(self, *, is_small: bool) -> None:
+        """Count a region, which is always a new one: nothing is pooled. Lock held."""
+        counters = self._counters
+        if is_small:
+            counters.ib_rdma_mr_8k_alloc += 1
+            counters.ib_rdma_mr_8k_used += 1
+        else:
+            counters.ib_rdma_mr_1m_alloc += 1
+            counters.ib_rdma_mr_1m_used += 1
+
+    def _draw(self, *, is_small: bool) -> int:
         with self._lock:
             if len(self._entries) + len(self._reserved) >= REGIONS_MAX:
+                if is_small:
+                    self._counters.ib_rdma_mr_8k_pool_depleted += 1
+                else:
+                    self._counters.ib_rdma_mr_1m_pool_depleted += 1
                 raise os_error(Refusal.TOO_MANY_REGIONS, f"{REGIONS_MAX} are the most")
             while True:  # ends soon: at most one key in 32,768 is taken
                 key = self._chance.randrange(_KEY_FIRST, _KEY_END)
