@@ -297,6 +297,8 @@ def test_a_path_is_served_once_when_its_time_has_come(world: CarriedWorld) -> No
     path, other = world.path(), world.path(OTHER)
     path.plan(1)
     other.plan(3)
+    with world.plane.lock:
+        assert world.plane.next_due_ns(world.now_ns) == world.now_ns + MS
     world.turn(0.5)
     assert path.told == []
     world.turn(0.5)
@@ -325,6 +327,12 @@ def test_who_waits_serves_what_comes_due() -> None:
     assert world.plane.help(world.plane.clock_ns() + 5 * MS) == []
     assert path.told == ["serve", "serve"], "and so does the helper"
     world.close()
+
+
+def test_what_comes_due_ends_a_long_sleep_of_the_helper(world: CarriedWorld) -> None:
+    world.plane.helper.asleep = True
+    world.path().plan(1)
+    assert not world.plane.helper.asleep
 
 
 def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
