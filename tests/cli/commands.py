@@ -93,10 +93,12 @@ def interrupt(*arguments: str, after: str, front: str = "plain") -> Done:
 
 
 @contextmanager
-def host(at: str, changes: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that hosts an address, with a socket on port 4000."""
+def host(
+    at: str, changes: Mapping[str, str] | None = None, *arguments: str, script: str = HOST
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that hosts an address, with a socket on port 4000, and says `ready`."""
     child = subprocess.Popen(
-        [sys.executable, "-c", HOST, at],
+        [sys.executable, "-c", script, at, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

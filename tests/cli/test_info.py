@@ -162,6 +162,22 @@ RDS IB Connections:
 """  # noqa: E501 - as wide as the tables of rds-info
 
 
+OVER_RDMA = """
+import sys, urds
+sock = urds.Socket()
+sock.settimeout(20)
+sock.setsockopt(urds.SOL_RDS, urds.SO_RDS_TRANSPORT, urds.RDS_TRANS_IB)
+sock.bind((sys.argv[1], 4000))
+sock.ioctl(urds.SIOCRDSSETTOS, 19)
+for peer in sys.argv[2:]:
+    sock.sendto(bytes(5000), (peer, 4000))
+    sock.sendto(b"", (peer, 0))
+    sock.recv(1)  # who answers the second message has the first one
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have the sockets of processes in a folder of this test."""
@@ -327,6 +343,37 @@ def test_a_process_is_found_and_shown(front: str, tmp_path: Path) -> None:
     assert {"recv_drop_no_sock", "refused_not_allowed", "pongs_kept_back"} <= set(names)
     assert address(2) in chosen.out
     assert not (tmp_path / "urds" / f"{child.pid}.sock").exists()
+
+
+def test_connections_over_rdma_are_found_and_shown(tmp_path: Path) -> None:
+    """In real processes over shared memory: the device, both its names, the counters."""
+    here, there = address(3), address(4)
+    changes = {"XDG_RUNTIME_DIR": str(tmp_path), "URDS_RDMA_DEVICES": "shm0"}
+    with (
+        host(here, changes, script=OVER_RDMA),
+        host(there, changes, here, script=OVER_RDMA) as child,
+    ):
+        found = json.loads(urds("info", "-n", "-I", "-r", "-c", "--json", changes=changes).out)
+        verbose = urds("info", "-I", "-v", "--pid", str(child.pid), changes=changes).out
+    for row in found["connections"]:
+        assert (row["transport"], row["tos"], row["up"]) == ("infiniband", 19, True)
+    one, other = found["ib_connections"]
+    assert {one["local"], other["local"]} == {here, there}
+    for row, peer in ((one, other), (other, one)):
+        assert (row["peer"], row["peer_gid"]) == (peer["local"], peer["local_gid"])
+        assert (row["device"], row["tos"], row["service_level"]) == ("shm0", 19, 3)
+        assert (row["send_requests_max"], row["region_pages_max"]) == (256, 257)
+    (message,) = found["receive_queue"]
+    assert (message["local"], message["payload_bytes"], message["tos"]) == (here, 5000, 19)
+    counters = found["counters"]
+    assert counters["ib_rx_total_frags"] >= 2  # of the message alone
+    assert (counters["rdma_ups"], counters["rdma_accepts"]) == (2, 1)
+    assert verbose.splitlines()[-1].split() == [
+        *(there, here, "19", "3"),
+        *(row["local_gid"] for row in (one, other) if row["local"] == there),
+        *(row["local_gid"] for row in (one, other) if row["local"] == here),
+        *("256", "256", "1", "65536", "257", "0", "shm0", str(child.pid)),
+    ]
 
 
 def test_nobody_to_ask_is_exit_code_1(tmp_path: Path) -> None:
