@@ -75,9 +75,14 @@ class Guard:
                 raise
             self._start_over(host, peer)
 
-    def note_fault(self) -> None:
-        """Log and count an exception that its own part has dealt with; called in an `except`."""
-        self._start_over(None, None)
+    @contextmanager
+    def confine_to(self, recover: Callable[[], None]) -> Iterator[None]:
+        """Keep an exception from ending the thread, and have its part recover from it."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - as in `confine`
+            self._start_over(None, None)
+            recover()
 
     def _start_over(self, host: LocalHost | None, peer: Address | None) -> None:
         """Log, count, and have the peer's connections sought anew; called in an `except`."""

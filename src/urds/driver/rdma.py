@@ -66,7 +66,7 @@ class Rdma:
             sequence_first=first_sequence,
             now_ns=now_ns,
         )
-        node.on_fault = driver.guard.note_fault
+        node.confine = driver.guard.confine_to
         return node
 
     # -- mailboxes

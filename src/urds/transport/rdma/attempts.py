@@ -1,0 +1,232 @@
+"""Connections between their first step and their end: attempts, requests, links.
+
+An endpoint names a connection by a number. Here it is from its `Connect`, or from the request that
+came in, until the endpoint ends it. An attempt asks one device after the other, for the next when
+nobody listens on the one before. Control lock held; callbacks of devices only make reports.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from urds.dataplane.base import Address
+from urds.transport.rdma import events
+from urds.transport.rdma.device import RdmaDevice
+from urds.transport.rdma.events import Failure, PeerKey
+from urds.transport.rdma.link import Link
+from urds.verbs.providers.base import Connection, ConnectionEvent, ConnectionEventKind
+
+if TYPE_CHECKING:
+    from urds.transport.rdma.node import RdmaHost, RdmaNode
+
+PORT_V4: Final = 18634
+PORT_V6: Final = 16385
+_FAILURES: Final = {
+    ConnectionEventKind.REJECTED: Failure.REJECTED,
+    ConnectionEventKind.REFUSED: Failure.REFUSED,
+    ConnectionEventKind.UNREACHABLE: Failure.UNREACHABLE,
+}
+_log = logging.getLogger("urds")
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A link, attached or not, and the devices on which its peer was not sought yet."""
+
+    link: Link | None
+    others: deque[RdmaDevice]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A connect request that waits for the endpoint's answer."""
+
+    device: RdmaDevice
+    connection: Connection
+
+
+class Attempts:
+    """All connections of a node, by number."""
+
+    def __init__(self, node: RdmaNode) -> None:
+        self._node = node
+        self._numbers = count(1)
+        self._attempts: dict[int, _Attempt] = {}
+        self._requests: dict[int, _Request] = {}
+
+    def next_number(self) -> int:
+        """Return a number that no connection had."""
+        return next(self._numbers)
+
+    # -- requests
+
+    def handle_request(self, host: RdmaHost, device: RdmaDevice, event: ConnectionEvent) -> None:
+        """Take a connect request; inside its device's call, the control lock not held."""
+        if event.kind is not ConnectionEventKind.REQUEST:
+            return
+        number, connection = self.next_number(), event.connection
+        self._requests[number] = _Request(device, connection)
+        connection.on_event = lambda _end: self._node.report(
+            lambda: self._forget_request(number, connection)
+        )
+        peer = ip_address(connection.peer[0])
+        octets = event.parameters.private_data
+        self._node.report(
+            lambda: host.endpoint.handle_request(number, peer, octets, self._node.now_ns())
+        )
+
+    def _forget_request(self, number: int, connection: Connection) -> None:
+        """Drop a request that went before it was answered."""
+        request = self._requests.get(number)
+        if request is not None and request.connection is connection:
+            del self._requests[number]
+
+    def accept(self, host: RdmaHost, key: PeerKey, number: int) -> None:
+        """Answer a request with a link."""
+        request = self._requests.pop(number, None)
+        attempt = self._attempts[number] = _Attempt(None, deque())
+        problem = "the request was withdrawn"
+        if request is not None:
+            with request.device.adapter.lock:
+                try:
+                    link = attempt.link = self._new_link(host, key, number, request.device)
+                    link.accept(request.connection, self._node.offer(host, key))
+                    return
+                except OSError as refused:
+                    problem = str(refused)
+                    request.connection.close()
+        _log.debug("cannot accept %s: %s", key.peer, problem)
+        self._drop(number)
+        host.endpoint.handle_failed(key, number, Failure.ERROR, b"", self._node.now_ns())
+
+    def reject(self, number: int, private_data: bytes) -> None:
+        """Answer a request with no."""
+        request = self._requests.pop(number, None)
+        if request is not None:
+            with request.device.adapter.lock:
+                request.connection.reject(private_data)
+
+    # -- attempts
+
+    def connect(self, host: RdmaHost, key: PeerKey, number: int) -> None:
+        """Begin to connect; the endpoint hears how it went."""
+        attempt = self._attempts[number] = _Attempt(None, deque(self._node.devices))
+        self._ask(host, key, number, attempt)
+
+    def _ask(self, host: RdmaHost, key: PeerKey, number: int, attempt: _Attempt) -> None:
+        """Ask a device to connect; one that cannot ask at all is passed over."""
+        while attempt.others:
+            device = attempt.others.popleft()
+            with device.adapter.lock:
+                try:
+                    link = attempt.link = self._new_link(host, key, number, device)
+                    link.connect(
+                        (str(host.address), 0),
+                        (str(key.peer), port_of(key.peer, device)),
+                        self._node.offer(host, key),
+                    )
+                    return
+                except OSError as problem:
+                    _log.debug("%s cannot connect to %s: %s", device.name, key.peer, problem)
+                    self._close_link(attempt)
+        self._drop(number)
+        host.endpoint.handle_failed(key, number, Failure.UNREACHABLE, b"", self._node.now_ns())
+
+    def _fail(
+        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, octets: bytes
+    ) -> None:
+        """Ask the next device after one where nobody listens, or report the failure."""
+        attempt = self._attempts.get(number)
+        if attempt is None:
+            return
+        if failure is Failure.REFUSED and attempt.others:
+            self._close_link(attempt)
+            self._ask(host, key, number, attempt)
+            return
+        self._drop(number)
+        host.endpoint.handle_failed(key, number, failure, octets, self._node.now_ns())
+
+    def _new_link(self, host: RdmaHost, key: PeerKey, number: int, device: RdmaDevice) -> Link:
+        limits = self._node.settings.core
+        link = Link(
+            device,
+            self._node.path(host, key),
+            number,
+            send_ring=limits.send_ring,
+            receive_ring=limits.receive_ring,
+        )
+        link.on_event = partial(self._handle_event, host, key)
+        return link
+
+    def _handle_event(
+        self, host: RdmaHost, key: PeerKey, link: Link, event: ConnectionEvent
+    ) -> None:
+        """Take what a connection says; inside its device's call, the control lock not held."""
+        node, endpoint = self._node, host.endpoint
+        number, octets = link.number, event.parameters.private_data
+        if event.kind is ConnectionEventKind.ESTABLISHED:
+            link.is_established = True
+            node.report(lambda: endpoint.handle_established(key, number, octets, node.now_ns()))
+            return
+        link.is_over = True
+        if link.is_established:
+            node.report(lambda: endpoint.handle_ended(key, number, node.now_ns()))
+            return
+        failure = _FAILURES.get(event.kind, Failure.ERROR)
+        node.report(lambda: self._fail(host, key, number, failure, octets))
+
+    # -- links
+
+    def attach(self, host: RdmaHost, action: events.Attach) -> None:
+        """Hand an established link to its path."""
+        attempt = self._attempts.get(action.number)
+        if attempt is not None and attempt.link is not None:
+            self._node.path(host, action.key).attach(
+                attempt.link,
+                acknowledged=action.acknowledged,
+                credits=action.credits,
+                is_own=action.is_own,
+            )
+
+    def end(self, host: RdmaHost, key: PeerKey, number: int) -> None:
+        """End a link, attached or not, or a request that nobody will answer."""
+        request = self._requests.pop(number, None)
+        if request is not None:
+            with request.device.adapter.lock:
+                request.connection.close()
+        attempt = self._attempts.get(number)
+        path = host.paths.get(key)
+        if path is not None and attempt is not None and path.link is attempt.link:
+            path.detach()
+        self._drop(number)
+
+    def close(self) -> None:
+        """End every link."""
+        for number in list(self._attempts):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        attempt = self._attempts.pop(number, None)
+        if attempt is not None:
+            self._close_link(attempt)
+
+    def _close_link(self, attempt: _Attempt) -> None:
+        link, attempt.link = attempt.link, None
+        if link is not None:
+            with link.device.adapter.lock:
+                link.close()
+
+
+def port_of(address: Address, device: RdmaDevice) -> int:
+    """Return the port at which a node listens for RDMA connections to an address.
+
+    iWARP shares TCP's ports, where 16385 is RDS over TCP's, so it has 18634 for IPv6 as well.
+    Source: linux v6.12 net/rds/rdma_transport.c; rds.md 1.1.
+    """
+    return PORT_V6 if address.version == 6 and device.provider != "tcp" else PORT_V4
