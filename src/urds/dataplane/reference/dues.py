@@ -7,9 +7,11 @@ polls, else whoever pumps or the helper.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.plane import Plane
 
 
@@ -38,9 +40,7 @@ def serve(plane: Plane) -> None:
             for path in plane._dirty
             if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
         ]
-        carried = [other for other, at_ns in plane.carried_dues.items() if at_ns <= now_ns]
-        for other in carried:
-            del plane.carried_dues[other]
+        carried = _take_carried(plane, now_ns) if plane.carried_dues else ()
         looks, plane.looks = plane.looks, set()
         plane.touched |= looks
         for mailbox in [m for m, at_ns in plane.lingering.items() if at_ns <= now_ns]:
@@ -52,3 +52,10 @@ def serve(plane: Plane) -> None:
     for other in carried:
         other.serve()
     plane.settle()
+
+
+def _take_carried(plane: Plane, now_ns: int) -> Sequence[CarriedPath]:
+    paths = [path for path, at_ns in plane.carried_dues.items() if at_ns <= now_ns]
+    for path in paths:
+        del plane.carried_dues[path]
+    return paths

@@ -369,7 +369,7 @@ class Plane:
 
     def serve_due(self) -> None:
         """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
-        if self.has_dues():
+        if self._dirty or self.looks or self.lingering or self.carried_dues:
             dues.serve(self)
 
     # -- the control plane's calls
