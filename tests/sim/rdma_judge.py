@@ -1,0 +1,458 @@
+"""What was sent over RDMA and what was asked of the peer's memory, and whether what came is right.
+
+A *flow* is what one bound socket sends to one port of one address. Its messages come in order and
+once, whatever happens; one is missing only if it was taken back, if an operation of it says that it
+failed, or if the receiver's life ended with it. Every octet that an operation moves has a place of
+its own, so memory tells afterwards which operations were done, and how often.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from urds.constants import ExtensionType, RdmaStatus
+from urds.dataplane.base import Address, Message
+from urds.dataplane.operations import AtomicOperation, Operation, OperationNotice, RdmaTransfer
+from urds.dataplane.reference.mailbox import Mailbox
+from urds.wire import exthdr
+
+if TYPE_CHECKING:
+    from tests.sim.rdma_node import SimNode
+
+CANARY = bytes(range(0xC0, 0x100))
+FIELD_BITS = 3  # of an atomic cell, one field per operation: it counts how often that was done
+FIELDS = 64 // FIELD_BITS
+FIELD_MASK = (1 << FIELD_BITS) - 1
+CELLS = 4
+CELL_BYTES = 8
+NO_CARRY = sum(1 << FIELD_BITS * number + FIELD_BITS - 1 for number in range(FIELDS))
+_HEAD = Struct(">II")
+
+
+class Memory:
+    """Octets of an application, between canaries."""
+
+    def __init__(self, octets: bytes) -> None:
+        self.arena = bytearray(CANARY + octets + CANARY)
+        self.view = memoryview(self.arena)[len(CANARY) : -len(CANARY)]
+
+    def is_whole(self) -> bool:
+        """Tell whether nobody wrote beside the octets."""
+        length = len(CANARY)
+        return self.arena[:length] == CANARY and self.arena[-length:] == CANARY
+
+
+class Region:
+    """Memory that a socket shows its peers: a part to read, cells to count in, the rest to fill.
+
+    `address` is what the program calls the first octet.
+    """
+
+    def __init__(self, node: SimNode, mailbox: Mailbox, random: Random) -> None:
+        self.node, self.mailbox = node, mailbox
+        self.read_bytes = random.choice([40, 500, 9_000])
+        self.cells_at = self.read_bytes + -self.read_bytes % CELL_BYTES
+        self.next_free = self.cells_at + CELLS * CELL_BYTES  # where the next write goes
+        size = self.next_free + random.choice([100, 3_000, 30_000])
+        source = random.randbytes(self.cells_at) + bytes(CELLS * CELL_BYTES)
+        self.initial = source + random.randbytes(size - len(source))
+        self.memory = Memory(self.initial)
+        self.address = random.randrange(1 << 20) * CELL_BYTES
+        self.writable = random.random() < 0.8
+        self.use_once = random.random() < 0.3
+        self.fields_used = [0] * CELLS
+        self.asked: list[Asked] = []
+        self.is_freed = False
+        self.at_the_end: bytes | None = None  # octets when the owner took the region back
+        self.cookie = node.regions.register(
+            mailbox,
+            self.memory.view,
+            address=self.address,
+            writable=self.writable,
+            use_once=self.use_once,
+        )
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its owner has it still, as far as an application knows."""
+        return self.node.is_alive and not self.is_freed
+
+    def free(self) -> None:
+        """Take the region back."""
+        if self.node.regions.owns(self.mailbox, self.cookie):  # not once it was used
+            self.node.regions.free(self.mailbox, self.cookie)
+        self.note_freed()
+
+    def note_freed(self) -> None:
+        """Note that the region was taken back: from here on nobody may touch its octets."""
+        self.is_freed = True
+        self.at_the_end = bytes(self.memory.view)
+
+    def remote_address(self, at: int) -> int:
+        """Return how an operation names the octet at an offset: as the API computes it."""
+        return at + (self.cookie >> 32)
+
+    def cell(self, number: int) -> int:
+        """Return what a cell counts."""
+        start = self.cells_at + number * CELL_BYTES
+        return int.from_bytes(self.memory.view[start : start + CELL_BYTES], sys.byteorder)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One operation, and what must come of it."""
+
+    operation: Operation
+    local: Memory
+    region: Region
+    at: int = 0  # place of the octets in the region; of an atomic, its cell
+    expected: bytes = b""  # what is written, or what a read brings
+    shift: int = 0  # of an atomic's field
+    changes: bool = True  # an atomic that finds what it looks for
+    done_before: int = 0  # fields that were done for sure when this was asked
+    is_wrong: bool = False  # may not succeed
+    sender: SimNode | None = None
+    was_cancelled: bool = False
+    told: RdmaStatus | None = None
+    left: bytes = b""  # local octets when it ended
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its message may be missing."""
+        return bool(self.told)
+
+    def is_write(self) -> bool:
+        """Tell whether it changes a part of the region that is its own."""
+        return isinstance(self.operation, RdmaTransfer) and self.operation.is_write
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """One message that was accepted."""
+
+    number: int
+    payload: bytes
+    extension: bytes
+    asked: list[Asked]
+    is_silent: bool  # nothing arrives of it
+    was_cancelled: bool = False
+    is_delivered: bool = False
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether something says that it did not arrive."""
+        return self.was_cancelled or self.is_silent or any(one.has_failed for one in self.asked)
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """What one socket sends to one port; its number is in every message."""
+
+    number: int
+    sender: SimNode
+    mailbox: Mailbox
+    receiver: str  # address
+    target_port: int
+    sent: list[Sent] = field(default_factory=list)
+    came: int = -1  # the last number that was delivered
+    came_to: Mailbox | None = None
+    first_target: Mailbox | None = None  # bound when the flow began, if it is owed everything
+
+    def name(self) -> str:
+        """Describe it for a failure."""
+        source = f"{self.mailbox.local} port {self.mailbox.port}"
+        return f"flow {self.number} from {source} to {self.receiver} port {self.target_port}"
+
+
+class Judge:
+    """The referee of one world; every failure names its seed."""
+
+    def __init__(self, seed: object, *, gives_up: bool) -> None:
+        self.seed = seed
+        self.gives_up = gives_up  # senders may drop messages, and count them
+        self.flows: list[Flow] = []
+        self.regions: list[Region] = []
+        self.asked: dict[Operation, Asked] = {}
+        self.delivered = 0
+        self.statuses: list[RdmaStatus] = []
+        self._by_route: dict[tuple[Mailbox, str, int], Flow] = {}
+        self._notices: dict[Mailbox, list[OperationNotice]] = {}
+
+    def fail(self, what: str) -> AssertionError:
+        """Return the failure to be raised."""
+        return AssertionError(f"seed {self.seed}: {what}")
+
+    def demand(self, is_well: bool, what: Callable[[], str]) -> None:
+        """Raise the failure unless all is well."""
+        if not is_well:
+            raise self.fail(what())
+
+    # -- messages
+
+    def flow(self, sender: SimNode, mailbox: Mailbox, receiver: str, port: int) -> Flow:
+        """Return the flow of a socket to a port."""
+        route = (mailbox, receiver, port)
+        flow = self._by_route.get(route)
+        if flow is None:
+            flow = Flow(len(self.flows), sender, mailbox, receiver, port)
+            self._by_route[route] = flow
+            self.flows.append(flow)
+        return flow
+
+    def compose(
+        self, flow: Flow, size: int, *, random: Random, asked: list[Asked], silent: bool
+    ) -> Sent:
+        """Return the flow's next message; an empty one says in its extension which it is."""
+        number = len(flow.sent)
+        head = _HEAD.pack(flow.number, number)
+        payload = (head + random.randbytes(max(0, size - len(head)))) if size else b""
+        extension = b""
+        if not silent and (not size or random.random() < 0.2):
+            values = (flow.number, number)
+            extension = exthdr.emit([exthdr.Extension(ExtensionType.RDMA_DEST, values)])
+        return Sent(number, payload, extension, asked, silent)
+
+    def accept(self, flow: Flow, sent: Sent) -> None:
+        """Note that a message was queued."""
+        flow.sent.append(sent)
+
+    def deliver(self, node: SimNode, mailbox: Mailbox, message: Message) -> None:
+        """Judge a message that an application took."""
+        flow, sent = self._find(message)
+        where = f"{flow.name()}, message {sent.number}"
+        expected = (str(flow.mailbox.local), flow.mailbox.port)
+        self.demand(message.source[:2] == expected, lambda: f"{where} is from {message.source}")
+        named = (str(node.address), mailbox.port)
+        self.demand(
+            named == (flow.receiver, flow.target_port), lambda: f"{where} came to {named}"
+        )
+        self.demand(message.payload == sent.payload, lambda: f"{where} came damaged")
+        self.demand(
+            sent.number > flow.came, lambda: f"{where}: doubled or reordered, {flow.came} came"
+        )
+        self._check_extension(message, sent, where)
+        self._check_gap(flow, sent, mailbox)
+        for one in sent.asked:
+            self.demand(not one.is_wrong, lambda: f"{where} came, its operation is wrong")
+            self._check_effect(one, where)
+        flow.came, flow.came_to = sent.number, mailbox
+        sent.is_delivered = True
+        sent.payload = b""  # nobody looks at it again
+        self.delivered += 1
+
+    def _find(self, message: Message) -> tuple[Flow, Sent]:
+        octets = message.payload[: _HEAD.size]
+        if not octets:
+            entries = exthdr.parse(message.extension)
+            values = entries[0].values if entries else ()
+        else:
+            values = _HEAD.unpack(octets.ljust(_HEAD.size, b"\0"))
+        if len(values) != 2 or values[0] >= len(self.flows):
+            raise self.fail(f"{message} is nobody's")
+        flow = self.flows[values[0]]
+        self.demand(values[1] < len(flow.sent), lambda: f"{flow.name()}: {values[1]} came")
+        return flow, flow.sent[values[1]]
+
+    def _check_extension(self, message: Message, sent: Sent, where: str) -> None:
+        keys = [
+            exthdr.Extension(ExtensionType.RDMA, (one.operation.key,))
+            for one in sent.asked
+            if isinstance(one.operation, RdmaTransfer)
+        ]
+        expected = exthdr.emit([*(exthdr.parse(sent.extension) if sent.extension else ()), *keys])
+        came = message.extension or bytes(exthdr.EXTENSION_BYTES)
+        self.demand(came == expected, lambda: f"{where} has the extension {came.hex()}")
+        used = [entry.values[0] for entry in exthdr.parse(came) if entry.type == ExtensionType.RDMA]
+        for region in (one.region for one in sent.asked):
+            if region.use_once and region.cookie & 0xFFFF_FFFF in used:
+                is_there = region.node.regions.owns(region.mailbox, region.cookie)
+                self.demand(not is_there, lambda: f"{where} used a region that is still there")
+
+    def _check_gap(self, flow: Flow, sent: Sent, mailbox: Mailbox) -> None:
+        """Whoever was there before must have got everything in between."""
+        if mailbox is flow.came_to or (flow.came_to is None and mailbox is flow.first_target):
+            self.check_missing(flow, flow.came + 1, sent.number)
+
+    def check_missing(self, flow: Flow, first: int, end: int) -> None:
+        """Demand a reason for every message that did not come."""
+        if self.gives_up and flow.mailbox.given_up:
+            return
+        for missing in flow.sent[first:end]:
+            self.demand(
+                missing.may_be_missing,
+                lambda missing=missing: f"{flow.name()}: lost {missing.number}, end {end}",
+            )
+
+    # -- operations
+
+    def ask(self, asked: Asked, sender: SimNode) -> None:
+        """Note an operation of a message that is about to be queued."""
+        asked.sender = sender
+        self.asked[asked.operation] = asked
+        asked.region.asked.append(asked)
+
+    def forget(self, asked: list[Asked]) -> None:
+        """Forget operations of a message that was not queued."""
+        for one in asked:
+            del self.asked[one.operation]
+            one.region.asked.remove(one)
+
+    def end_operation(self, mailbox: Mailbox, operation: Operation) -> None:
+        """Judge how an operation ended; from here on nobody touches its local octets."""
+        one = self.asked[operation]
+        status = operation.status
+        where = f"operation {operation.token}"
+        self.demand(one.told is None, lambda: f"{where} ended as {one.told}, then as {status}")
+        self.demand(status is not None, lambda: f"{where} ended without a status")
+        assert status is not None
+        one.told = status
+        self.statuses.append(status)
+        if operation.wants_notice and not mailbox.closed:
+            self._notices.setdefault(mailbox, []).append(OperationNotice(operation.token, status))
+        self.demand(
+            status is not RdmaStatus.CANCELED or one.was_cancelled,
+            lambda: f"{where} was cancelled by nobody",
+        )
+        self.demand(
+            status is not RdmaStatus.REMOTE_ERROR or self._may_be_refused(one),
+            lambda: f"{where} was refused, and its region is there",
+        )
+        if status is RdmaStatus.SUCCESS:
+            self.demand(not one.is_wrong, lambda: f"{where} is wrong and succeeded")
+            self._check_effect(one, where)
+            self._check_result(one, where)
+        if one.is_write():
+            one.local.view[:] = bytes(len(one.local.view))  # it is the application's again
+        one.left = bytes(one.local.view)
+
+    def _may_be_refused(self, one: Asked) -> bool:
+        return one.is_wrong or not one.region.is_usable or one.region.use_once
+
+    def _check_effect(self, one: Asked, where: str) -> None:
+        """What an operation does to the region is there."""
+        region = one.region
+        if one.is_write():
+            here = region.memory.view[one.at : one.at + len(one.expected)]
+            self.demand(here == one.expected, lambda: f"{where}: the write is not there")
+        elif isinstance(one.operation, AtomicOperation):
+            count = region.cell(one.at) >> one.shift & FIELD_MASK
+            self.demand(count == one.changes, lambda: f"{where}: done {count} times")
+
+    def _check_result(self, one: Asked, where: str) -> None:
+        """What an operation brings is right."""
+        if not isinstance(one.operation, AtomicOperation):
+            is_right = one.is_write() or one.local.view == one.expected
+            self.demand(is_right, lambda: f"{where}: the read brought other octets")
+            return
+        old = int.from_bytes(one.local.view, sys.byteorder)
+        self.demand(not old >> one.shift & FIELD_MASK, lambda: f"{where}: it found itself done")
+        self.demand(
+            old & one.done_before == one.done_before,
+            lambda: f"{where}: found {old:#x}, done was {one.done_before:#x}",
+        )
+
+    def check_notices(self, mailbox: Mailbox, notices: tuple[OperationNotice, ...]) -> None:
+        """Judge what a socket was told: each end once, in the order in which they came."""
+        expected = self._notices.get(mailbox, [])
+        count = len(notices)
+        self.demand(
+            expected[:count] == list(notices),
+            lambda: f"{mailbox.port} was told {notices}, not {expected[:count]}",
+        )
+        del expected[:count]
+
+    # -- memory
+
+    def check_memory(self) -> None:
+        """Judge all regions and all local memory, as they are now."""
+        for region in self.regions:
+            self._check_region(region)
+        for one in self.asked.values():
+            where = f"operation {one.operation.token}"
+            self.demand(one.local.is_whole(), lambda where=where: f"{where}: wrote beside")
+            self.demand(
+                one.told is None or one.local.view == one.left,
+                lambda where=where: f"{where}: its memory changed after its end",
+            )
+
+    def _check_region(self, region: Region) -> None:
+        where = f"region {region.cookie:#x}"
+        self.demand(region.memory.is_whole(), lambda: f"{where}: written beside it")
+        octets = bytes(region.memory.view)
+        self.demand(
+            region.at_the_end in (None, octets), lambda: f"{where} changed after it was freed"
+        )
+        expected = bytearray(region.initial)
+        for one in region.asked:
+            place = slice(one.at, one.at + len(one.expected))
+            if one.is_write() and not one.is_wrong:
+                pairs = zip(octets[place], region.initial[place], one.expected, strict=True)
+                self.demand(
+                    all(octet in (old, new) for octet, old, new in pairs),
+                    lambda: f"{where}: a write brought other octets",
+                )
+                expected[place] = octets[place]
+        for number in range(CELLS):
+            start = region.cells_at + number * CELL_BYTES
+            place = slice(start, start + CELL_BYTES)
+            expected[place] = octets[place]
+            self._check_cell(region, number)
+        self.demand(expected == octets, lambda: f"{where}: octets changed that nobody wrote to")
+
+    def _check_cell(self, region: Region, number: int) -> None:
+        """No operation was done twice, and nothing else changed the cell."""
+        value = region.cell(number)
+        for one in region.asked:
+            if isinstance(one.operation, AtomicOperation) and one.at == number and not one.is_wrong:
+                count = value >> one.shift & FIELD_MASK
+                value &= ~(FIELD_MASK << one.shift)
+                self.demand(
+                    count <= one.changes,
+                    lambda one=one, count=count: f"{one.operation.token} was done {count} times",
+                )
+        self.demand(not value, lambda: f"cell {number} of {region.cookie:#x} holds {value:#x}")
+
+    # -- the end
+
+    def check_end(self, nodes: Mapping[Address, SimNode], *, counted_ports: tuple[int, ...]) -> None:
+        """Judge what is left once all is quiet.
+
+        counted_ports: those whose lost messages their senders have counted as given up.
+        """
+        lost: dict[Mailbox, int] = {}
+        targets = {str(address): node.mailboxes for address, node in nodes.items()}
+        for flow in self.flows:
+            if not flow.sender.is_alive or flow.mailbox.closed:
+                continue
+            if flow.came_to is targets[flow.receiver][flow.target_port]:
+                self.check_missing(flow, flow.came + 1, len(flow.sent))
+            if flow.target_port in counted_ports:
+                missing = [one for one in flow.sent if not one.is_delivered]
+                count = sum(not one.may_be_missing for one in missing)
+                lost[flow.mailbox] = lost.get(flow.mailbox, 0) + count
+        for mailbox, count in lost.items():
+            self.demand(
+                count <= mailbox.given_up,
+                lambda: f"{mailbox.local} {mailbox.port} lost {count}, gave up {mailbox.given_up}",
+            )
+        self._check_operations()
+        self.check_memory()
+
+    def _check_operations(self) -> None:
+        for one in self.asked.values():
+            where = f"operation {one.operation.token}"
+            if one.sender is not None and one.sender.is_alive:
+                self.demand(one.told is not None, lambda: f"{where} never ended")
+                self.demand(
+                    one.told is one.operation.status,
+                    lambda: f"{where} was told to be {one.told}, is {one.operation.status}",
+                )
+        for mailbox, notices in self._notices.items():
+            self.demand(
+                not notices or mailbox.closed, lambda: f"{mailbox.port} was not told {notices}"
+            )

@@ -1,0 +1,281 @@
+"""One life of one address over RDMA: the real node, its plane and a simulated adapter.
+
+Only the control thread is missing. In its place the world asks `turn_at_ns` and calls `turn`, late
+by chance as threads are; applications call mailboxes directly and post in their own thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableSet
+from dataclasses import dataclass
+from ipaddress import ip_network
+from random import Random
+from typing import Any, TypeVar, cast
+
+from tests.sim.rdma_judge import Judge
+from urds.dataplane.base import Address, Limits, MailboxSettings, Message, Wanted
+from urds.dataplane.operations import Operation, OperationNotices
+from urds.dataplane.reference.mailbox import Mailbox
+from urds.dataplane.reference.plane import Plane
+from urds.proto.settings import EndpointSettings
+from urds.transport.rdma.core import CoreLimits
+from urds.transport.rdma.device import RdmaDevice
+from urds.transport.rdma.node import NodeSettings, RdmaNode
+from urds.transport.rdma.path import RdmaPath
+from urds.transport.rdma.regions import RegionTable
+from urds.transport.rdma.settings import PeerSettings
+from urds.verbs.providers.sim import SimNetwork
+
+US = 1_000
+MS = 1_000_000
+SECOND = 1_000 * MS
+ALLOWED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+
+_T = TypeVar("_T")
+
+
+class OrderedSet(MutableSet[_T]):
+    """A set that is walked in the order of insertion: a run is its seed's alone."""
+
+    def __init__(self, items: Iterable[_T] = ()) -> None:
+        self._items = dict.fromkeys(items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __iter__(self) -> Iterator[_T]:
+        return iter(list(self._items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, value: _T) -> None:
+        self._items[value] = None
+
+    def discard(self, value: _T) -> None:
+        self._items.pop(value, None)
+
+    def update(self, items: Iterable[_T]) -> None:
+        self._items.update(dict.fromkeys(items))
+
+
+class SimPlane(Plane):
+    """The reference plane; tells when there is something for its helper to do."""
+
+    def listen(self, on_want: Callable[[bool], None]) -> None:
+        """Have `on_want` called where the helper is woken; true: at once, false: for what is due.
+
+        The lock is held then.
+        """
+        want = self.helper.want
+
+        def wanted(*, now: bool = False) -> None:
+            want(now=now)
+            on_want(now)
+
+        self.helper.want = wanted  # type: ignore[method-assign]  # in place of its thread
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep sets whose order shows on the wire in an order that the seed decides."""
+        if name in ("touched", "maps_due", "looks"):
+            value = OrderedSet(value)
+        super().__setattr__(name, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """What one life is like."""
+
+    generation: int
+    is_first_life: bool
+    core: CoreLimits
+    limits: Limits
+    peers_max: int = 16
+    give_up_ns: int = 0
+    sequence_first: int = 1 << 20
+
+
+class SimNode:
+    """See the module. `on_news` is told when `turn_at_ns` became earlier."""
+
+    def __init__(
+        self,
+        network: SimNetwork,
+        judge: Judge,
+        address: Address,
+        settings: SimSettings,
+        *,
+        random: Random,
+        on_news: Callable[[], None],
+    ) -> None:
+        self.network, self.judge, self.address = network, judge, address
+        self.settings = settings
+        self.is_alive = True
+        self.is_first_life = settings.is_first_life
+        self.mailboxes: dict[int, Mailbox] = {}
+        self.is_asleep = False  # its threads get no time
+        self.lateness_ns: tuple[int, ...] = (0, 0, 20 * US, 300 * US)  # of its control thread
+        self._random = random
+        self._turn_at_ns: int | None = None
+        self._has_new_dues = False
+        self.receivers_stopped = False
+        self._on_news = on_news
+        self._later: deque[Callable[[], None]] = deque()
+        self._sequence_first = settings.sequence_first
+        self.adapter = network.adapter(address=str(address))
+        self.plane = SimPlane(
+            limits=settings.limits,
+            resolve=self._resolve,
+            clock_ns=lambda: network.now_ns,
+            generation=settings.generation,
+        )
+        self.plane.listen(self._note_want)
+        self.rdma = RdmaNode(
+            self.plane,
+            [RdmaDevice(self.adapter)],
+            settings=NodeSettings(
+                peer=PeerSettings(
+                    generation=settings.generation, reconnect_give_up_ns=settings.give_up_ns
+                ),
+                core=settings.core,
+            ),
+            random=random,
+            sequence_first=self._next_sequence,
+            now_ns=lambda: network.now_ns,
+        )
+        # As the node's own, but its keys are the seed's.
+        self.regions = RegionTable(lambda: self.rdma.devices, self._soon, chance=random)
+        self.rdma.regions = self.regions
+        self.rdma.open(
+            address, EndpointSettings(allowed=ALLOWED, peers_max=settings.peers_max)
+        )
+
+    def _next_sequence(self) -> int:
+        """Return where a path's numbers begin: a path made later begins higher."""
+        self._sequence_first += (1 << 20) + self.network.now_ns // MS
+        return self._sequence_first
+
+    def _resolve(self, mailbox: Any, peer: Address) -> None:
+        self.rdma.resolve(mailbox, peer)
+
+    # -- the control thread
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        self._later.append(action)
+        self._note_news()
+
+    def _note_want(self, now: bool) -> None:
+        if now:
+            self._note_news()
+        else:
+            self._has_new_dues = True
+            self._on_news()
+
+    def _note_news(self) -> None:
+        delay_ns = self._random.choice(self.lateness_ns)
+        at_ns = self.network.now_ns + delay_ns
+        if self._turn_at_ns is None or at_ns < self._turn_at_ns:
+            self._turn_at_ns = at_ns
+            self._on_news()
+
+    @property
+    def turn_at_ns(self) -> int | None:
+        """When the control thread comes; None while it sleeps for want of work."""
+        if self._has_new_dues:
+            self._has_new_dues = False
+            with self.plane.lock:
+                self._come_at(self.plane.next_due_ns(self.network.now_ns))
+        return None if self.is_asleep or not self.is_alive else self._turn_at_ns
+
+    def _come_at(self, at_ns: int | None) -> None:
+        if at_ns is not None and (self._turn_at_ns is None or at_ns < self._turn_at_ns):
+            self._turn_at_ns = at_ns
+
+    def turn(self) -> None:
+        """Do what the control thread does when it comes."""
+        now_ns = self.network.now_ns
+        self._turn_at_ns = None
+        for event in self.plane.help(0):
+            if isinstance(event, Wanted) and self.rdma.owns(event.path):
+                self.rdma.handle_wanted(cast("RdmaPath", event.path))
+        while self._later:
+            self._later.popleft()()
+        due_ns = self.rdma.turn(now_ns)
+        self._come_at(due_ns)
+        self._has_new_dues = True
+
+    # -- sockets
+
+    def bind(self, port: int, settings: MailboxSettings) -> Mailbox:
+        """Bind a socket whose operations the judge hears of."""
+        mailbox = self.plane.mailbox(local=self.address, port=port, settings=settings)
+        mailbox.pausing = OrderedSet()  # type: ignore[assignment]  # see OrderedSet
+        note = mailbox.note_operation
+
+        def note_operation(operation: Operation) -> None:
+            self.judge.end_operation(mailbox, operation)
+            note(operation)
+
+        mailbox.note_operation = note_operation  # type: ignore[method-assign]  # the judge listens
+        self.mailboxes[port] = mailbox
+        return mailbox
+
+    def close(self, port: int, *, linger_ns: int | None) -> None:
+        """Close a socket, as the driver does; what it was sent is taken before."""
+        mailbox = self.mailboxes.pop(port)
+        self.receive(mailbox, 1 << 20)
+        mailbox.close(linger_ns)
+        self.rdma.forget_mailbox(mailbox)
+
+    def receive(self, mailbox: Mailbox, count: int) -> int:
+        """Take at most `count` things, have them judged; return how many were messages."""
+        messages = 0
+        for _ in range(count):
+            taken = mailbox.receive(wait_ns=0, notices_max=3)
+            if taken is None:
+                break
+            if isinstance(taken, OperationNotices):
+                self.judge.check_notices(mailbox, taken)
+            elif isinstance(taken, Message):
+                messages += 1
+                self.judge.deliver(self, mailbox, taken)
+        return messages
+
+    # -- the end
+
+    def die(self) -> None:
+        """End as a killed process does: without a word. What lies in inboxes was received."""
+        self.is_alive = False
+        self.network.kill(self.adapter)
+        for mailbox in self.mailboxes.values():
+            self.receive(mailbox, 1 << 20)
+        self._leave()
+
+    def stop(self) -> None:
+        """End in order: what came is acknowledged, connections are ended."""
+        for mailbox in self.mailboxes.values():
+            self.receive(mailbox, 1 << 20)
+        self.is_alive = False
+        self.plane.close(0)
+        self.rdma.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        self.network.forget(self.adapter)
+        self._on_news = lambda: None
+        self.plane.release()
+
+    # -- looks
+
+    def paths(self) -> list[RdmaPath]:
+        """Return all paths."""
+        return [path for host in self.rdma.hosts.values() for path in host.paths.values()]
+
+    def left(self) -> int:
+        """Return how many messages wait to be sent or acknowledged."""
+        return sum(path.core.message_count() for path in self.paths())
+
+    def queued(self) -> int:
+        """Return how many messages and notices wait for receivers."""
+        return sum(len(one.queue) + len(one.notices) for one in self.mailboxes.values())
