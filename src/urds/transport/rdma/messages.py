@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from urds.constants import ExtensionType, RdmaStatus
 from urds.dataplane.base import Buffer
@@ -14,6 +14,9 @@ from urds.wire.header import EXTENSION_BYTES
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.outgoing import Owner
+
+
+_ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses what no memory can be
 
 
 class MessageEntry(NamedTuple):
@@ -92,7 +95,8 @@ class Task:
     def next_piece(self, wr_id: int) -> Piece:
         """Return the next piece and count it as posted."""
         operation = self.operation
-        piece = Piece(wr_id, operation, self.posted, operation.remote_address + self.offset)
+        address = operation.remote_address + self.offset & _ADDRESS_MASK
+        piece = Piece(wr_id, operation, self.posted, address)
         if isinstance(operation, RdmaTransfer):
             self.offset += len(operation.pieces[self.posted])
         self.posted += 1
@@ -102,7 +106,7 @@ class Task:
 def next_task(message: Message) -> Task | None:
     """Return the first operation of a message that has a piece to be posted."""
     for task in message.tasks:
-        if task.posted < task.pieces and task.operation.status is None and task.final is None:
+        if task.posted < task.pieces:
             return task
     return None
 

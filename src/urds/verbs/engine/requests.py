@@ -31,6 +31,7 @@ _SOLICITED: Final = int(SendFlag.SOLICITED)
 _INLINE: Final = int(SendFlag.INLINE)
 _FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
 _MSN_MASK: Final = (1 << 32) - 1
+_ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses what no memory can be
 
 _KIND: Final = {
     WROpcode.SEND: PacketKind.SEND,
@@ -191,7 +192,8 @@ def build_data(
     packet = Packet(PacketKind.SEND, target_qpn, psn & PSN_MASK, offset=offset, payload=payload)
     if request.kind is PacketKind.WRITE:
         packet.kind = PacketKind.WRITE
-        packet.address, packet.rkey = request.remote_addr + offset, request.rkey
+        packet.address = request.remote_addr + offset & _ADDRESS_MASK
+        packet.rkey = request.rkey
     if request.takes_receive:
         packet.msn = request.msn & _MSN_MASK
     marks = _LAST_MARKS.get(request.opcode, 0)
@@ -223,7 +225,7 @@ def build_read(
         psn & PSN_MASK,
         _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
         length=request.length - offset if is_rest else count * mtu_bytes,
-        address=request.remote_addr + offset,
+        address=request.remote_addr + offset & _ADDRESS_MASK,
         rkey=request.rkey,
     )
 
