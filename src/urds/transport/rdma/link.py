@@ -268,9 +268,17 @@ class Link:
         if reason is not None:
             self._breach = reason
         elif path.is_paused:
-            self._held.append(wc.wr_id)
+            self._hold(wc.wr_id)
         else:
             self._post_receive(wc.wr_id)
+
+    def _hold(self, slot: int) -> None:
+        """Keep a receive back while the path pauses; the peer waits when all are."""
+        self._held.append(slot)
+        with self.path.plane.lock:
+            counters = self.path.rdma_counters
+            counters.ib_rx_alloc_limit += 1
+            counters.ib_rx_ring_empty += len(self._held) == self.receive_ring
 
     def resume(self) -> None:
         """Post the receives that were held back while the path paused."""
@@ -280,6 +288,7 @@ class Link:
                 self._post_receive(slot)
             with self.path.plane.lock:
                 self.path.core.handle_posted(len(held))
+                self.path.rdma_counters.ib_rx_refill_from_thread += 1
         self.settle()
 
     def _post_receive(self, slot: int) -> None:

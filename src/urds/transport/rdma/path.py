@@ -55,6 +55,7 @@ class RdmaPath:
         self.core = ConnectionCore(
             limits, plane.counters, counters, self, sequence_first=sequence_first
         )
+        self.rdma_counters = counters
         self.full = False
         self.message_bytes_max = min(limits.message_bytes_max, MAX_MESSAGE_BYTES)
         self.room_wanted: set[Mailbox] = set()

@@ -1,0 +1,158 @@
+"""One connection of one device: receives held back and posted again, and what rds-info says of it.
+
+Two links over a simulated network; in place of their paths stand the few things they ask of one.
+"""
+
+from collections import deque
+from ipaddress import IPv6Address, ip_address
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from urds.dataplane.base import Address, RdmaRow
+from urds.transport.rdma.counters import RdmaCounters
+from urds.transport.rdma.device import RdmaDevice
+from urds.transport.rdma.events import PeerKey
+from urds.transport.rdma.link import Link
+from urds.transport.rdma.work import Frame, Outcome
+from urds.verbs.providers.base import ConnectionEvent, ConnectionEventKind
+from urds.verbs.providers.sim import SimNetwork
+
+HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
+PORT = 18634
+RING = 4
+
+
+class FakeCore:
+    """Says what it is given, keeps what comes."""
+
+    def __init__(self) -> None:
+        self.to_say: deque[Frame] = deque()
+        self.heard: list[bytes] = []
+        self.ended: list[tuple[int, Outcome]] = []
+        self.posted = 0
+
+    def poll_work(self) -> Frame | None:
+        return self.to_say.popleft() if self.to_say else None
+
+    def handle_frame(self, octets: memoryview) -> None:
+        self.heard.append(bytes(octets))
+
+    def handle_posted(self, count: int) -> None:
+        self.posted += count
+
+    def handle_completed(self, wr_id: int, outcome: Outcome) -> None:
+        self.ended.append((wr_id, outcome))
+
+
+class FakePath:
+    """What a link asks of a path."""
+
+    def __init__(self, local: Address, peer: Address, *, tos: int) -> None:
+        self.local = local
+        self.key = PeerKey(peer, tos)
+        self.plane = SimpleNamespace(lock=Lock())
+        self.core = FakeCore()
+        self.rdma_counters = RdmaCounters()
+        self.is_paused = False
+
+    def settle(self) -> None:
+        """Nobody waits."""
+
+
+class Pair:
+    """Two links, connected and attached."""
+
+    def __init__(self, *, tos: int = 0) -> None:
+        self.network = SimNetwork(1)
+        self.paths: list[Any] = [FakePath(HERE, THERE, tos=tos), FakePath(THERE, HERE, tos=tos)]
+        self.devices = [
+            RdmaDevice(self.network.adapter(address=str(address))) for address in (HERE, THERE)
+        ]
+        self.links = [
+            Link(device, path, 1, send_ring=8, receive_ring=RING)
+            for device, path in zip(self.devices, self.paths, strict=True)
+        ]
+        for link in self.links:
+            link.on_event = self.note
+        self.devices[1].listen((str(THERE), PORT), self.answer)
+
+    def note(self, link: Link, event: ConnectionEvent) -> None:
+        link.is_established |= event.kind is ConnectionEventKind.ESTABLISHED
+
+    def answer(self, event: ConnectionEvent) -> None:
+        self.links[1].accept(event.connection, b"")
+
+    def connect(self) -> None:
+        """Connect and attach both."""
+        self.links[0].connect((str(HERE), 0), (str(THERE), PORT), b"")
+        self.network.run_until(lambda: all(link.is_established for link in self.links))
+        for link in self.links:
+            link.attach()
+
+    def say(self, *payloads: bytes) -> None:
+        """Have the first send frames, and time go on for a while."""
+        said = self.paths[0].core.to_say
+        said.extend(Frame(number, payload) for number, payload in enumerate(payloads))
+        self.links[0].settle()
+        self.network.run(for_ns=100_000_000)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    made = Pair(tos=19)
+    made.connect()
+    return made
+
+
+def test_receives_are_held_back_while_the_path_pauses_and_counted(pair: Pair) -> None:
+    path, counters = pair.paths[1], pair.paths[1].rdma_counters
+    path.is_paused = True
+    pair.say(b"1", b"2", b"3")
+    assert (counters.ib_rx_alloc_limit, counters.ib_rx_ring_empty) == (3, 0)
+    pair.say(b"4", b"5")
+    assert path.core.heard == [b"1", b"2", b"3", b"4"], "the fifth waits at its sender"
+    assert (counters.ib_rx_alloc_limit, counters.ib_rx_ring_empty) == (4, 1)
+    assert (path.core.posted, counters.ib_rx_refill_from_thread) == (0, 0)
+    path.is_paused = False
+    pair.links[1].resume()
+    pair.network.run(for_ns=1_000_000_000)
+    assert path.core.heard[4:] == [b"5"]
+    assert (path.core.posted, counters.ib_rx_refill_from_thread) == (5, 1)
+
+
+def test_a_connection_tells_rds_info_its_queue_pair_and_both_gids(pair: Pair) -> None:
+    here = pair.links[0].row()
+    assert here == RdmaRow(
+        is_passive=False,
+        device=pair.devices[0].name,
+        service_level=3,
+        local_gid=IPv6Address("::ffff:10.0.0.1"),
+        peer_gid=IPv6Address("::ffff:10.0.0.2"),
+        send_requests_max=8,
+        receive_requests_max=RING,
+        send_segments_max=1,
+        regions_max=65_536,
+        region_pages_max=257,
+    )
+    assert pair.links[1].row().local_gid == here.peer_gid
+
+
+def test_without_a_connection_there_is_nothing_to_tell() -> None:
+    pair = Pair()
+    assert pair.links[0].row() == RdmaRow()
+    pair.connect()
+    pair.links[0].close()
+    assert pair.links[0].row() == RdmaRow()
+
+
+def test_over_tcp_the_gid_is_the_address_of_the_connection(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TCP device has one GID and every local address."""
+    monkeypatch.setattr(pair.devices[0], "provider", "tcp")
+    for local, gid in (("127.0.0.9", "::ffff:127.0.0.9"), ("fe80::9%lo", "fe80::9")):
+        pair.paths[0].local = ip_address(local)
+        assert pair.links[0].row().local_gid == IPv6Address(gid)
