@@ -81,6 +81,13 @@ def test_a_request_of_linux_ends_a_connection_that_seemed_up() -> None:
     assert bench.request(1001, now_ns=NOW + 20 * MS - 1) == [Accept(TO_HIGH, 1001)]
 
 
+def test_if_linux_does_not_ask_again_we_do() -> None:
+    bench = Bench()
+    bench.join()
+    bench.request()
+    assert bench.wait(SECOND) == [Connect(TO_HIGH, 2)]
+
+
 def test_a_request_of_an_own_node_takes_the_place_of_a_connection() -> None:
     """Unless that is so young that the request may be the older one."""
     bench = Bench()
@@ -90,7 +97,9 @@ def test_a_request_of_an_own_node_takes_the_place_of_a_connection() -> None:
         Detach(TO_HIGH, 1),
         Accept(TO_HIGH, 1001),
     ]
-    assert bench.establish(1001) == [Attach(TO_HIGH, 1001, 0, 0, True)]
+    assert bench.establish(1001, now_ns=NOW + 3 * SECOND) == [Attach(TO_HIGH, 1001, 0, 0, True)]
+    found = bench.request(1002, generation=4, now_ns=NOW + 4 * SECOND - 1)
+    assert found == [Reject(1002, INCOMPATIBLE)], "young since it came up"
 
 
 # -- new lives

@@ -1,4 +1,4 @@
-"""Who connects over RDMA, step by step: private data, who may be a peer, ends."""
+"""Who connects over RDMA, step by step: private data, and who may be a peer."""
 
 import errno
 from dataclasses import replace
@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from tests.unit.rdma_bench import INCOMPATIBLE, NOW, OURS, REQUEST, TO_HIGH, Bench
-from tests.unit.rdma_world import HIGH, LOW, MS, SECOND
+from tests.unit.rdma_world import HIGH, LOW, SECOND
 from tests.vectors import load
 from urds.errors import LocalProtocolError
 from urds.transport.rdma.events import (
@@ -18,7 +18,6 @@ from urds.transport.rdma.events import (
     Detach,
     Failure,
     Forget,
-    GiveUp,
     PeerKey,
     PeerKnown,
     Reason,
@@ -108,7 +107,7 @@ def test_the_version_of_the_answer(
     )
 
 
-@pytest.mark.parametrize("octets", [b"", bytes(31), bytes(56)])
+@pytest.mark.parametrize("octets", [b"", bytes(31), bytes(56)], ids=len)
 def test_a_request_without_private_data_speaks_4_0(octets: bytes) -> None:
     bench = Bench()
     bench.core.handle_request(REQUEST, HIGH, octets, NOW)
@@ -134,7 +133,9 @@ def test_a_reply_that_will_not_do_is_dropped_and_backed_off(octets: bytes, reaso
     assert [type(action) for action in bench.wait(SECOND)] == [Connect]
 
 
-@pytest.mark.parametrize("octets", [b"", ConnectData(source=HIGH, target=LOW, major=0).emit()])
+@pytest.mark.parametrize(
+    "octets", [b"", ConnectData(source=HIGH, target=LOW, major=0).emit()], ids=["none", "0.1"]
+)
 def test_a_reply_that_names_no_version_has_the_one_we_offered(octets: bytes) -> None:
     bench = Bench()
     bench.want()
@@ -192,6 +193,20 @@ def test_a_request_that_will_not_do_is_rejected(
     assert bench.core.peers == ()
 
 
+def test_our_own_address_is_always_allowed() -> None:
+    bench = Bench(IPv4Address("192.0.2.1"))
+    assert bench.core.key_for(bench.core.local, 0, NOW) == PeerKey(bench.core.local, 0)
+
+
+def test_timers_go_with_a_peer_that_is_forgotten() -> None:
+    bench = Bench(peers_max=1)
+    bench.join(generation=4)
+    bench.end(1)
+    assert bench.core.poll_timeout() is not None, "it is idle, and sought all the same"
+    assert bench.want(IPv4Address("10.0.0.1"))[0] == Forget(TO_HIGH)
+    assert all(action.key != TO_HIGH for action in bench.wait(100 * SECOND))
+
+
 def test_peers_are_bounded_and_the_idlest_goes() -> None:
     bench = Bench(peers_max=2)
     first, second, third = (IPv4Address(f"10.0.0.{number}") for number in (1, 2, 3))
@@ -212,95 +227,6 @@ def test_a_peer_for_which_a_message_is_on_its_way_stays() -> None:
     bench.core.key_for(HIGH, 0, NOW)
     with pytest.raises(OSError):
         bench.core.key_for(HIGH, 1, NOW)
-
-
-# -- ends, and what comes late
-
-
-def test_reports_about_what_has_ended_are_ignored() -> None:
-    bench = Bench()
-    bench.join(generation=4)
-    core, stranger = bench.core, PeerKey(IPv4Address("10.0.0.9"), 0)
-    for key, number in [(TO_HIGH, 99), (stranger, 1)]:
-        core.handle_established(key, number, b"", NOW)
-        core.handle_failed(key, number, Failure.REFUSED, b"", NOW)
-        core.handle_ended(key, number, NOW)
-        core.handle_breach(key, number, NOW)
-        core.handle_fault(stranger, NOW)
-        core.handle_wanted(stranger, NOW)
-    core.handle_established(TO_HIGH, 1, b"", NOW)
-    core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
-    assert bench.actions() == []
-
-
-def test_an_attempt_of_which_nobody_hears_is_abandoned() -> None:
-    bench = Bench()
-    bench.want()
-    assert bench.wait(30 * SECOND - 1) == []
-    assert bench.wait(0, NOW + 30 * SECOND)[0] == Abandon(TO_HIGH, 1)
-    assert bench.stats.silent == 1
-
-
-def test_an_answer_of_which_nobody_hears_is_abandoned_and_nobody_seeks() -> None:
-    bench = Bench()
-    bench.request(generation=4)
-    assert bench.wait(100 * SECOND) == [Abandon(TO_HIGH, REQUEST)]
-    assert bench.core.poll_timeout() is None
-
-
-def test_giving_up_drops_what_waits_until_the_next_message() -> None:
-    bench = Bench(reconnect_give_up_ns=2 * SECOND)
-    bench.want()
-    bench.core.handle_failed(TO_HIGH, 1, Failure.UNREACHABLE, b"", NOW)
-    bench.actions()
-    bench.core.poll_timeout()
-    assert bench.wait(MS)[:1] == [Connect(TO_HIGH, 2)]
-    assert bench.wait(10 * SECOND) == [GiveUp(TO_HIGH, 2 * SECOND)]
-    bench.core.handle_failed(TO_HIGH, 2, Failure.UNREACHABLE, b"", NOW + 10 * SECOND)
-    assert bench.actions() == [Abandon(TO_HIGH, 2)]
-    assert bench.core.poll_timeout() is None
-    assert [type(action) for action in bench.want(now_ns=NOW + 20 * SECOND)] == [Connect]
-
-
-def test_a_connection_in_time_is_not_given_up() -> None:
-    bench = Bench(reconnect_give_up_ns=2 * SECOND)
-    bench.join(generation=4)
-    assert bench.wait(10 * SECOND) == []
-
-
-def test_a_breach_ends_the_connection_and_lets_both_sides_rest() -> None:
-    bench = Bench()
-    bench.join(generation=4)
-    bench.core.handle_breach(TO_HIGH, 1, NOW)
-    assert bench.actions() == [Detach(TO_HIGH, 1)]
-    rest_until_ns = bench.core.poll_timeout()
-    assert rest_until_ns is not None and NOW < rest_until_ns <= NOW + SECOND
-    found = bench.request(generation=4, now_ns=rest_until_ns - 1)
-    assert found == [Reject(REQUEST, INCOMPATIBLE)]
-    assert bench.request(1001, generation=4, now_ns=rest_until_ns) == [Accept(TO_HIGH, 1001)]
-    assert (bench.stats.breaches, bench.stats.refused_resting) == (1, 1)
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_after_a_fault_of_ours_everything_starts_over(state: State) -> None:
-    bench = Bench()
-    if state is State.ACCEPTING:
-        bench.request(generation=4)
-    elif state is not State.DOWN:
-        bench.want()
-    if state is State.WAITING:
-        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
-        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
-    elif state is State.UP:
-        bench.establish(1, bench.data())
-    key = bench.core.key_for(HIGH, 0, NOW)
-    bench.actions()
-    bench.core.handle_fault(key, NOW)
-    kinds = [type(action) for action in bench.actions()]
-    ends = {State.CONNECTING: [Abandon], State.ACCEPTING: [Abandon], State.UP: [Detach]}
-    assert kinds == ends.get(state, [])
-    is_sought = state in (State.WAITING, State.CONNECTING, State.UP)
-    assert [type(action) for action in bench.wait(SECOND)] == [Connect] * is_sought
 
 
 # -- types of service, and ourselves

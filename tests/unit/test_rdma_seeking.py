@@ -78,6 +78,16 @@ def test_a_message_does_not_undo_the_back_off() -> None:
     assert due_ns is not None and last_ns < due_ns <= last_ns + SECOND
 
 
+def test_more_messages_change_nothing() -> None:
+    bench = Bench()
+    bench.core.handle_wanted(bench.core.key_for(TO_HIGH.peer, 0, NOW), NOW)
+    *_, last_ns = failing_attempts(bench, NOW, span_ns=60 * SECOND)
+    due_ns = bench.core.poll_timeout()
+    for _ in range(10):
+        bench.core.handle_wanted(TO_HIGH, last_ns)
+        assert bench.core.poll_timeout() == due_ns
+
+
 @pytest.mark.parametrize("is_wanted", [False, True])
 def test_connections_that_end_at_once_are_not_hammered(is_wanted: bool) -> None:
     bench = Bench()

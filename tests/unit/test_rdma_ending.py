@@ -1,0 +1,178 @@
+"""Connections over RDMA that end, fail, are given up, or meet a fault; and reports that come late."""
+
+from ipaddress import IPv4Address
+
+import pytest
+
+from tests.unit.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
+from tests.unit.rdma_world import HIGH, SECOND
+from urds.transport.rdma.events import (
+    Abandon,
+    Accept,
+    Action,
+    Attach,
+    Connect,
+    Detach,
+    Failure,
+    GiveUp,
+    PeerKey,
+    Reject,
+)
+from urds.transport.rdma.state import State
+
+
+def test_reports_about_what_has_ended_are_ignored() -> None:
+    bench = Bench()
+    bench.want()
+    core, stranger = bench.core, PeerKey(IPv4Address("10.0.0.9"), 0)
+    for is_up in (False, True):
+        for key, number in [(TO_HIGH, 99), (stranger, 1)]:
+            core.handle_established(key, number, b"", NOW)
+            core.handle_failed(key, number, Failure.REFUSED, b"", NOW)
+            core.handle_ended(key, number, NOW)
+            core.handle_breach(key, number, NOW)
+        core.handle_fault(stranger, NOW)
+        core.handle_wanted(stranger, NOW)
+        if is_up:
+            core.handle_established(TO_HIGH, 1, b"", NOW)
+            core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+            core.handle_wanted(TO_HIGH, NOW)
+        assert bench.actions() == []
+        bench.establish(1, bench.data(generation=4))
+
+
+def test_an_attempt_of_which_nobody_hears_is_abandoned() -> None:
+    bench = Bench()
+    bench.want()
+    assert bench.wait(30 * SECOND - 1) == []
+    assert bench.wait(SECOND, NOW + 30 * SECOND) == [Abandon(TO_HIGH, 1), Connect(TO_HIGH, 2)]
+    assert bench.stats.silent == 1
+
+
+def test_an_answer_of_which_nobody_hears_is_abandoned_and_nobody_seeks() -> None:
+    bench = Bench()
+    bench.request(generation=4)
+    assert bench.wait(100 * SECOND) == [Abandon(TO_HIGH, REQUEST)]
+    assert bench.core.poll_timeout() is None
+
+
+def fail_all(bench: Bench, now_ns: int, *, span_ns: int) -> list[Action]:
+    """Let every attempt of a time fail at once; return what else was asked for."""
+    end_ns, found = now_ns + span_ns, []
+    while True:
+        for action in bench.actions():
+            if isinstance(action, Connect):
+                number = action.number
+                bench.core.handle_failed(TO_HIGH, number, Failure.UNREACHABLE, b"", now_ns)
+            elif not isinstance(action, Abandon):
+                found.append(action)
+        due_ns = bench.core.poll_timeout()
+        if due_ns is None or due_ns > end_ns:
+            return found
+        now_ns = due_ns
+        bench.core.handle_timeout(now_ns)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_giving_up_drops_what_waits_until_the_next_message(times: int) -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    for time in range(times):
+        now_ns = NOW + 10 * SECOND * time
+        bench.core.handle_wanted(bench.core.key_for(HIGH, 0, now_ns), now_ns)
+        found = fail_all(bench, now_ns, span_ns=9 * SECOND)
+        assert found == [GiveUp(TO_HIGH, 2 * SECOND)]
+        assert bench.core.poll_timeout() is None, "nothing is sought any more"
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_we_give_up_while_an_attempt_is_out_and_take_it_if_it_succeeds(is_ours: bool) -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    if not is_ours:
+        bench.request(generation=4)
+    bench.want()
+    assert bench.wait(2 * SECOND) == [GiveUp(TO_HIGH, 2 * SECOND)]
+    number = 1 if is_ours else REQUEST
+    found = bench.establish(number, bench.data(generation=4), NOW + 3 * SECOND)
+    assert found[-1] == Attach(TO_HIGH, number, 0, 0, True)
+
+
+def test_what_was_given_up_is_not_tried_again() -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    bench.want()
+    bench.wait(2 * SECOND)
+    bench.core.handle_failed(TO_HIGH, 1, Failure.UNREACHABLE, b"", NOW + 3 * SECOND)
+    assert bench.actions() == [Abandon(TO_HIGH, 1)]
+    assert bench.core.poll_timeout() is None
+
+
+def test_each_outage_has_its_own_time() -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    bench.join(generation=4)
+    bench.core.handle_ended(TO_HIGH, 1, NOW + 10 * SECOND)
+    found = fail_all(bench, NOW + 10 * SECOND, span_ns=9 * SECOND)
+    assert found == [Detach(TO_HIGH, 1), GiveUp(TO_HIGH, 2 * SECOND)]
+
+
+def test_a_connection_in_time_is_not_given_up() -> None:
+    bench = Bench(reconnect_give_up_ns=2 * SECOND)
+    bench.join(generation=4)
+    assert bench.wait(10 * SECOND) == []
+
+
+def test_a_breach_ends_the_connection_and_lets_both_sides_rest() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    bench.core.handle_breach(TO_HIGH, 1, NOW)
+    assert bench.actions() == [Detach(TO_HIGH, 1)]
+    rest_until_ns = bench.core.poll_timeout()
+    assert rest_until_ns is not None and NOW < rest_until_ns <= NOW + SECOND
+    found = bench.request(generation=4, now_ns=rest_until_ns - 1)
+    assert found == [Reject(REQUEST, INCOMPATIBLE)]
+    assert bench.request(1001, generation=4, now_ns=rest_until_ns) == [Accept(TO_HIGH, 1001)]
+    assert (bench.stats.breaches, bench.stats.refused_resting) == (1, 1)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_after_a_fault_of_ours_everything_starts_over(state: State) -> None:
+    bench = Bench()
+    if state is State.ACCEPTING:
+        bench.request(generation=4)
+    elif state is not State.DOWN:
+        bench.want()
+    if state is State.WAITING:
+        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+    elif state is State.UP:
+        bench.establish(1, bench.data())
+    key = bench.core.key_for(HIGH, 0, NOW)
+    bench.actions()
+    bench.core.handle_fault(key, NOW)
+    kinds = [type(action) for action in bench.actions()]
+    ends = {State.CONNECTING: [Abandon], State.ACCEPTING: [Abandon], State.UP: [Detach]}
+    assert kinds == ends.get(state, [])
+    is_sought = state in (State.WAITING, State.CONNECTING, State.UP)
+    assert [type(action) for action in bench.wait(SECOND)] == [Connect] * is_sought
+
+
+def test_a_fault_is_followed_by_a_rest() -> None:
+    """Though the connection lasted, so that another one would be sought at once."""
+    bench = Bench()
+    bench.join(generation=4)
+    bench.core.handle_fault(TO_HIGH, NOW + 10 * SECOND)
+    assert bench.actions() == [Detach(TO_HIGH, 1)]
+
+
+def test_a_fault_in_a_timer_does_not_end_the_search() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    bench.end(1)
+    peer = bench.core.find(TO_HIGH)
+    assert peer is not None
+    peer._next_number, next_number = iter(()).__next__, peer._next_number  # a fault, made here
+    with pytest.raises(StopIteration):
+        bench.wait(SECOND)
+    assert bench.core.timed_key == TO_HIGH
+    assert bench.core.poll_timeout() is None
+    peer._next_number = next_number
+    bench.core.handle_fault(TO_HIGH, NOW + SECOND)
+    assert [type(action) for action in bench.wait(SECOND, NOW + SECOND)] == [Connect]
