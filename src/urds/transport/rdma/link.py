@@ -148,7 +148,8 @@ class Link:
         Source: linux v6.12 net/rds/rdma_transport.c, net/rds/ib.c (rds_ib_conn_info_visitor).
         """
         key, qp = self.path.key, self._qp
-        if qp is None or qp.peer is None:
+        route = None if qp is None else qp.peer
+        if qp is None or route is None:
             return RdmaRow(key.passive)
         attributes = self.device.adapter.attributes
         return RdmaRow(
@@ -156,7 +157,7 @@ class Link:
             device=self.device.name,
             service_level=key.tos & 0xF,
             local_gid=self._local_gid(),
-            peer_gid=IPv6Address(qp.peer.dgid),
+            peer_gid=IPv6Address(route.dgid),
             send_requests_max=qp.attr.cap.max_send_wr,
             receive_requests_max=self.receive_ring,
             send_segments_max=qp.attr.cap.max_send_sge,
