@@ -1,4 +1,4 @@
-"""Connections over RDMA that end, fail, are given up, or meet a fault; and reports that come late."""
+"""Connections over RDMA that end, fail, are given up, or meet a fault; reports that come late."""
 
 from ipaddress import IPv4Address
 
@@ -47,6 +47,15 @@ def test_an_attempt_of_which_nobody_hears_is_abandoned() -> None:
     assert bench.wait(30 * SECOND - 1) == []
     assert bench.wait(SECOND, NOW + 30 * SECOND) == [Abandon(TO_HIGH, 1), Connect(TO_HIGH, 2)]
     assert bench.stats.silent == 1
+
+
+def test_a_request_ends_the_wait_for_our_next_attempt() -> None:
+    bench = Bench()
+    bench.want()
+    bench.core.handle_failed(TO_HIGH, 1, Failure.REFUSED, b"", NOW)
+    bench.actions()
+    assert bench.request(generation=4) == [Accept(TO_HIGH, REQUEST)]
+    assert bench.wait(2 * SECOND) == []
 
 
 def test_an_answer_of_which_nobody_hears_is_abandoned_and_nobody_seeks() -> None:
