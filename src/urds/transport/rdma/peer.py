@@ -156,7 +156,8 @@ class RdmaPeer(Seeker):
         else:
             self._reject(number)
             if self.state is State.DOWN:
-                self._seek_again(now_ns, after_ns=_CALL_BACK_NS)
+                self._yield_until_ns = now_ns + _CALL_BACK_NS
+                self._seek_again(now_ns)
 
     def handle_established(self, number: int, octets: bytes, now_ns: int) -> None:
         """Take the connection; of one that we asked for, `octets` are the reply's private data."""

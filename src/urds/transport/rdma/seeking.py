@@ -69,6 +69,7 @@ class Seeker:
         self._attempted_ns: int | None = None  # our last attempt
         self._since_ns = 0  # when what is under way began, or came up
         self._rest_until_ns = 0  # no connection before
+        self._yield_until_ns = 0  # no attempt of ours before: the peer is about to ask
         self._down_ns: int | None = None  # since when there is none, while it is sought
 
     @property
@@ -104,19 +105,19 @@ class Seeker:
             last_ns = now_ns if self._attempted_ns is None else self._attempted_ns
             self._seek(last_ns + delay_ns - now_ns, now_ns)
 
-    def _seek_again(self, now_ns: int, *, after_ns: int = 0) -> None:
-        """Look for a connection after the back-off's delay, and `after_ns` more."""
+    def _seek_again(self, now_ns: int) -> None:
+        """Look for a connection after the back-off's delay."""
         settings = self._settings
         delay_ns = self._backoff.next_ns(
             max_ns=settings.reconnect_delay_max_ns
             if self.wanted
             else settings.reconnect_delay_idle_max_ns
         )
-        self._seek(after_ns + delay_ns, now_ns)
+        self._seek(delay_ns, now_ns)
 
     def _seek(self, delay_ns: int, now_ns: int) -> None:
         """Look for a connection, now or after a delay. The passive end waits for the other one."""
-        delay_ns = max(delay_ns, self._rest_until_ns - now_ns)
+        delay_ns = max(delay_ns, max(self._rest_until_ns, self._yield_until_ns) - now_ns)
         self._move(Input.SEEK)
         self._sought = True
         self._start_outage(now_ns)
