@@ -22,7 +22,14 @@ from urds.transport.rdma.frames import FRAGMENT_BYTES
 from urds.transport.rdma.regions import REGIONS_MAX
 from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.keys import Region
-from urds.verbs.engine.numbers import AccessFlag, QPState, SendFlag, WCStatus, WROpcode
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    QPState,
+    SendFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
 from urds.verbs.providers.base import (
@@ -66,7 +73,8 @@ class Link:
         self.receive_ring = receive_ring
         self._attached = False
         self._is_due = False  # `settle` comes
-        self._breach: str | None = None
+        self._breach: str | None = None  # why it must end; no frame is looked at any more
+        self._breach_told = False
         self._early: list[WC] = []  # arrived before the path took us
         self._held: list[int] = []  # receives not posted again while the path pauses
         self._scratch: dict[int, Region] = {}  # local memory of reads and atomics, by wr_id
@@ -178,8 +186,9 @@ class Link:
         """Post what the core has to say and tell the plane what changed; outside the engine."""
         self._is_due = False
         if self._breach is not None:
-            reason, self._breach = self._breach, None
-            self.path.handle_breach(self, reason)
+            if not self._breach_told:
+                self._breach_told = True
+                self.path.handle_breach(self, self._breach)
             return
         self.pump()
         self.path.settle()
@@ -259,6 +268,9 @@ class Link:
 
     def _take_frame(self, wc: WC) -> None:
         if self._breach is not None:
+            return
+        if wc.opcode is not WCOpcode.RECV:  # the buffer holds an older frame
+            self._breach = "a write with immediate data is no frame"
             return
         start = wc.wr_id * FRAME_BYTES_MAX
         path = self.path

@@ -1,0 +1,234 @@
+"""Frames that no honest peer sends: their connection is cut with its reason, and that is all.
+
+What is only odd is taken as Linux takes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.rdma.hostile_peer import (
+    CONG_BITMAP,
+    FRAME_BYTES_MAX,
+    REPEATED,
+    Siege,
+    Stranger,
+    acknowledgement,
+    congestion_map,
+    message,
+    wait_until,
+)
+from tests.rdma.victim import INBOX_PORT
+from urds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES
+from urds.verbs.engine.numbers import WROpcode
+
+MIB = 1 << 20
+LARGE = bytes(range(256)) * 48  # three fragments
+
+
+def damaged(frame: bytes, at: int) -> bytes:
+    """Return a frame with one bit changed."""
+    return frame[:at] + bytes([frame[at] ^ 4]) + frame[at + 1 :]
+
+
+def contradicting(**changes: int) -> list[bytes]:
+    """Return the first fragment of one message and the second of another."""
+    return [message(LARGE)[0], message(LARGE, **changes)[1]]
+
+
+# Frames, the reason that is logged, the counters beside `rdma_breaches`.
+BREACHES: dict[str, tuple[list[bytes], str, tuple[str, ...]]] = {
+    **{
+        f"{count} octets": ([bytes(count)], f"frame of {count} octets", ())
+        for count in (0, 1, 8, 47)
+    },
+    **{
+        f"bit {at}": ([damaged(message(b"x")[0], at)], "checksum", ("recv_drop_bad_checksum",))
+        for at in (0, 15, 19, 25, 26, 40)
+    },
+    "4 GiB": ([*message(b"x", length=(1 << 32) - 1)], "octets, limit", ("recv_drop_too_long",)),
+    "1 MiB and 1": (
+        [*message(b"x", length=MAX_MESSAGE_BYTES + 1)], "octets, limit", ("recv_drop_too_long",),
+    ),
+    "other number": (contradicting(sequence=2), "within message", ()),
+    "other length": (contradicting(length=len(LARGE) + 1), "within message", ()),
+    "other source": (contradicting(source_port=8), "within message", ()),
+    "other target": (contradicting(target_port=1), "within message", ()),
+    "a map within": ([message(LARGE)[0], *congestion_map()], "within message", ()),
+    "short fragment": ([message(LARGE)[0][:-1]], "octets, due 4096", ()),
+    "short last": ([*message(LARGE)[:2], message(LARGE)[2][:-1]], "octets, due 4096", ()),
+    "too little": ([*message(b"12345", length=6)], "fragment of 5 octets, due 6", ()),
+    "too much": ([*message(b"1234567", length=6)], "fragment of 7 octets, due 6", ()),
+    "empty fragment": ([*message(b"", length=6)], "fragment of 0 octets, due 6", ()),
+    "ack of the future": (
+        [acknowledgement(1 << 63)], "BAD_ACKNOWLEDGEMENT", ("recv_drop_bad_ack",),
+    ),
+    "ack beyond all": (
+        message(b"x", acknowledgement=(1 << 64) - 1), "BAD_ACKNOWLEDGEMENT", ("recv_drop_bad_ack",),
+    ),
+    "octets behind an ack": ([acknowledgement(0) + b"x"], "behind an acknowledgement", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BREACHES)
+def test_a_breach_ends_its_connection_with_its_reason(siege: Siege, case: str) -> None:
+    frames, reason, counters = BREACHES[case]
+    siege.victim.ask("logged")
+    with siege.counted(rdma_breaches=1, **dict.fromkeys(counters, 1)):
+        stranger = siege.connected()
+        stranger.send(*congestion_map(), *message(b"before"), *frames, *message(b"after"))
+        siege.until_cut(stranger, reason)
+    assert siege.victim.ask("collect", count=1) == [b"before".hex()]
+
+
+def test_a_frame_beyond_the_receive_ends_its_connection(siege: Siege) -> None:
+    stranger = siege.connected()
+    stranger.send(message(b"x")[0].ljust(FRAME_BYTES_MAX + 1, b"x"))
+    siege.until_cut(stranger)
+    assert not siege.victim.ask("collect", count=0)
+
+
+@pytest.mark.parametrize("octets", [b"", b"x" * len(message(b"old")[0])])
+def test_an_announced_write_is_no_frame(siege: Siege, octets: bytes) -> None:
+    """A write that takes a receive brings no header: the buffer holds an older frame."""
+    number, cookie = siege.victim.ask("region", octets=100)
+    siege.victim.ask("logged")
+    with siege.counted(rdma_breaches=1):
+        stranger = siege.connected()
+        stranger.send(*message(b"old"))
+        assert siege.victim.ask("collect", count=1) == [b"old".hex()]
+        for _ in range(256):  # until the receive comes that held the old frame
+            stranger.post(WROpcode.RDMA_WRITE_WITH_IMM, octets=octets, cookie=cookie)
+        siege.until_cut(stranger, "no frame")
+    assert not siege.victim.ask("collect", count=0)
+    siege.untouched(number, octets + b"\xa5" * (100 - len(octets)))
+    siege.victim.ask("free", number=number)
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1,), (8191, 8193), (MAX_MESSAGE_BYTES,)])
+def test_maps_of_other_sizes_are_passed_over(siege: Siege, sizes: tuple[int, ...]) -> None:
+    marked = b"\xff"
+    with siege.counted(recv_drop_bad_map=len(sizes), rdma_breaches=0):
+        stranger = siege.connected()
+        for size in sizes:
+            stranger.send(*congestion_map(marked * size))
+        if 0 in sizes:  # and neither ports nor length: an acknowledgement
+            stranger.send(*message(b"", source_port=1, target_port=0, flags=CONG_BITMAP))
+        stranger.send(*message(b"after"))
+        assert siege.victim.ask("collect", count=1) == [b"after".hex()]
+    assert siege.victim.ask("send", target=stranger.address, payload="00") == 1
+    siege.until(lambda: any(one.target_port == INBOX_PORT for one in stranger.headers()))
+
+
+def test_a_map_that_marks_everything_stops_only_what_goes_there(siege: Siege) -> None:
+    stranger = siege.connected()
+    stranger.send(*congestion_map(b"\xff" * CONGESTION_MAP_BYTES), *message(b"after"))
+    siege.victim.ask("collect", count=1)
+    assert siege.victim.ask("send", target=stranger.address, payload="00") == 0
+    siege.others_are_well()
+
+
+# -- disconnecting
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_connection_ends_at_any_frame(siege: Siege, orderly: bool) -> None:
+    """What was whole is delivered, what was not is forgotten, and a later connection is new."""
+    frames = [*congestion_map(), *message(b"whole"), *message(LARGE, sequence=2)]
+    before = siege.victim.rss_bytes
+    for count in range(len(frames)):
+        address = siege.address()
+        delivered = [b"whole".hex()] if count > 2 else []
+        say(siege.connected(address), frames[:count], orderly=orderly)
+        assert siege.victim.ask("collect", count=len(delivered)) == delivered, count
+        again = siege.returned(address)
+        again.send(*message(LARGE, sequence=2, flags=REPEATED))
+        assert siege.victim.ask("collect", count=1) == [LARGE.hex()]
+    assert siege.victim.rss_bytes - before < 16 * MIB
+
+
+def say(stranger: Stranger, frames: list[bytes], *, orderly: bool) -> None:
+    """Send frames, and leave when they have arrived."""
+    for number in stranger.send(*frames):
+        wait_until(lambda number=number: stranger.status_of(number) is not None)
+    (stranger.disconnect if orderly else stranger.vanish)()
+
+
+# -- odd headers
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """One message of a stranger, of one frame."""
+
+    sequence: int
+    source_port: int
+    target_port: int
+    flags: int
+    payload: bytes
+    credit: int
+    extension: bytes
+
+    def emit(self) -> list[bytes]:
+        """Return the frame."""
+        return message(
+            self.payload,
+            sequence=self.sequence,
+            source_port=self.source_port,
+            target_port=self.target_port,
+            flags=self.flags,
+            credit=self.credit,
+            extension=self.extension,
+        )
+
+    @property
+    def is_ack_only(self) -> bool:
+        """Tell whether a receiver takes it for an acknowledgement."""
+        return not (self.source_port or self.target_port or self.payload)
+
+
+odd_frames = st.builds(
+    Odd,
+    sequence=st.integers(0, 12) | st.integers(0, (1 << 64) - 1),
+    source_port=st.sampled_from([0, 1, 2, 4001, 65535]),
+    target_port=st.sampled_from([0, 1, 2, INBOX_PORT, 65535]) | st.just(INBOX_PORT),
+    flags=st.integers(0, 255),
+    payload=st.binary(max_size=40),
+    credit=st.integers(0, 255),
+    extension=st.just(bytes(16)) | st.binary(min_size=16, max_size=16),
+)
+
+
+def delivered_by_linux(frames: list[Odd]) -> list[bytes]:
+    """Return what a kernel puts into the socket's queue. Source: rds.md 1.6, 4.2 (linux v6.12)."""
+    expected, payloads = 0, []
+    for frame in frames:
+        if frame.is_ack_only or frame.flags == CONG_BITMAP:
+            continue
+        if frame.flags & REPEATED and frame.sequence < expected:
+            continue
+        expected = frame.sequence + 1
+        if frame.target_port == INBOX_PORT:
+            payloads.append(frame.payload)
+    return payloads
+
+
+def test_odd_headers_are_delivered_as_linux_delivers_them(siege: Siege) -> None:
+    """Every example comes from an address of its own, so that nothing is remembered."""
+    last = message(b"the last", sequence=1 << 63, source_port=2)
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(odd_frames, max_size=30))
+    def examples(frames: list[Odd]) -> None:
+        stranger = siege.connected()
+        due = [*delivered_by_linux(frames), b"the last"]
+        stranger.send(*(octets for frame in frames for octets in frame.emit()), *last)
+        got = siege.victim.ask("collect", count=len(due))
+        assert [bytes.fromhex(one) for one in got] == due
+        stranger.vanish()
+
+    examples()

@@ -1,0 +1,260 @@
+"""A node of RDS over RDMA in a process of its own, for those who mean harm and their neighbours.
+
+`python -m tests.rdma.victim DEVICE ADDRESS SETTINGS` obeys one JSON request `[name, arguments]` per
+line of its input and answers each by a line. Octets travel as hexadecimal text. `NodeProcess` is
+the other side of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import urds
+from tests.health.sources import ROOT
+from urds.backend import process
+from urds.backend.inprocess import InProcess
+from urds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
+from urds.settings import Settings
+from urds.transport.rdma.device import RdmaDevice
+from urds.transport.rdma.node import RdmaNode
+
+INBOX_PORT = 4000  # messages wait there until they are collected
+ECHO_PORT = 4001  # what comes there goes back
+WAIT_S = 20.0
+GUARD_BYTES = 4096
+CANARY = b"\xa5"
+_POLL_S = 0.0005
+_QUIET_S = 0.02  # so long nothing came: nothing more comes
+
+
+class Node:
+    """The requests."""
+
+    def __init__(self, device: str, address: str, settings: dict[str, Any]) -> None:
+        values = {"drain_s": 0.0, "linger_s": 0.0, "rdma_devices": (device,), **settings}
+        self.backend = InProcess(Settings.load(values, environ={}))
+        process.use(self.backend)
+        self._inbox, self._echo = (self._socket(address, port) for port in (INBOX_PORT, ECHO_PORT))
+        self._asker = self._socket(address, 0)
+        self._memories: list[bytearray] = []
+        self._regions: list[urds.MemoryRegion] = []
+        self._lines = _Lines()
+        logging.getLogger("urds").addHandler(self._lines)
+        threading.Thread(target=self._send_back, daemon=True).start()
+
+    def _socket(self, address: str, port: int) -> urds.Socket:
+        sock = urds.Socket()
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, int(Transport.IB))
+        sock.bind((address, port))
+        sock.settimeout(WAIT_S)
+        return sock
+
+    def _send_back(self) -> None:
+        self._echo.settimeout(None)
+        while True:
+            with suppress(OSError):  # a peer's congestion: it gets no answer
+                payload, source = self._echo.recvfrom(1 << 20)
+                self._echo.sendto(payload, MSG_DONTWAIT, source)
+
+    def talk(self, target: str, count: int, payload_bytes: int = 100) -> list[int]:
+        """Exchange messages with a node's echo; return how many ns each round trip took."""
+        took_ns = []
+        for number in range(count):
+            payload = str(number).encode().ljust(payload_bytes, b".")
+            began_ns = time.perf_counter_ns()
+            self._asker.sendto(payload, (target, ECHO_PORT))
+            assert self._asker.recvfrom(1 << 20) == (payload, (target, ECHO_PORT))
+            took_ns.append(time.perf_counter_ns() - began_ns)
+        return took_ns
+
+    def collect(self, count: int, wait_s: float = WAIT_S) -> list[str]:
+        """Take messages until there are `count` and no more come; return their payloads."""
+        taken: list[str] = []
+        end_s = time.monotonic() + (wait_s if count else _QUIET_S)
+        while time.monotonic() < end_s:
+            try:
+                taken.append(self._inbox.recvfrom(1 << 20, MSG_DONTWAIT)[0].hex())
+            except BlockingIOError:
+                time.sleep(_POLL_S)
+            if len(taken) == count:
+                end_s = min(end_s, time.monotonic() + _QUIET_S)
+        return taken
+
+    def send(self, target: str, payload: str, count: int = 1) -> int:
+        """Send the same message some times without waiting; return how often there was room."""
+        for number in range(count):
+            try:
+                self._inbox.sendto(bytes.fromhex(payload), MSG_DONTWAIT, (target, INBOX_PORT))
+            except OSError as refused:
+                if refused.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+                return number
+        return count
+
+    def counters(self) -> dict[str, int]:
+        """Return all counters."""
+        return dict(self.backend.counters())
+
+    def logged(self) -> list[str]:
+        """Return what was logged since the last time."""
+        lines, self._lines.lines = self._lines.lines, []
+        return lines
+
+    def kept(self) -> dict[str, int]:
+        """Return how much the node keeps of connections, and of keys on its device."""
+        device = self._device()
+        with self.backend._driver.lock, device.adapter.lock:
+            return {
+                "links": len(device.links),
+                "attempts": len(self._node._attempts._attempts),
+                "requests": len(self._node._attempts._requests),
+                "regions": len(device.adapter.keys._regions),
+            }
+
+    @property
+    def _node(self) -> RdmaNode:
+        node = self.backend._driver.rdma.node
+        assert node is not None
+        return node
+
+    def _device(self) -> RdmaDevice:
+        return self._node.devices[0]
+
+    def paths(self) -> dict[str, dict[str, Any]]:
+        """Return of each peer whether a connection stands, and what waits for it."""
+        return {
+            f"{row.peer}/{row.tos}": {
+                "up": row.up,
+                "unsent": row.unsent_messages,
+                "unacknowledged": row.unacknowledged_messages,
+                "expected": row.sequence_expected,
+            }
+            for row in self.backend.snapshot().paths
+        }
+
+    # -- memory
+
+    def region(self, octets: int, *, writable: bool = True, use_once: bool = False) -> list[int]:
+        """Make a region amid canaries; return its number and its cookie."""
+        memory = bytearray(CANARY * (2 * GUARD_BYTES + octets))
+        view = memoryview(memory)[GUARD_BYTES:-GUARD_BYTES]
+        region = self._inbox.get_mr(view, writable=writable, use_once=use_once)
+        self._memories.append(memory)
+        self._regions.append(region)
+        return [len(self._regions) - 1, region.cookie]
+
+    def octets(self, number: int) -> str:
+        """Return a region's memory with what stands before it and behind it."""
+        return self._memories[number].hex()
+
+    def keys(self) -> list[int]:
+        """Return the keys that the device knows."""
+        return [region.rkey for region in self._device().adapter.keys._regions.values()]
+
+    def ring_keys(self) -> list[int]:
+        """Return the keys of the receive rings, which no peer is told."""
+        return [link._region.rkey for link in self._device().links.values()]
+
+    def is_over(self, number: int) -> bool:
+        """Tell whether a region is over."""
+        return self._regions[number].is_over
+
+    def free(self, number: int) -> None:
+        """Free a region."""
+        self._regions[number].free()
+
+    def close(self) -> None:
+        """End in order."""
+        self.backend.close()
+
+
+class _Lines(logging.Handler):
+    """Keeps every line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class NodeProcess:
+    """A process with a node, as a test sees it."""
+
+    def __init__(self, device: str, address: str, **settings: Any) -> None:
+        self.address = address
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rdma.victim", device, address, json.dumps(settings)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, name: str, **arguments: Any) -> Any:
+        """Make one request and wait for its answer."""
+        self.begin(name, **arguments)
+        return self.finish()
+
+    def begin(self, name: str, **arguments: Any) -> None:
+        """Make a request; `finish` fetches the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> Any:
+        """Wait for the answer to the request that was begun."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the process of {self.address} ended"
+        return json.loads(line)
+
+    @property
+    def rss_bytes(self) -> int:
+        """Return the memory that the process has in use. Source: proc(5), statm."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    @property
+    def descriptor_count(self) -> int:
+        """Return how many descriptors the process has open."""
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
+
+    @property
+    def pid(self) -> int:
+        """Return the process's number."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process in order; it has ten seconds."""
+        try:
+            self._process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def main() -> None:
+    """Obey until the input ends."""
+    node = Node(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        print(json.dumps(getattr(node, name)(**arguments)), flush=True)
+    node.close()
+
+
+if __name__ == "__main__":
+    main()
