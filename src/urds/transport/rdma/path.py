@@ -312,8 +312,11 @@ class RdmaPath:
             self.is_paused = True
 
     def take_map(self, octets: bytes) -> None:
-        """Put the peer's congestion map in force."""
-        self.plane.note_peer_map(self._host, self.peer, octets)
+        """Put the peer's congestion map in force; monitors hear of what it cleared alone.
+
+        Source: linux v6.12 net/rds/ib_recv.c (rds_ib_cong_recv); rds.md 3.7.
+        """
+        self.plane.note_peer_map(self._host, self.peer, octets, exact=True)
 
     def map_octets(self) -> bytes:
         """Return our map as it is now."""
