@@ -14,7 +14,10 @@ from urds.transport.rdma.events import Connect, PeerKey
 DISTURBANCES = st.lists(
     st.tuples(
         st.sampled_from(
-            ["want", "both", "send", "break", "half", "breach", "restart", "reboot", "lose", "cut"]
+            [
+                *("want", "both", "send", "break", "half", "breach", "fault"),
+                *("restart", "reboot", "lose", "cut"),
+            ]
         ),
         st.booleans(),  # the lower node
         st.integers(0, 40 * MS) | st.integers(0, 3 * SECOND),  # time until the next
@@ -38,6 +41,9 @@ def disturb(world: World, what: str, local: object, peer: object) -> None:
         node.break_connection(key, silent=what == "half")
     elif what == "breach":
         node.breach(key)
+    elif what == "fault":
+        node.endpoint.handle_fault(key, world.now_ns)
+        node.act()
     elif what in ("restart", "reboot"):
         node.crash(silent=what == "reboot")
         generation = node.generation + 1
