@@ -119,6 +119,14 @@ def test_a_later_completion_stands_for_the_earlier_ones(side: Side) -> None:
     assert side.statuses() == [SUCCESS, SUCCESS]
 
 
+def test_only_the_one_that_is_reported_failed(side: Side) -> None:
+    side.send(b"x", operations=[transfer(10)])
+    side.send(b"y", operations=[transfer(10)])
+    posted = side.post()
+    complete(side, posted[2:3], Outcome.REMOTE_ACCESS)
+    assert side.statuses() == [SUCCESS, RdmaStatus.REMOTE_ERROR]
+
+
 def test_octets_and_atomics_are_counted(side: Side) -> None:
     side.send(b"a", operations=[transfer(10, 20)])
     side.send(b"b", operations=[transfer(5, is_write=False), atomic(is_compare=True)])
@@ -153,6 +161,19 @@ def test_a_failed_operation_takes_its_message_along(
     side.reconnect()
     assert side.take() == []
     assert side.statuses() == [status]
+
+
+@pytest.mark.parametrize("later", [Outcome.DONE, Outcome.FAILED, Outcome.REMOTE_ACCESS])
+def test_what_completes_behind_a_failure_changes_nothing(side: Side, later: Outcome) -> None:
+    """Holds for the pieces of the operation and for others of its message, halfway in frames."""
+    side.send(LONG, operations=[transfer(10, 10), transfer(10)])
+    posted = side.post(4)
+    complete(side, posted[:1], Outcome.REMOTE_ACCESS)
+    complete(side, posted[1:2], later)
+    complete(side, posted[2:3], Outcome.FAILED)
+    assert side.statuses() == [RdmaStatus.REMOTE_ERROR, RdmaStatus.OTHER_ERROR]
+    assert side.account.send_queued_bytes == 0
+    assert side.account.given_up == 1
 
 
 def test_what_a_failed_operation_leaves_behind_ends_with_the_connection(side: Side) -> None:
@@ -220,6 +241,24 @@ def test_a_message_whose_operations_succeeded_is_repeated_alone(
     assert side.statuses() == [SUCCESS]
 
 
+@pytest.mark.parametrize("posted_count", [1, 2])
+def test_a_message_repeated_alone_waits_for_no_read(side: Side, posted_count: int) -> None:
+    side.send(b"x", operations=[transfer(10, is_write=False, fence=True)])
+    complete(side, side.post(posted_count))
+    side.reconnect()
+    (again,) = side.post()
+    assert isinstance(again, Frame)
+    assert not again.fence
+
+
+def test_a_message_without_a_number_keeps_its_place_over_a_break(side: Side) -> None:
+    side.send(b"a", operations=[transfer(10)])
+    side.send(b"b")
+    complete(side, side.post(1))
+    side.reconnect()
+    assert [(seen.header.sequence, seen.payload) for seen in side.take()] == [(1, b"a"), (2, b"b")]
+
+
 def test_a_new_life_of_the_peer_does_not_get_what_its_old_life_was_handed(side: Side) -> None:
     side.send(b"x", operations=[transfer(10)])
     complete(side, side.post(1))
@@ -285,6 +324,9 @@ def test_a_break_drops_a_silent_message_that_is_not_done(side: Side, done: bool)
     assert side.statuses() == [SUCCESS if done else DROPPED]
     assert side.take() == []
     assert not side.core.holds()
+    assert side.core.message_count() == 0
+    assert side.core.freed == {side.account}
+    assert side.account.given_up == side.counters.send_given_up == (not done)
 
 
 def test_a_silent_message_that_fails_is_gone(side: Side) -> None:
@@ -326,6 +368,16 @@ def test_a_cancelled_operation_ends_as_such_also_if_the_connection_breaks(side: 
     side.core.cancel(side.account, None)
     side.core.detach()
     assert side.statuses() == [CANCELED]
+
+
+@pytest.mark.parametrize("posted_count", [1, 2])
+def test_a_cancelled_operation_that_fails_was_cancelled(side: Side, posted_count: int) -> None:
+    side.send(LONG, operations=[transfer(10)])
+    posted = side.post(posted_count)
+    side.core.cancel(side.account, None)
+    complete(side, posted[:1], Outcome.REMOTE_ACCESS)
+    assert side.statuses() == [CANCELED]
+    assert side.account.send_queued_bytes == side.account.given_up == 0
 
 
 def test_cancel_after_success_changes_nothing(side: Side) -> None:

@@ -203,7 +203,7 @@ def test_another_flag_beside_makes_it_no_map(side: Side) -> None:
     flags = CONG_BITMAP | ACK_REQUIRED
     assert side.receive(*frames(1, bytes(8192), flags=flags, source_port=0, target_port=0)) is None
     assert side.maps == side.got == []
-    assert side.counters.recv_drop_bad_map == 0
+    assert side.counters.recv_drop_bad_map == side.counters.recv_ping == 0
 
 
 @pytest.mark.rule("wire-ping", "wire-pong")
@@ -267,6 +267,12 @@ def test_other_extensions_are_for_the_inbox_alone(side: Side) -> None:
     assert side.got == [(SOURCE, TARGET, b"take", extension)]
 
 
+def test_an_extension_space_that_is_no_list_is_delivered(side: Side) -> None:
+    extension = b"\0" * 11 + b"urds!"
+    assert side.receive(*frames(1, b"a", extension=extension)) is None
+    assert side.got == [(SOURCE, TARGET, b"a", extension)]
+
+
 # -- acknowledgements that we owe
 
 
@@ -328,6 +334,13 @@ def test_a_break_forgets_the_acknowledgement_on_its_way(side: Side) -> None:
     side.reconnect()
     assert side.receive(*frames(2, b"b", flags=ACK_REQUIRED)) is None
     assert len(side.take()) == 1
+
+
+def test_a_break_forgets_what_was_asked(side: Side) -> None:
+    assert side.receive(*frames(1, b"a", flags=ACK_REQUIRED)) is None
+    side.reconnect()
+    assert side.take() == []
+    assert side.rdma.ib_ack_send_piggybacked == 0
 
 
 def test_at_the_end_what_is_owed_is_acknowledged(side: Side) -> None:

@@ -385,13 +385,16 @@ def test_a_completion_of_an_older_connection_finds_nothing() -> None:
 
 
 def test_a_completion_of_what_was_never_posted_is_passed_over() -> None:
-    side = Side()
+    side = Side(CoreLimits(send_ring=1))
     side.begin()
-    side.send(b"a")
+    side.send(b"a", b"b", b"c")
     posted = side.post()
     side.core.handle_completed(posted[0].wr_id + 1, Outcome.DONE)
+    assert side.post() == []
     side.core.handle_completed(posted[0].wr_id, Outcome.DONE)
+    assert len(side.post()) == 1
     side.core.handle_completed(posted[0].wr_id, Outcome.DONE)
+    assert side.post() == []
 
 
 def test_the_tables() -> None:

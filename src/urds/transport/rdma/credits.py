@@ -38,7 +38,7 @@ class Credits:
     def begin(self, granted: int) -> None:
         """Begin a connection whose peer's private data granted `granted`, 0 for no flow control."""
         self.is_on = self._offered > 0 and granted > 0
-        self._available = min(granted, CREDITS_MAX)
+        self._available = granted
 
     def end(self) -> None:
         """Forget the connection."""
