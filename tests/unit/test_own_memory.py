@@ -74,6 +74,7 @@ def test_a_range_is_there_or_not_by_its_pages(way: str, pages: tuple[mmap.mmap, 
     address = pages[1]
     assert not refused(address, 2 * PAGE, writable=True)
     assert refused(address, 2 * PAGE + 1, writable=True)
+    assert refused(address + 2 * PAGE - 1, 2, writable=True)
     assert not refused(address, 3 * PAGE, writable=False)
     assert refused(address, 3 * PAGE + 1, writable=False)
     assert refused(address + 3 * PAGE, 1, writable=False)

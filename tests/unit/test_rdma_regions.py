@@ -236,10 +236,16 @@ def test_the_regions_of_a_process_are_bounded(
 
 def test_keys_are_drawn_by_chance() -> None:
     """Two tables give different keys, and keys do not follow each other."""
-    table = RegionTable(lambda: (), lambda action: action())
-    view = memoryview(bytearray(8))
-    given = {"address": 0, "writable": True, "use_once": False}
-    keys = [table.register(OWNER, view, **given) for _ in range(16)]  # type: ignore[arg-type]  # one dict
+
+    def new_keys() -> list[int]:
+        table = RegionTable(lambda: (), lambda action: action())
+        view = memoryview(bytearray(8))
+        return [
+            table.register(OWNER, view, address=0, writable=True, use_once=False) for _ in range(16)
+        ]
+
+    keys = new_keys()
+    assert set(keys).isdisjoint(new_keys())
     steps = {after - before for before, after in pairwise(keys)}
     assert len(steps) == 15
     assert max(keys) - min(keys) > 1 << 20
