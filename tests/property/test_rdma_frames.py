@@ -31,7 +31,7 @@ def test_a_frame_is_the_header_of_the_wire_and_its_payload(
     values: dict[str, object], ack: int, credit: int, payload: bytes
 ) -> None:
     expected = Header(ack=ack, credit=credit, **values).emit(checksum=True)
-    header = MessageHeader(**{**values, "flags": int(values["flags"])})  # type: ignore[call-overload]
+    header = MessageHeader(**{**values, "flags": int(values["flags"])})
     assert header.emit(acknowledgement=ack, credit=credit, payload=payload) == expected + payload
 
 

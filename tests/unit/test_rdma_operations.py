@@ -394,6 +394,19 @@ def test_giving_up_drops_operations(side: Side) -> None:
     assert side.statuses() == [DROPPED, DROPPED]
 
 
+@pytest.mark.parametrize("cancels", [True, False])
+def test_operations_that_are_dropped_together_end_in_their_order(side: Side, cancels: bool) -> None:
+    side.core.detach()
+    operations = [transfer(10) for _ in range(50)]
+    for operation in operations:
+        side.send(b"x", operations=[operation])
+    if cancels:
+        side.core.cancel(side.account, None)
+    else:
+        side.core.drop_all()
+    assert [operation for _, operation in side.ended] == operations
+
+
 def test_each_owner_hears_of_its_own(side: Side) -> None:
     other, mine, theirs = Account(), transfer(10), transfer(10)
     side.send(b"x", operations=[mine])
@@ -447,10 +460,10 @@ def test_a_listener_that_fails_loses_no_status(side: Side) -> None:
     side.send(b"x", operations=[transfer(10)])
     side.send(b"y", operations=[atomic()])
     side.post()
-    side.operation_ended, told = fail, side.operation_ended  # type: ignore[method-assign]
+    side.operation_ended, told = fail, side.operation_ended
     with pytest.raises(MemoryError):
         side.core.detach()
-    side.operation_ended = told  # type: ignore[method-assign]
+    side.operation_ended = told
     assert side.core.message_count() == 0
     side.core.drop_all()
     assert side.statuses() == [DROPPED]  # the first one's listener failed

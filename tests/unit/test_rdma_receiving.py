@@ -374,11 +374,11 @@ def test_a_delivery_that_fails_leaves_the_message_unreceived(side: Side) -> None
     def fail(*_: object) -> None:
         raise MemoryError
 
-    side.deliver, deliver = fail, side.deliver  # type: ignore[method-assign]
+    side.deliver, deliver = fail, side.deliver
     with pytest.raises(MemoryError):
         side.receive(*frames(1, LONG))
     assert side.core.acknowledge_sequence == 0
-    side.deliver = deliver  # type: ignore[method-assign]
+    side.deliver = deliver
     side.reconnect()
     assert side.receive(*frames(1, LONG, flags=REPEATED)) is None
     assert side.payloads() == [LONG]

@@ -390,7 +390,7 @@ class Outgoing:
         self._take_out(messages, RdmaStatus.DROPPED)
         return self._give_up(messages)
 
-    def _take_out(self, messages: Iterable[Message], status: RdmaStatus) -> None:
+    def _take_out(self, messages: Sequence[Message], status: RdmaStatus) -> None:
         """Remove messages from every queue and take their operations back."""
         chosen = set(messages)
         if not chosen:
@@ -401,7 +401,7 @@ class Outgoing:
         self._silents = {one: None for one in self._silents if one not in chosen}
         if self.current in chosen:
             self._leave_current()
-        for message in chosen:
+        for message in messages:
             for task in message.tasks:
                 self._take_back(task, status)
 
