@@ -173,7 +173,7 @@ class SendingSocket(SocketBase):
         payload_bytes = sum(memoryview(one).nbytes for one in buffers)
         self._check_length(payload_bytes, cmsg.rdma_bytes(ancillary))
         zerocopy = bool(flags & _ZEROCOPY)
-        if zerocopy and self._options.transport is Transport.IB:
+        if zerocopy and self._options.zerocopy and self._options.transport is Transport.IB:
             raise os_error(Refusal.NOT_SUPPORTED, "MSG_ZEROCOPY over RDMA")
         request = cmsg.read(ancillary)
         operations = self._operations(request)

@@ -31,7 +31,17 @@ from tests.sockets.raw_rdma import (
     send_refused,
 )
 from urds.backend.base import AtomicOperation, OperationNotices, RdmaTransfer
-from urds.constants import MSG_CTRUNC, SOL_RDS, Cmsg, MessageFlag, RdmaFlag, RdmaStatus, SockOpt
+from urds.constants import (
+    MSG_CTRUNC,
+    SO_ZEROCOPY,
+    SOL_RDS,
+    SOL_SOCKET,
+    Cmsg,
+    MessageFlag,
+    RdmaFlag,
+    RdmaStatus,
+    SockOpt,
+)
 from urds.dataplane.operations import OperationNotice
 
 MIB = 1 << 20
@@ -280,13 +290,14 @@ def test_what_does_not_go_together(
 
 
 def test_zero_copy_is_for_tcp(over_rdma: urds.Socket) -> None:
-    """Before the control messages, after the length."""
+    """Told before the control messages, after the length, to who has switched it on."""
     unknown = [(SOL_RDS, 99, b"")]
     zerocopy = int(MessageFlag.ZEROCOPY)
+    too_long = bytes(2 * MIB)
+    assert refused(over_rdma.sendmsg, [b"x"], unknown, zerocopy, FAKE_PEER) == errno.EINVAL
+    over_rdma.setsockopt(SOL_SOCKET, SO_ZEROCOPY, 1)
     assert refused(over_rdma.sendmsg, [b"x"], unknown, zerocopy, FAKE_PEER) == errno.EOPNOTSUPP
-    assert (
-        refused(over_rdma.sendmsg, [bytes(2 * MIB)], unknown, zerocopy, FAKE_PEER) == errno.EMSGSIZE
-    )
+    assert refused(over_rdma.sendmsg, [too_long], unknown, zerocopy, FAKE_PEER) == errno.EMSGSIZE
 
 
 # -- what is received
