@@ -35,7 +35,8 @@ from urds.verbs.providers.base import (
 from urds.wire.connect_data import ConnectData
 from urds.wire.header import HEADER_BYTES, Header
 
-DEVICES = ("shm0", "tcp0", "udp0")
+# `udp0` is no device that RDS uses unless somebody asks: it is besieged by hand.
+DEVICES = os.environ.get("URDS_RDMA_DEVICES_BESIEGED", "shm0 tcp0").split()
 RECEIVES = 64
 SCRATCH_BYTES = 1 << 16
 FRAME_BYTES_MAX = HEADER_BYTES + FRAGMENT_BYTES
@@ -338,6 +339,7 @@ class Siege:
         for stranger in self._strangers:
             stranger.vanish()
         self._strangers.clear()
+        self.victim.ask("take_back")
         self.until(lambda: self.victim.ask("kept")["links"] <= 1)
 
     # -- judging

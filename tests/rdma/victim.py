@@ -31,6 +31,7 @@ from urds.transport.rdma.node import RdmaNode
 
 INBOX_PORT = 4000  # messages wait there until they are collected
 ECHO_PORT = 4001  # what comes there goes back
+ASKER_PORT = 4002  # of who talks to an echo
 WAIT_S = 20.0
 GUARD_BYTES = 4096
 CANARY = b"\xa5"
@@ -46,7 +47,7 @@ class Node:
         self.backend = InProcess(Settings.load(values, environ={}))
         process.use(self.backend)
         self._inbox, self._echo = (self._socket(address, port) for port in (INBOX_PORT, ECHO_PORT))
-        self._asker = self._socket(address, 0)
+        self._asker = self._socket(address, ASKER_PORT)
         self._memories: list[bytearray] = []
         self._regions: list[urds.MemoryRegion] = []
         self._lines = _Lines()
@@ -91,6 +92,15 @@ class Node:
                 end_s = min(end_s, time.monotonic() + _QUIET_S)
         return taken
 
+    def discard(self) -> int:
+        """Take messages as long as they come; return how many there were."""
+        count, end_s = 0, time.monotonic() + 0.3
+        while time.monotonic() < end_s:
+            with suppress(BlockingIOError):
+                self._inbox.recvfrom(1 << 20, MSG_DONTWAIT)
+                count, end_s = count + 1, time.monotonic() + 0.3
+        return count
+
     def send(self, target: str, payload: str, count: int = 1) -> int:
         """Send the same message some times without waiting; return how often there was room."""
         for number in range(count):
@@ -101,6 +111,10 @@ class Node:
                     raise
                 return number
         return count
+
+    def take_back(self) -> None:
+        """Cancel all messages that `send` has queued."""
+        self._inbox.setsockopt(SOL_RDS, SockOpt.CANCEL_SENT_TO, b"")
 
     def counters(self) -> dict[str, int]:
         """Return all counters."""
