@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from urds.constants import RdmaStatus
 from urds.dataplane.base import Buffer
@@ -76,11 +76,8 @@ class Around(Protocol):
         """Note how an operation ended; its `status` is set."""
 
 
-class _Posted(NamedTuple):
-    """A work request that has not completed."""
-
-    wr_id: int
-    task: Task | None = None  # whose piece it is; None: a frame
+# A work request that has not completed: its number, and whose piece it is; None: a frame.
+_Posted = tuple[int, Task | None]
 
 
 class ConnectionCore:
@@ -318,7 +315,7 @@ class ConnectionCore:
         self._incoming.acknowledgement_asked = False
 
     def _note_posted(self, task: Task | None) -> None:
-        self._posted.append(_Posted(self._wr_id_next, task))
+        self._posted.append((self._wr_id_next, task))
         self._wr_id_next += 1
 
     @property
@@ -336,16 +333,16 @@ class ConnectionCore:
     def handle_completed(self, wr_id: int, outcome: Outcome) -> None:
         """Note how a work request ended; earlier ones that were not reported are done."""
         posted = self._posted
-        if not posted or wr_id > posted[-1].wr_id:
+        if not posted or wr_id > posted[-1][0]:
             return
-        while posted and posted[0].wr_id <= wr_id:
-            entry = posted.popleft()
-            ended = outcome if entry.wr_id == wr_id else Outcome.DONE
-            if entry.wr_id == self._ack_wr_id:
+        while posted and posted[0][0] <= wr_id:
+            number, task = posted.popleft()
+            if number == self._ack_wr_id:
                 self._ack_wr_id = 0
-            if entry.task is not None:
-                self._handle_piece_completed(entry.task, ended)
-        self._tell_ended()
+            if task is not None:
+                self._handle_piece_completed(task, outcome if number == wr_id else Outcome.DONE)
+        if self._outgoing.ended:
+            self._tell_ended()
 
     def _handle_piece_completed(self, task: Task, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:

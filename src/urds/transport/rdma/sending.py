@@ -203,8 +203,10 @@ class Outgoing:
         message = self._begin_next()
         is_first = self._header is None
         header = self._header = self._header or self._make_header(message)
-        start = self._fragment * FRAGMENT_BYTES
-        payload = memoryview(message.payload)[start : start + FRAGMENT_BYTES]
+        payload = message.payload
+        if len(payload) > FRAGMENT_BYTES:
+            start = self._fragment * FRAGMENT_BYTES
+            payload = memoryview(payload)[start : start + FRAGMENT_BYTES]
         octets = header.emit(acknowledgement=acknowledgement, credit=credit, payload=payload)
         self._fragment += 1
         is_last = self._fragment == fragment_count(len(message.payload))
@@ -212,7 +214,7 @@ class Outgoing:
             self.current = None
             if not message.is_map and not message.is_taken_back:
                 self.unacked.append(message)
-        fence = is_first and asks_fence(message)
+        fence = is_first and bool(message.tasks) and asks_fence(message)
         return Frame(wr_id, octets, solicited=solicited or is_last, fence=fence)
 
     def _begin_next(self) -> Message:
