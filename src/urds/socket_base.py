@@ -198,7 +198,7 @@ class SocketBase(system.socket):
         Over RDMA a peer has one connection per type of service, 0 to 255, which is chosen once
         and before the first send. TCP carries every one as 0, which is what is reported: kernel
         parity. Raises OSError: ENOTTY for any other request, and for setting it before bind;
-        EINVAL for a second choice.
+        EINVAL for a second choice, or after a send.
         """
         with self._lock:
             self._check_open()
@@ -214,8 +214,9 @@ class SocketBase(system.socket):
         if self._options.transport is not Transport.IB:
             return
         tos = value & 0xFF  # an octet is all that is read: kernel parity
-        if self._options.tos:
-            raise os_error(Refusal.BAD_ARGUMENT, f"type of service is {self._options.tos} already")
+        if self._options.tos or self._bound().has_sent:
+            detail = f"type of service is {self._options.tos} for good"
+            raise os_error(Refusal.BAD_ARGUMENT, detail)
         self._options = replace(self._options, tos=tos)
         self._tell_mailbox()
 

@@ -39,6 +39,11 @@ class FakeMailbox:
         self.notices_asked: list[int] = []
         self.refusal: OSError | None = None  # of sends
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether anything was sent."""
+        return bool(self.sent)
+
     def sendto(self, payload: Buffer, flags_or_address: Any, address: Any = None, /) -> int:
         """Record a message."""
         target = flags_or_address if address is None else address

@@ -54,6 +54,13 @@ def test_the_type_of_service_is_chosen_once(over_rdma: urds.Socket, box: FakeMai
     assert box.configured[-1].tos == 5
 
 
+def test_the_type_of_service_is_chosen_before_the_first_send(over_rdma: urds.Socket) -> None:
+    assert over_rdma.ioctl(urds.SIOCRDSSETTOS, 0) == 0
+    over_rdma.sendto(b"x", ("10.0.0.2", 5000))
+    assert refused(over_rdma.ioctl, urds.SIOCRDSSETTOS, 5) == errno.EINVAL
+    assert over_rdma.ioctl(urds.SIOCRDSGETTOS) == 0
+
+
 def test_tcp_carries_every_type_of_service_as_0(over_tcp: urds.Socket) -> None:
     assert over_tcp.ioctl(urds.SIOCRDSSETTOS, 5) == 0
     assert over_tcp.ioctl(urds.SIOCRDSSETTOS, 6) == 0

@@ -5,12 +5,14 @@ what a peer may not do ends with a status, and the memory is as it was.
 """
 
 import errno
+import os
 import select
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -449,3 +451,36 @@ def test_a_host_reaches_its_own_memory(pair: Pair) -> None:
     assert pair.client.recv(100) == b"filled"
     assert memory == b"octets\0\0"
     neighbour.close()
+
+
+def test_each_type_of_service_has_a_connection_of_its_own(pair: Pair) -> None:
+    hasty = pair.socket(1)
+    assert hasty.ioctl(urds.SIOCRDSSETTOS, 7) == 7
+    for sock in (pair.client, hasty):
+        sock.sendto(b"octets", pair.here)
+        assert pair.server.recvfrom(100) == (b"octets", sock.getsockname())
+    assert refused(pair.client.ioctl, urds.SIOCRDSSETTOS, 7) == errno.EINVAL
+    rows = pair.client.getsockopt(SOL_RDS, urds.RDS_INFO_CONNECTIONS, 4096)
+    row = struct.Struct("=QQ4s4s16sBB")
+    found = {(one[3], one[6]) for one in row.iter_unpack(rows) if one[4].startswith(b"infiniband")}
+    peer = ip_address(host(2)).packed
+    assert {tos for address, tos in found if address == peer} == {0, 7}
+    hasty.close()
+
+
+def test_a_forked_child_leaves_regions_to_its_parent(pair: Pair) -> None:
+    memory = bytearray(8)
+    region, cookie = pair.give(memory)
+    child = os.fork()
+    if not child:
+        codes = [
+            refused(pair.client.get_mr, bytearray(8)),
+            refused(pair.client.sendto, b"x", pair.here),
+            refused(pair.server.rdma_write, b"x", cookie, pair.there),
+        ]
+        region.free()
+        pair.client.close()
+        os._exit(0 if set(codes) == {errno.EBADF} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pair.server.rdma_write(b"octets", cookie, pair.there).wait(ARRIVAL_S) is SUCCESS
+    assert memory == b"octets\0\0"

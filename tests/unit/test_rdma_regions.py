@@ -298,3 +298,16 @@ def test_regions_are_counted_as_small_ones_or_large_ones(
         "ib_rdma_mr_1m_used": 2,
         "ib_rdma_mr_1m_pool_depleted": 2,
     }
+
+
+def test_a_forked_child_has_no_regions_and_waits_for_no_lock(world: World) -> None:
+    """A thread that held the table's or a device's lock at the fork is not in the child."""
+    cookie = world.register(use_once=True)
+    world.table._lock.acquire()
+    world.devices[0].fake.lock = cast("threading.RLock", None)  # type: ignore[valid-type]  # not to be taken
+    world.table.abandon_in_child()
+    assert refusal(world.register) == errno.EBADF
+    assert refusal(world.table.free, OWNER, cookie) == errno.EINVAL
+    world.table.handle_key_used(cookie & 0xFFFFFFFF)
+    assert world.table.free_all(OWNER) == 0
+    assert not world.table.owns(OWNER, cookie) and not world.later

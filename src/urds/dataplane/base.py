@@ -336,6 +336,10 @@ class Mailbox(Protocol):
     port: int
     settings: MailboxSettings  # in force; `configure` replaces it
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether it has a way to any peer: what belongs to connections is settled then."""
+
     def sendto(
         self,
         payload: Buffer,

@@ -107,6 +107,11 @@ class Mailbox(Inbox):
 
     # -- sending
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether it has a way to any peer."""
+        return bool(self._routes)
+
     def sendto(
         self,
         payload: Buffer,

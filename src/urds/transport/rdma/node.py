@@ -335,6 +335,7 @@ class RdmaNode:
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""
+        self.regions.abandon_in_child()
         for device in self.devices:
             device.is_abandoned = True
 

@@ -92,6 +92,7 @@ class RegionTable:
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._reserved: set[int] = set()  # keys that a registration under way has drawn
+        self._is_abandoned = False  # by a fork: the parent's
 
     def register(
         self, owner: object, view: memoryview, *, address: int, writable: bool, use_once: bool
@@ -101,8 +102,10 @@ class RegionTable:
         `address` is where the program says its first octet is; only its place in a page counts.
         `writable` lets peers write and do atomic operations, and needs a writable view; `use_once`
         frees the region once a peer's message says that it was used. Raises OSError: ENOMEM at
-        65,536 regions of the process, or at the limit of a device.
+        65,536 regions of the process, or at the limit of a device; EBADF in a forked child.
         """
+        if self._is_abandoned:
+            raise os_error(Refusal.AFTER_FORK)
         offset = address % RDMA_PAGE_BYTES
         access = _WRITABLE if writable else _READABLE
         is_small = offset + len(view) <= _SMALL_PAGES_MAX * RDMA_PAGE_BYTES
@@ -161,6 +164,15 @@ class RegionTable:
                 return
             self._pop(key)
         self._later(lambda: _displace(entry.placed))
+
+    def abandon_in_child(self) -> None:
+        """Forget everything, in the child of a fork: devices and peers are the parent's.
+
+        Takes no lock: whoever held one is not here.
+        """
+        self._is_abandoned = True
+        self._lock = threading.Lock()
+        self._entries, self._reserved = {}, set()
 
     def __len__(self) -> int:
         return len(self._entries)
