@@ -74,7 +74,8 @@ CORES = (
     *("wire", "proto", "verbs.engine", "verbs.cm"),
     *("rsocket.wire", "rsocket.stream", "rsocket.dgram"),
     *(f"dataplane.reference.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
-    *(f"transport.rdma.{part}" for part in ("core", "sending", "receiving", "credits", "frames")),
+    *(f"transport.rdma.{part}" for part in ("core", "sending", "receiving", "messages")),
+    *(f"transport.rdma.{part}" for part in ("credits", "frames", "seeking", "state")),
     *(
         f"transport.rdma.{part}"
         for part in ("endpoint", "peer", "events", "settings", "stats", "work")

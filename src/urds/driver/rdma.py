@@ -6,6 +6,7 @@ its turn, and what the endpoints decide is carried out there. Control lock held.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from urds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.dataplane import base
 from urds.dataplane.base import Address, Mailbox
 from urds.driver.clock import now_ns
+from urds.driver.logs import LogLimit
 from urds.errors import Refusal, os_error
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from urds.transport.rdma.regions import RegionTable
 
 _LINUX_STATS = {"connect_raced", "listen_closed_stale"}  # have names of Linux
+_log = logging.getLogger("urds")
 _MS = 1_000_000
 _S = 1_000 * _MS
 
@@ -35,6 +38,7 @@ class Rdma:
         self._driver = driver
         self.node: RdmaNode | None = None
         self._mailboxes: set[Mailbox] = set()
+        self._lines = LogLimit()
 
     def open(self, address: Address, settings: EndpointSettings) -> None:
         """Listen at an address, on devices that are opened now if need be.
@@ -66,8 +70,12 @@ class Rdma:
             sequence_first=first_sequence,
             now_ns=now_ns,
         )
-        node.confine = driver.guard.confine_to
+        node.confine, node.warn = driver.guard.confine_to, self._warn
         return node
+
+    def _warn(self, line: str) -> None:
+        if self._lines.admits(now_ns()):
+            _log.warning("%s%s", line, self._lines.note())
 
     # -- mailboxes
 

@@ -82,6 +82,7 @@ class RdmaNode:
         self.stats = RdmaStats()
         self.hosts: dict[Address, RdmaHost] = {}
         self.confine: Confine = _let_out
+        self.warn: Callable[[str], None] = _log.warning  # of peers, who may cause many lines
         self.regions = RegionTable(lambda: self.devices, self._later, counters=self.counters)
         self.settings = settings
         self._random = random
@@ -220,7 +221,7 @@ class RdmaNode:
         host = self._paths.get(path)
         if host is None:
             return
-        _log.warning("connection of %s cut: %s", path.peer, reason)
+        self.warn(f"RDMA connection of {path.peer} cut: {reason}")
         self.report(lambda: host.endpoint.handle_breach(path.key, link.number, self.now_ns()))
 
     # -- the turn of the control thread
@@ -294,7 +295,9 @@ class RdmaNode:
         elif isinstance(action, events.Forget):
             self._forget(host, action.key)
         elif isinstance(action, events.Refused):
-            _log.warning("RDMA connection of %s refused: %s", action.peer, action.reason.name)
+            reason = action.reason.name.lower().replace("_", " ")
+            hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
+            self.warn(f"RDMA connection of {action.peer} refused: {reason}{hint}")
         elif isinstance(action, events.PeerKnown):
             kind = "urds" if action.is_own else "linux"
             _log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
