@@ -155,6 +155,7 @@ def test_keys_of_others_are_refused(siege: Siege, way: str) -> None:
         refused(siege, way, key)
 
 
+@pytest.mark.rule("wire-rdma-use-once")
 def test_a_region_for_one_use_is_over_with_the_message_that_says_so(siege: Siege) -> None:
     number, cookie = siege.victim.ask("region", octets=SIZE, use_once=True)
     stranger = siege.connected()

@@ -57,6 +57,7 @@ PLAIN_AND_MASKED = (
 # -- transfers by control message
 
 
+@pytest.mark.rule("rds7-control-rdma")
 def test_a_transfer_is_queued_with_its_message(over_rdma: urds.Socket, box: FakeMailbox) -> None:
     first, second = Memory(b"hello "), Memory(b"world")
     vector = iovecs([(first.address, 6), (second.address, 5)])
@@ -200,6 +201,7 @@ def test_a_good_transfer_is_refused_by_tcp_after_every_other_check(
 # -- atomic operations by control message
 
 
+@pytest.mark.rule("rds7-control-rdma")
 @pytest.mark.parametrize("kind", PLAIN_AND_MASKED)
 def test_an_atomic_operation_is_queued(
     over_rdma: urds.Socket, box: FakeMailbox, kind: Cmsg

@@ -115,6 +115,7 @@ def send_when_connected(sock: urds.Socket, ancillary: list[Ancillary], target: A
     pytest.fail("no connection")
 
 
+@pytest.mark.rule("rds7-control-rdma", "wire-rdma-message", "wire-rdma-dest-cookie", "wire-rdma-use-once")
 def test_a_server_fills_the_buffer_of_its_client_with_structures_of_c(pair: Pair) -> None:
     client, server = pair.client, pair.server
     memory, place = Memory(100), Memory(8)
@@ -162,6 +163,7 @@ def test_a_region_made_by_setsockopt_is_read(pair: Pair) -> None:
         assert got == b"client"
 
 
+@pytest.mark.rule("wire-rdma-trailing", "wire-rdma-coherent")
 def test_the_octets_of_a_read_come_before_the_message_behind_it(pair: Pair) -> None:
     """The client may take its buffer back when it is told."""
     memory = bytearray(b"a" * MIB)
@@ -260,6 +262,7 @@ def test_many_adders_lose_nothing(pair: Pair) -> None:
 # -- notices
 
 
+@pytest.mark.rule("rds7-poll-in")
 def test_notices_come_before_messages_and_make_the_socket_readable(pair: Pair) -> None:
     _, cookie = pair.give(bytearray(8))
     octets = Memory(b"octets")
