@@ -178,8 +178,8 @@ class Settings:
     # The end: of the process, and in the background of a closed socket without SO_LINGER.
     drain_s: float = _tunable(1.0, _seconds(3600))
     linger_s: float = _tunable(1.0, _seconds(3600))  # 0 cancels at close, as Linux does
-    # RDS over RDMA: what bind takes unless SO_RDS_TRANSPORT chose, the devices in the order in which
-    # peers are sought on them, and the rings of a connection as net.rds.ib has them.
+    # RDS over RDMA: what bind takes unless SO_RDS_TRANSPORT chose, the devices in the order in
+    # which peers are sought on them, and the rings of a connection as net.rds.ib has them.
     transport: str = _tunable("tcp", _word("tcp", "ib"))
     rdma_devices: tuple[str, ...] = _tunable(("shm0", "tcp0"), _words())
     ib_max_send_wr: int = _tunable(256, _integer(16, 16_384))
