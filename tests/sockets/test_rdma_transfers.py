@@ -115,7 +115,9 @@ def send_when_connected(sock: urds.Socket, ancillary: list[Ancillary], target: A
     pytest.fail("no connection")
 
 
-@pytest.mark.rule("rds7-control-rdma", "wire-rdma-message", "wire-rdma-dest-cookie", "wire-rdma-use-once")
+@pytest.mark.rule(
+    "rds7-control-rdma", "wire-rdma-message", "wire-rdma-dest-cookie", "wire-rdma-use-once"
+)
 def test_a_server_fills_the_buffer_of_its_client_with_structures_of_c(pair: Pair) -> None:
     client, server = pair.client, pair.server
     memory, place = Memory(100), Memory(8)
