@@ -231,10 +231,10 @@ class Judge:
         self.demand(
             named == (flow.receiver, flow.target_port), lambda: f"{where} came to {named}"
         )
-        self.demand(message.payload == sent.payload, lambda: f"{where} came damaged")
         self.demand(
             sent.number > flow.came, lambda: f"{where}: doubled or reordered, {flow.came} came"
         )
+        self.demand(message.payload == sent.payload, lambda: f"{where} came damaged")
         self._check_extension(message, sent, where)
         self._check_gap(flow, sent, mailbox)
         for one in sent.asked:
@@ -429,7 +429,10 @@ class Judge:
         for flow in self.flows:
             if not flow.sender.is_alive or flow.mailbox.closed:
                 continue
-            if flow.came_to is targets[flow.receiver][flow.target_port]:
+            target = targets.get(flow.receiver)
+            if target is None:
+                continue  # gone for good
+            if flow.came_to is target[flow.target_port]:
                 self.check_missing(flow, flow.came + 1, len(flow.sent))
             if flow.target_port in counted_ports:
                 missing = [one for one in flow.sent if not one.is_delivered]

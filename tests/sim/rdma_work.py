@@ -145,8 +145,8 @@ class Work:
         for sent in self.judge.flows[flow_number].sent:
             if not sent.is_delivered:
                 sent.was_cancelled = True
-                for one in sent.asked:
-                    one.was_cancelled = True
+            for one in sent.asked:  # of one that is there the completion may be on its way
+                one.was_cancelled = True
 
     def note_closed(self, mailbox: Mailbox) -> None:
         """Note that a socket is about to be closed: what it has sent may be taken back."""
@@ -307,7 +307,8 @@ class Work:
         if not region.writable:
             ways += ["read only"]
         way = random.choice(ways)
-        at = {"behind": len(region.initial) - length + 1, "before": -1}.get(way, 0)
+        # The first packet goes beyond the end: those before it would be done.
+        at = {"behind": len(region.initial) - (length > 1), "before": -1}.get(way, 0)
         operation: Operation = self._transfer(
             region, at, memory, is_write=is_write or way == "read only"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from itertools import count
 from random import Random
 
 from tests.sim.rdma_judge import Flow, Judge, Sent
@@ -31,6 +32,7 @@ TOS_PORT = 4003  # of another type of service
 PORTS = (*STABLE_PORTS, PASSING_PORT, TOS_PORT)
 PACKETS_MAX = 60_000  # of one world; more means that it spins
 HEALED_NS = 300 * SECOND  # the longest that healed nodes may take
+NOTICED_NS = 30 * SECOND  # by then every node has noticed that a peer's earlier life is over
 GOOD = LinkProfile(delay_ns=50 * US)
 
 
@@ -41,7 +43,7 @@ class Plan:
     nodes: int = 2
     rounds: int = 20
     restarts: bool = False
-    evictions: bool = False
+    visitors: bool = False  # others come and go, more than a node has room for
     gives_up: bool = False
     breaks: bool = True
     to_itself: bool = False
@@ -51,13 +53,13 @@ class Plan:
 def plan_of(random: Random) -> Plan:
     """Draw what a world is like."""
     nodes = random.choice([2, 2, 2, 3])
-    evictions = random.random() < 0.1
+    visitors = random.random() < 0.1
     return Plan(
-        nodes=4 if evictions else nodes,
+        nodes=2 if visitors else nodes,
         rounds=random.choice([8, 16, 24]),
         restarts=random.random() < 0.5,
-        evictions=evictions,
-        gives_up=random.random() < 0.1,
+        visitors=visitors,
+        gives_up=visitors or random.random() < 0.1,
         breaks=random.random() < 0.9,
         to_itself=random.random() < 0.2,
         ipv6=random.random() < 0.1,
@@ -85,9 +87,12 @@ class World:
         self.core = self._draw_core()
         self.limits = self._draw_limits()
         self.nodes: dict[Address, SimNode] = {}
-        prefix = "fd00::" if self.plan.ipv6 else "10.0.0."
-        for number in range(1, self.plan.nodes + 1):
-            self._start(ip_address(f"{prefix}{number}"))
+        self._visitor: SimNode | None = None
+        self._addresses = count(1)
+        # Each has two types of service; a connection to ourselves has two ends.
+        self._peers_max = 2 * self.plan.nodes + 2 if self.plan.visitors else 16
+        for _ in range(self.plan.nodes):
+            self._start(self._new_address())
         self.work = Work(self.judge, random, self.nodes, PORTS, to_itself=self.plan.to_itself)
 
     # -- what there is
@@ -109,6 +114,10 @@ class World:
             receive_hard_factor=factor, receive_hard_bytes=hard_bytes, linger_ns=50 * MS
         )
 
+    def _new_address(self) -> Address:
+        prefix = "fd00::" if self.plan.ipv6 else "10.0.0."
+        return ip_address(f"{prefix}{next(self._addresses)}")
+
     def _start(self, address: Address) -> SimNode:
         """Begin a life of an address; its ports are bound before anybody can reach it."""
         random = self.random
@@ -124,7 +133,7 @@ class World:
                 is_first_life=address not in self._lived,
                 core=core,
                 limits=self.limits,
-                peers_max=3 if self.plan.evictions else 16,
+                peers_max=self._peers_max,
                 give_up_ns=random.choice([100 * MS, 3 * SECOND]) if self.plan.gives_up else 0,
                 sequence_first=random.choice([1, 1 << 30, (1 << 62) + random.randrange(1 << 20)]),
             ),
@@ -232,8 +241,10 @@ class World:
             node.lateness_ns = random.choice([(0,), (0, 20 * US, 300 * US), (20 * MS,)])
         elif choice < 0.64:
             self._rebind(node)
-        elif choice < 0.72 and self.plan.restarts:
+        elif choice < 0.72 and self.plan.restarts and node is not self._visitor:
             self._restart(node)
+        elif choice < 0.90 and self.plan.visitors:
+            self._visit()
 
     def _break(self, node: SimNode) -> None:
         """End one connection of a node, or all, as a fault of the device would."""
@@ -289,11 +300,25 @@ class World:
             self.pass_time(self.random.choice([1 * MS, 100 * MS, 20 * SECOND]))
         self._start(node.address)
 
+    def _visit(self) -> None:
+        """Have a visitor go and another one come."""
+        self._leave()
+        self.count("visits")
+        self._visitor = self._start(self._new_address())
+
+    def _leave(self) -> None:
+        """Have the visitor go for good, if there is one."""
+        if self._visitor is not None and self._visitor.is_alive:
+            self._visitor.die()
+            self.work.note_dead(self._visitor)
+            del self.nodes[self._visitor.address]
+
     # -- the end
 
     def heal(self) -> None:
         """Make everything whole."""
         self._after = None
+        self._leave()
         network = self.network
         network.profile = GOOD
         nodes = list(self.nodes.values())
@@ -306,6 +331,7 @@ class World:
     def finish(self) -> None:
         """Send a little more on every flow and let everything arrive; then judge what came."""
         self.settle()
+        self.pass_time(NOTICED_NS)
         for source, mailbox, target, port in self.work.routes():
             if mailbox.port in STABLE_PORTS or mailbox.port == port == TOS_PORT:
                 self._send_last(source, mailbox, target, port)
@@ -347,17 +373,22 @@ class World:
     def _check_tables(self, node: SimNode) -> None:
         """Nothing is held that has no use any more."""
         paths, device = node.paths(), node.rdma.devices[0]
-        links = [path.link for path in paths if path.link is not None]
+        # Those up and those under way: a connection that is lost is sought for a long time.
+        links = sum(
+            peer.number is not None
+            for host in node.rdma.hosts.values()
+            for peer in host.endpoint.peers
+        )
         keys = node.adapter.keys.region_count
+        attempts = node.rdma._attempts  # what it holds shows in no public place
         held = {
-            "queue pairs": (len(device.links), len(links)),
-            "attempts": (len(node.rdma._links), len(links)),  # shows in no public place
-            "requests": (len(node.rdma._requests), 0),
+            "queue pairs": (len(device.links), links),
+            "attempts": (len(attempts._attempts), links),
+            "requests": (len(attempts._requests), 0),
             "regions": (len(node.regions), 0),
-            "keys": (keys, len(links)),
+            "keys": (keys, links),
             "paths": (len(node.plane.hosts[node.address].carried), len(paths)),
             "lingering": (len(node.plane.lingering), 0),
-            "faults": (node.rdma.faults, 0),
         }
         for what, (found, expected) in held.items():
             if found != expected:
