@@ -341,6 +341,7 @@ class Siege:
         self._strangers.clear()
         self.victim.ask("take_back")
         self.until(lambda: self.victim.ask("kept")["links"] <= 1)
+        assert not self.victim.ask("counters")["control_faults"], "see what the process wrote"
 
     # -- judging
 

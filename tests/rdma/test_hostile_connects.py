@@ -196,6 +196,16 @@ def test_a_stranger_that_vanishes_while_it_connects(siege: Siege, wait_s: float)
     siege.connected()
 
 
+def test_a_stranger_that_does_not_wait_for_its_refusal(siege: Siege) -> None:
+    """The request is gone when it is to be answered: that is no fault of the node."""
+    for _ in range(60):
+        stranger = siege.stranger(receives=0)
+        stranger.connect(stranger.data(major=2).emit())
+        stranger.device.adapter.wait(lambda: False, 200_000)
+        stranger.vanish()
+    siege.connected()
+
+
 def test_a_breach_is_followed_by_a_rest(siege: Siege) -> None:
     """Who broke the protocol is not let in again at once, and the wait is bounded."""
     address = siege.address()

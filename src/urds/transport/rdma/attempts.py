@@ -110,7 +110,10 @@ class Attempts:
         request = self._requests.pop(number, None)
         if request is not None:
             with request.device.adapter.lock:
-                request.connection.reject(private_data)
+                try:
+                    request.connection.reject(private_data)
+                except OSError:  # it has ended; the report is on its way
+                    request.connection.close()
 
     # -- attempts
 

@@ -1,0 +1,285 @@
+"""A node's process is killed at any point, under traffic with operations in both directions.
+
+Its address is taken by a new life. Nothing comes twice to one life, nor to two; what was given up
+is counted, all else arrives; every operation ends with one status; nothing is left of the dead.
+`URDS_KILL_SEEDS=20` kills more often, by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import urds
+from tests.health.sources import ROOT
+from tests.rdma.hostile_peer import subnet, wait_until
+from tests.rdma.killed_peer import (
+    CELLS_BYTES,
+    COUNTED,
+    HELLO,
+    PORT,
+    WRITTEN,
+    backend_for,
+    numbers_of,
+    send,
+    socket_at,
+)
+from urds.backend import process
+from urds.constants import MSG_DONTWAIT, RdmaStatus
+from urds.dataplane.reference.mailbox import Mailbox
+from urds.transport.rdma.sending import Outgoing
+
+SEEDS = range(int(os.environ.get("URDS_KILL_SEEDS", "1")))  # more of them by hand
+DEVICES = ("shm0", "tcp0")
+LIVES = 4
+PAUSES_S = (0.0, 0.001, 0.005, 0.03, 0.1)
+
+
+class Peers:
+    """The process that makes processes."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rdma.killed_peer"],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._living: set[int] = set()
+
+    def start(self, *words: object) -> int:
+        """Return the number of a new one."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        number = int(self._process.stdout.readline())
+        self._living.add(number)
+        return number
+
+    def kill(self, number: int) -> None:
+        """End one without a word."""
+        self._living.discard(number)
+        os.kill(number, signal.SIGKILL)  # it does not end by itself, or the test fails here
+
+    def close(self) -> None:
+        """End all of them."""
+        for number in list(self._living):
+            self.kill(number)
+        self._process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.close()
+
+
+class Records:
+    """What the survivor's transport says of messages and operations, beside its counters."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given_up: list[bytes] = []
+        self.acknowledged: list[bytes] = []
+        self.told: Counter[int] = Counter()
+        give_up, note_operation = Outgoing._give_up, Mailbox.note_operation
+        acknowledge = Outgoing.handle_acknowledged
+
+        def note_given_up(outgoing: Outgoing, messages: Any) -> int:
+            chosen = list(messages)
+            self.given_up += [bytes(one.payload) for one in chosen if one.owner is not None]
+            return give_up(outgoing, chosen)
+
+        def note_acknowledged(outgoing: Outgoing, sequence: int) -> bool:
+            before = [one for one in (*outgoing.unacked, *outgoing.repeats) if one.owner]
+            is_well = acknowledge(outgoing, sequence)
+            self.acknowledged += [bytes(one.payload) for one in before if one.owner is None]
+            return is_well
+
+        def note_told(mailbox: Mailbox, operation: Any) -> None:
+            self.told[id(operation)] += 1
+            note_operation(mailbox, operation)
+
+        monkeypatch.setattr(Outgoing, "_give_up", note_given_up)
+        monkeypatch.setattr(Outgoing, "handle_acknowledged", note_acknowledged)
+        monkeypatch.setattr(Mailbox, "note_operation", note_told)
+
+
+class Survivor:
+    """The node of this process."""
+
+    def __init__(self, device: str, address: str, peer: str) -> None:
+        self.backend = backend_for(device)
+        self.sock = socket_at(address)
+        self.peer = (peer, PORT)
+        self.cells = bytearray(CELLS_BYTES)
+        self.region = self.sock.get_mr(self.cells)
+        self.operations: list[urds.PendingOperation] = []
+        self.sent = 0
+        self.got: dict[int, list[int]] = {}  # by the peer's life
+        self.cookie = 0  # of the life that said hello last
+        self.life = -1
+
+    def turn(self) -> None:
+        """Send what there is room for, a bit of it, and take in what came."""
+        for _ in range(4):
+            try:
+                made = send(self.sock, self.peer, self.cookie, 0, self.sent, MSG_DONTWAIT)
+            except OSError as refused:
+                if refused.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+                break
+            self.sent += 1
+            if made is not None:
+                self.operations.append(made)
+        self.take()
+
+    def take(self) -> None:
+        """Take in what came."""
+        for _ in range(64):
+            try:
+                payload, _, cookie = self.sock.recv_region(1 << 20, MSG_DONTWAIT)
+            except BlockingIOError:
+                time.sleep(0.0002)
+                return
+            if cookie is not None:
+                assert payload.startswith(HELLO)
+                self.life, self.cookie = int(payload.split()[1]), cookie
+                self.sock.send_region(HELLO, self.region, self.peer)
+                continue
+            life, number = numbers_of(payload)
+            self.got.setdefault(life, []).append(number)
+            if number % 4 == 1:
+                written = int.from_bytes(self.cells[WRITTEN : WRITTEN + 8], sys.byteorder)
+                assert life != self.life or written >= number, "a message before its octets"
+
+    def run(self, wait_s: float) -> None:
+        """Send and receive for a while."""
+        end_s = time.monotonic() + wait_s
+        while time.monotonic() < end_s:
+            self.turn()
+
+    def holds(self) -> bool:
+        """Tell whether messages wait for the peer or for its word."""
+        return any(
+            row.unsent_messages or row.unacknowledged_messages
+            for row in self.backend.snapshot().paths
+        )
+
+    def kept(self) -> tuple[int, int, int, int]:
+        """Return what is here: links, attempts, keys, descriptors."""
+        node = self.backend._driver.rdma.node
+        assert node is not None
+        [device] = node.devices
+        with self.backend._driver.lock, device.adapter.lock:
+            keys = len(device.adapter.keys._regions)
+            counts = (len(device.links), len(node._attempts._attempts), keys)
+        return (*counts, len(os.listdir("/proc/self/fd")))
+
+
+@contextlib.contextmanager
+def surviving(device: str, *, is_lower: bool) -> Iterator[Survivor]:
+    address = subnet()
+    here, there = (address(1), address(2)) if is_lower else (address(2), address(1))
+    before = process.use(None)  # type: ignore[arg-type]  # whoever had it has it again
+    made = Survivor(device, here, there)
+    try:
+        yield made
+    finally:
+        made.backend.close()
+        process.use(before)
+
+
+def read_log(path: Path) -> list[int]:
+    """Return the numbers that a life wrote; the last line may be half."""
+    text = path.read_text() if path.exists() else ""
+    return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_lower", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_is_killed_and_begins_anew(
+    peers: Peers,
+    device: str,
+    is_lower: bool,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chance = random.Random(seed * 2 + is_lower)
+    records = Records(monkeypatch)
+    with surviving(device, is_lower=is_lower) as here:
+        logs = [tmp_path / f"{life}" for life in range(LIVES)]
+        kept: list[tuple[int, int, int, int]] = []
+        for life, log in enumerate(logs):
+            acknowledged_before = len(records.acknowledged)
+            number = peers.start(device, here.peer[0], here.sock.getsockname()[0], life, log)
+            wait_until(lambda life=life: here.take() or here.life == life)
+            here.run(chance.choice(PAUSES_S))
+            wait_until(lambda life=life: here.turn() or bool(here.got.get(life)))
+            if life == LIVES - 1:
+                break
+            peers.kill(number)
+            here.run(chance.choice(PAUSES_S))
+            kept.append(here.kept())
+        wait_until(lambda: here.take() or not here.holds())
+        due = set(numbers(records.acknowledged[acknowledged_before:]))
+        wait_until(lambda: here.take() or due <= set(read_log(logs[-1])))
+        check_messages(here, records, [read_log(log) for log in logs])
+        check_operations(here, records)
+        assert not here.backend.counters()["control_faults"]
+        peers.kill(number)
+        wait_until(lambda: here.kept()[0] == 0)
+        assert here.kept()[2] == 1, "the region of this socket alone"
+        assert here.kept()[3] <= kept[0][3] + 1
+
+
+def numbers(payloads: list[bytes]) -> list[int]:
+    """Return the numbers of our messages; what says hello has none."""
+    return [numbers_of(one)[1] for one in payloads if not one.startswith(HELLO)]
+
+
+def check_messages(here: Survivor, records: Records, lives: list[list[int]]) -> None:
+    """See that nothing came twice or in another order, and that losses are counted.
+
+    What a killed life has acknowledged lay in its inbox: whether it was read there, no one knows.
+    """
+    for came in lives:
+        assert came == sorted(set(came)), "twice, or overtaken"
+    arrived = Counter(number for came in lives for number in came)
+    assert not [number for number, times in arrived.items() if times > 1], "to two lives"
+    ends = sorted(numbers(records.acknowledged) + numbers(records.given_up))
+    assert ends == list(range(here.sent)), "each message is acknowledged or given up, once"
+    assert here.backend.counters()["send_given_up"] == len(records.given_up)
+    assert lives[-1], "nothing came to the last life"
+    for life, came in here.got.items():
+        assert came == list(range(len(came))), f"of life {life}"
+
+
+def check_operations(here: Survivor, records: Records) -> None:
+    """See that each operation ended, and was told to its socket, once."""
+    assert here.operations
+    assert None not in [one.status for one in here.operations]
+    assert [records.told[id(one._operation)] for one in here.operations] == [1] * len(
+        here.operations
+    )
+    statuses = Counter(one.status for one in here.operations)
+    assert statuses[RdmaStatus.SUCCESS] and not statuses[RdmaStatus.CANCELED]
+    assert int.from_bytes(here.cells[COUNTED : COUNTED + 8], sys.byteorder) >= sum(
+        number % 4 == 2 for came in here.got.values() for number in came
+    )
