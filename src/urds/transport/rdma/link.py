@@ -206,7 +206,7 @@ class Link:
             return
         path = self.path
         poll_work = path.core.poll_work
-        while True:
+        while qp.state is QPState.RTS:  # work may fail, and end it, within a kick of ours
             with path.plane.lock:
                 works: list[Work] = list(islice(iter(poll_work, None), _BATCH))
             if not works:
