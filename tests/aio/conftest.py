@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.aio.nodes import Node, node
+from tests.carriers import carrier, pytest_generate_tests  # noqa: F401
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -21,6 +22,6 @@ def own() -> Iterator[Node]:
 
 @pytest.fixture
 def other() -> Iterator[Node]:
-    """Make a second backend in this process: between the two there is TCP."""
+    """Make a second backend in this process: between the two there is a connection."""
     with node() as made:
         yield made

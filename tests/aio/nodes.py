@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests import carriers
 from urds import aio
 from urds.backend import process
 from urds.backend.inprocess import InProcess
@@ -26,7 +27,7 @@ class Node:
     """A backend with addresses of its own."""
 
     def __init__(self) -> None:
-        self.backend = InProcess(Settings())
+        self.backend = InProcess(Settings.load(environ=carriers.chosen()))
 
     async def bind(self, host: str | None = None) -> aio.Socket:
         before = process.use(self.backend)

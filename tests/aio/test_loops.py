@@ -19,7 +19,7 @@ from urds import aio
 from urds.aio.pumps import BUDGET, COST_SHIFT
 from urds.dataplane.reference.plane import Plane
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(30)]
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 PAYLOAD_BYTES = 100_000
@@ -135,7 +135,7 @@ def test_a_task_that_is_collected_takes_no_lock(own: Node) -> None:
 
 
 def test_two_loops_in_two_threads(own: Node, other: Node) -> None:
-    """One of asyncio and one of trio, over TCP and within the node."""
+    """One of asyncio and one of trio, between two nodes and within one."""
     ready: list[tuple[str, int]] = []
     bound = threading.Event()
     rounds = 300
@@ -218,6 +218,7 @@ async def test_a_wake_up_that_a_cancelled_task_got_is_passed_on(own: Node) -> No
             assert got == [b"%d" % number]
 
 
+@pytest.mark.tcp_only("a message within a node is there at once on the loop path alone")
 @pytest.mark.anyio
 async def test_calls_that_need_not_wait_let_others_run(own: Node) -> None:
     """Sends and receives 2,000 messages, none of which waits; another task counts its turns."""
@@ -340,12 +341,14 @@ asyncio.run(main())
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.carried(False)
 def test_the_import_needs_no_loop() -> None:
     program = "import sys, urds.aio; sys.exit('asyncio' in sys.modules or 'trio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=False, env=environment())
     assert done.returncode == 0
 
 
+@pytest.mark.carried(False)
 def test_a_call_outside_of_a_loop_says_so(own: Node) -> None:
     sock = asyncio.run(own.bind())
     with pytest.raises(RuntimeError, match="running event loop"):

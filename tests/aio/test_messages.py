@@ -16,7 +16,7 @@ from tests.aio.nodes import Node, fresh_host
 from tests.docs.pages import ROOT, environment
 from urds import aio
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+pytestmark = [pytest.mark.anyio, pytest.mark.carried, pytest.mark.timeout(30)]
 
 NOT_READY_S = 0.05
 
@@ -138,11 +138,11 @@ async def congest(source: aio.Socket, target: aio.Socket) -> int:
     return sent
 
 
-@pytest.mark.parametrize("link", ["loop", "tcp"])
+@pytest.mark.parametrize("link", ["within", "between"])
 async def test_a_send_waits_while_the_peer_is_congested(own: Node, other: Node, link: str) -> None:
     async with (
         await own.bind() as source,
-        await (own if link == "loop" else other).bind() as target,
+        await (own if link == "within" else other).bind() as target,
     ):
         sent = await congest(source, target)
         ended = []
@@ -208,6 +208,7 @@ async def test_an_iteration_ends_with_the_socket(own: Node) -> None:
         assert got == [b"0", b"1", b"2"]
 
 
+@pytest.mark.carried(False)
 @pytest.mark.parametrize("payload", [b"nobody is there", b""], ids=["octets", "empty"])
 async def test_lingering_does_not_hold_the_loop_up(own: Node, payload: bytes) -> None:
     """The peer's address is hosted by nobody, so the linger lasts its whole second."""
@@ -237,6 +238,7 @@ async def test_a_cancelled_close_does_not_linger(own: Node) -> None:
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.carried(False)
 async def test_an_unbound_socket_says_so(own: Node) -> None:
     async with aio.open_socket() as sock:
         with pytest.raises(OSError) as refused:

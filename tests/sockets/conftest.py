@@ -7,6 +7,8 @@ from typing import cast
 import pytest
 
 import urds
+from tests import carriers
+from tests.carriers import carrier, pytest_generate_tests  # noqa: F401
 from tests.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.sockets.hosts import host
 from urds.backend import process
@@ -22,7 +24,7 @@ NewSocket = Callable[..., urds.Socket]
 @contextmanager
 def backend_with(**values: object) -> Iterator[InProcess]:
     """Give this process a fresh backend with these tunables, for a `with` block."""
-    backend = InProcess(Settings.load({"drain_s": 0, **values}, environ={}))
+    backend = InProcess(Settings.load({"drain_s": 0, **values}, environ=carriers.chosen()))
     before = process.use(backend)
     try:
         yield backend

@@ -1,4 +1,4 @@
-"""A second process with sockets of its own, so that messages go over TCP.
+"""A second process with sockets of its own, over the carrier of this one.
 
 Calls are sent as they are, `peer.socket().sendto(…)`; what they return or raise comes back.
 """

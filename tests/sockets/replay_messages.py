@@ -84,6 +84,7 @@ def replay_send(world: World) -> Rows:
     rows |= _sends_with_control(near, target)
     near.sendto(b"end", target)  # ours: over TCP it tells when all the others are there
     rows["all received at 4000"] = _received_until_end(far)
+    world.wait_readable(near)
     rows["own loopback recv"] = taken(near)
     rows["SO_SNDBUF default"] = near.getsockopt(SOL_SOCKET, 7)
     sizes = {}

@@ -14,6 +14,8 @@ import pytest
 import urds
 from urds.backend.inprocess import InProcess
 
+pytestmark = pytest.mark.carried
+
 HOST = "localhost"
 OCTETS = 8192
 WAIT_S = 3.0

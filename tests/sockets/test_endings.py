@@ -11,9 +11,12 @@ import urds
 from tests.sockets.conftest import backend_with
 from tests.sockets.hosts import host
 
+pytestmark = pytest.mark.carried("shm0")
+
 ROOT = Path(__file__).resolve().parents[2]
 ARRIVAL_S = 5.0
 COUNT = 7
+SOON = {"URDS_DRAIN_S": "0.2", "URDS_LINGER_S": "0.2"}
 
 SEND = f"""
 import sys, urds
@@ -33,7 +36,7 @@ process.join()
 """
 
 
-def run(script: str, *arguments: str) -> str:
+def run(script: str, *arguments: str, **tunables: str) -> str:
     """Run a script to its orderly end; return what it said on the error stream."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
@@ -41,14 +44,14 @@ def run(script: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **tunables},
     )
     return done.stderr
 
 
 @pytest.mark.parametrize("closing", [False, True], ids=["left open", "closed"])
 def test_what_could_not_be_delivered_is_said(closing: bool) -> None:
-    said = run(SEND + "sock.close()" * closing, host(3), host(77))
+    said = run(SEND + "sock.close()" * closing, host(3), host(77), **SOON)
     assert f"{COUNT} messages" in said
     assert ("linger_s" if closing else "drain_s") in said
 
@@ -64,4 +67,4 @@ def test_a_delivered_end_says_nothing() -> None:
 def test_a_forked_multiprocessing_child_drains_too() -> None:
     """Such a child ends by os._exit; what it queued is waited for all the same."""
     body = "".join(f"    {line}\n" for line in SEND.strip().splitlines()[1:])
-    assert f"{COUNT} messages" in run(FORKED.format(body=body), host(3), host(77))
+    assert f"{COUNT} messages" in run(FORKED.format(body=body), host(3), host(77), **SOON)

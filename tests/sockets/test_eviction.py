@@ -3,10 +3,13 @@
 import pytest
 
 import urds
+from tests import carriers
 from tests.sockets.conftest import backend_with
 from tests.sockets.hosts import host
 from urds.driver import driver as driver_module
 from urds.driver.driver import first_sequence
+
+pytestmark = pytest.mark.carried
 
 FIRST, SECOND = (host(50), 4000), (host(51), 4000)
 
@@ -20,7 +23,7 @@ def test_a_peer_whose_first_message_is_just_queued_stays() -> None:
                 sock.sendto(b"refused", SECOND)
             sock.sendto(b"goes on", FIRST)
         assert [row.payload_bytes for row in backend.snapshot().send_queue] == [4, 7]
-        assert backend.counters()["evicted"] == 0
+        assert backend.counters()[carriers.control_counter("evicted")] == 0
 
 
 def test_a_peer_that_is_evicted_and_wanted_at_once_keeps_the_new_message() -> None:
@@ -30,7 +33,7 @@ def test_a_peer_that_is_evicted_and_wanted_at_once_keeps_the_new_message() -> No
             for address in (FIRST, SECOND, FIRST):
                 sock.cancel()
                 sock.sendto(b"%d" % address[1], address)
-        assert backend.counters()["evicted"] == 2
+        assert backend.counters()[carriers.control_counter("evicted")] == 2
         assert backend.counters()["send_given_up"] == 0
         assert [str(row.peer) for row in backend.snapshot().send_queue] == [FIRST[0]]
 

@@ -11,6 +11,8 @@ import pytest
 from tests.sockets.conftest import NewSocket
 from urds.backend.inprocess import InProcess
 
+pytestmark = pytest.mark.carried("shm0")
+
 CHILD_S = 5
 
 

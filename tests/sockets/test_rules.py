@@ -1,7 +1,7 @@
 """Rules of rds(7) that take more than one call, as Linux 6.1 was seen to keep them.
 
-The second host is in this process (loop path) or in another one (TCP). Source of what is
-expected: the lab's scenarios 04, 07, 08, 09, 10 and 12 (linux v6.1); rds.md 3.4 to 3.8.
+The second host is in this process or in another one. Source of what is expected: the lab's
+scenarios 04, 07, 08, 09, 10 and 12 (linux v6.1); rds.md 3.4 to 3.8.
 """
 
 import errno
@@ -21,6 +21,8 @@ from tests.sockets.remote import RemotePeer
 from urds.backend.inprocess import InProcess
 from urds.constants import SOL_RDS, SOL_SOCKET, SockOpt
 
+pytestmark = pytest.mark.carried
+
 NEAR, FAR = host(1), host(2)
 NOBODY = (host(66), 4000)
 SO_SNDBUF, SO_RCVBUF, SO_SNDTIMEO = 7, 8, 21
@@ -29,10 +31,10 @@ QUIET_S = 0.1
 NewFar = Callable[..., Any]
 
 
-@pytest.fixture(params=["loop", "tcp"])
+@pytest.fixture(params=["one process", "two processes"])
 def new_far(request: pytest.FixtureRequest, new_socket: NewSocket) -> Iterator[NewFar]:
     """Make sockets of the second host, bound to a port, with a small receive buffer if asked."""
-    peer = RemotePeer() if request.param == "tcp" else None
+    peer = RemotePeer() if request.param == "two processes" else None
 
     def make(port: int, receive_bytes: int | None = None) -> Any:
         sock = peer.socket() if peer else new_socket()

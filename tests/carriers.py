@@ -1,0 +1,77 @@
+"""What carries the messages of a test: TCP, or RDMA on one of two devices.
+
+A test marked `carried` runs once over each; `carried("shm0")` leaves the other device to
+`URDS_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
+makes it, by environment: processes that a test starts inherit it, and backends that are made by
+hand take it from `chosen`. In a module so marked, `carried(False)` takes out a test that is the
+same over each, and `tcp_only` with its reason skips one that cannot apply to RDMA.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pytest
+
+from urds.constants import Transport
+
+TCP: Final = "tcp"
+CARRIERS: Final[Mapping[str, Mapping[str, str]]] = {
+    TCP: {"URDS_TRANSPORT": "tcp"},
+    "shm0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "shm0"},
+    "tcp0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "tcp0"},
+}
+RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name != TCP)
+_TAKES_ALL: Final = os.environ.get("URDS_CARRIERS") == "all"
+_VARIABLES: Final = ("URDS_TRANSPORT", "URDS_RDMA_DEVICES")
+
+
+def chosen() -> dict[str, str]:
+    """Return the variables that choose the carrier of this process."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+
+def is_rdma() -> bool:
+    """Tell whether the sockets of this process send over RDMA."""
+    return chosen().get("URDS_TRANSPORT") == "ib"
+
+
+def transport() -> Transport:
+    """Return what a bind attaches in this process."""
+    return Transport.IB if is_rdma() else Transport.TCP
+
+
+def control_counter(name: str) -> str:
+    """Return what a counter of the control cores is called."""
+    return f"rdma_{name}" if is_rdma() else name
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have a test that is marked `carried` run over each carrier."""
+    mark = metafunc.definition.get_closest_marker("carried")
+    if mark is not None and mark.args != (False,):
+        devices = mark.args if mark.args and not _TAKES_ALL else RDMA_DEVICES
+        given = [pytest.param(one, marks=_marks(metafunc, one)) for one in (TCP, *devices)]
+        metafunc.parametrize("carrier", given, indirect=True)
+
+
+def _marks(metafunc: pytest.Metafunc, carrier: str) -> list[pytest.MarkDecorator]:
+    tcp_only = metafunc.definition.get_closest_marker("tcp_only")
+    if carrier != TCP and tcp_only is not None:
+        return [pytest.mark.skip(reason=tcp_only.args[0])]
+    return []
+
+
+@pytest.fixture(autouse=True)
+def carrier(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str | None]:
+    """Choose the carrier of a test that is marked `carried`; None leaves it to the environment."""
+    name: str | None = getattr(request, "param", None)
+    for variable in _VARIABLES if name else ():
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in (CARRIERS[name] if name else {}).items():
+        monkeypatch.setenv(variable, value)
+    return name
