@@ -4,12 +4,21 @@ A target takes octets and returns, or raises `WireError`. Anything else it raise
 It runs without atheris too: `tests/health/test_fuzz.py` gives each target some hundred inputs.
 The parsers of RDS are here, those of the verbs and of uDAPL in `verbs_parsers`, those of rsockets
 in `rsocket_parsers`. The machines behind them take octets step by step: queue pairs in
-`verbs_machines`, what leads to them in `verbs_links`, streams of rsockets in `rsocket_machines`.
+`verbs_machines`, what leads to them in `verbs_links`, streams of rsockets in `rsocket_machines`,
+connections of RDS over RDMA in `rdma_machines`, what leads to those in `rdma_connects`.
 """
 
 from collections.abc import Callable
 
-from fuzz import rsocket_machines, rsocket_parsers, verbs_links, verbs_machines, verbs_parsers
+from fuzz import (
+    rdma_connects,
+    rdma_machines,
+    rsocket_machines,
+    rsocket_parsers,
+    verbs_links,
+    verbs_machines,
+    verbs_parsers,
+)
 from urds.wire import exthdr
 from urds.wire.congestion_map import CongestionMap
 from urds.wire.connect_data import ConnectData, accepted_version
@@ -49,6 +58,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 TARGETS |= verbs_parsers.TARGETS | verbs_machines.TARGETS | verbs_links.TARGETS
 TARGETS |= rsocket_parsers.TARGETS | rsocket_machines.TARGETS
+TARGETS |= rdma_machines.TARGETS | rdma_connects.TARGETS
 # Where the search starts: octets of the right length are a long way from none at all.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "header": (Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),),
@@ -59,4 +69,5 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
 }
 SEEDS |= verbs_parsers.SEEDS | verbs_machines.SEEDS | verbs_links.SEEDS
 SEEDS |= rsocket_parsers.SEEDS | rsocket_machines.SEEDS
+SEEDS |= rdma_machines.SEEDS | rdma_connects.SEEDS
 assert SEEDS.keys() == TARGETS.keys(), "each target has a seed"
