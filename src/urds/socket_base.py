@@ -197,28 +197,29 @@ class SocketBase(system.socket):
 
         Over RDMA a peer has one connection per type of service, 0 to 255, which is chosen once
         and before the first send. TCP carries every one as 0, which is what is reported: kernel
-        parity. Raises OSError: ENOTTY for any other request, and for setting it before bind;
-        EINVAL for a second choice, or after a send.
+        parity. Raises OSError: ENOTTY for any other request, and for setting it before bind
+        unless SO_RDS_TRANSPORT chose a transport; EINVAL for a second choice, or after a send.
         """
         with self._lock:
             self._check_open()
             if request == _FIONBIO:
                 self.setblocking(not value)
-            elif request == SIOCRDSSETTOS and self._mailbox is not None:
+            elif request == SIOCRDSSETTOS and self._options.transport is not None:
                 self._set_tos(value)
             elif request != SIOCRDSGETTOS:
                 raise os_error(Refusal.NOT_A_TTY, f"request {request:#x}")
             return 0 if request == _FIONBIO else self._options.tos
 
     def _set_tos(self, value: int) -> None:
-        if self._options.transport is not Transport.IB:
-            return
-        tos = value & 0xFF  # an octet is all that is read: kernel parity
-        if self._options.tos or self._bound().has_sent:
+        """Choose it, once. Source: linux v6.12 net/rds/af_rds.c (rds_ioctl)."""
+        has_sent = self._mailbox is not None and self._mailbox.has_sent
+        if self._options.tos or has_sent:
             detail = f"type of service is {self._options.tos} for good"
             raise os_error(Refusal.BAD_ARGUMENT, detail)
-        self._options = replace(self._options, tos=tos)
-        self._tell_mailbox()
+        if self._options.transport is Transport.IB:
+            tos = value & 0xFF  # an octet is all that is read: kernel parity
+            self._options = replace(self._options, tos=tos)
+            self._tell_mailbox()
 
     def _info(self, option: int, room: int) -> bytes:
         from urds.backend import info

@@ -9,7 +9,7 @@ import errno
 import pytest
 
 import urds
-from tests.sockets.conftest import bound_over
+from tests.sockets.conftest import FAKE_LOCAL, bound_over
 from tests.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.sockets.raw_rdma import (
     NOWHERE,
@@ -64,12 +64,18 @@ def test_the_type_of_service_is_chosen_before_the_first_send(over_rdma: urds.Soc
 def test_tcp_carries_every_type_of_service_as_0(over_tcp: urds.Socket) -> None:
     assert over_tcp.ioctl(urds.SIOCRDSSETTOS, 5) == 0
     assert over_tcp.ioctl(urds.SIOCRDSSETTOS, 6) == 0
+    over_tcp.sendto(b"x", ("10.0.0.2", 5000))
+    assert refused(over_tcp.ioctl, urds.SIOCRDSSETTOS, 7) == errno.EINVAL
 
 
-def test_before_bind_there_is_no_type_of_service(fake: FakeBackend) -> None:
+def test_without_a_transport_there_is_no_type_of_service(fake: FakeBackend) -> None:
     with urds.Socket() as sock:
-        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, int(Transport.IB))
         assert refused(sock.ioctl, urds.SIOCRDSSETTOS, 5) == errno.ENOTTY
+        assert sock.ioctl(urds.SIOCRDSGETTOS) == 0
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, int(Transport.IB))
+        assert sock.ioctl(urds.SIOCRDSSETTOS, 5) == 5
+        sock.bind(FAKE_LOCAL)
+        assert fake.bound[-1].configured[-1].tos == 5
 
 
 # -- regions by setsockopt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from urds.transport.rdma.device import RdmaDevice
@@ -11,9 +12,11 @@ from urds.verbs.device import find_device
 def open_devices(names: Sequence[str]) -> list[RdmaDevice]:
     """Open devices in the order in which peers are sought on them.
 
-    Raises OSError: ENODEV for a name that no device has, or what its provider says; then none of
-    them stays open.
+    Raises OSError: ENODEV for no name or one that no device has, or what its provider says; then
+    none of them stays open.
     """
+    if not names:
+        raise OSError(errno.ENODEV, "no device is named")
     opened: list[RdmaDevice] = []
     try:
         for name in names:
