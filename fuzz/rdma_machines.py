@@ -84,7 +84,7 @@ class Besieged:
         """Tell whether a pong may go."""
         return self._answers_pings and bool(port)
 
-    def key_used(self, key: int) -> None:
+    def key_used(self, target_port: int, key: int) -> None:
         """Check a key."""
         assert 0 <= key < 1 << 32
 

@@ -76,7 +76,7 @@ def test_a_region_ends_with_its_block_or_its_socket(
 
 def test_a_region_that_a_peer_used_up_is_over(over_rdma: urds.Socket, fake: FakeBackend) -> None:
     region = over_rdma.get_mr(bytearray(8), use_once=True)
-    fake.table.handle_key_used(region.cookie & 0xFFFFFFFF)
+    fake.table.handle_key_used(over_rdma.mailbox, region.cookie & 0xFFFFFFFF)
     assert region.is_over
     region.free()
 

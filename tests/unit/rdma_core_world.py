@@ -72,7 +72,7 @@ class Side:
     def may_answer_ping(self, port: int) -> bool:
         return self.answers_pings
 
-    def key_used(self, key: int) -> None:
+    def key_used(self, target_port: int, key: int) -> None:
         self.keys.append(key)
         self.events.append(key)
 

@@ -17,6 +17,8 @@ from urds.transport.rdma.device import RdmaDevice
 from urds.transport.rdma.events import PeerKey
 from urds.transport.rdma.link import Link
 from urds.transport.rdma.work import Frame, Outcome
+from urds.verbs.engine.numbers import SendFlag
+from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import ConnectionEvent, ConnectionEventKind
 from urds.verbs.providers.sim import SimNetwork
 
@@ -156,3 +158,19 @@ def test_over_tcp_the_gid_is_the_address_of_the_connection(
     for local, gid in (("127.0.0.9", "::ffff:127.0.0.9"), ("fe80::9%lo", "fe80::9")):
         pair.paths[0].local = ip_address(local)
         assert pair.links[0].row().local_gid == IPv6Address(gid)
+
+
+@pytest.mark.parametrize("fence", [False, True])
+@pytest.mark.parametrize("solicited", [False, True])
+def test_a_frame_is_posted_with_its_flags(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, *, fence: bool, solicited: bool
+) -> None:
+    """What the device does with them, the conformance suite of the verbs shows."""
+    posted: list[SendFlag] = []
+    monkeypatch.setattr(
+        QueuePair, "post_send", lambda _qp, wr, _now_ns: posted.append(wr.send_flags)
+    )
+    pair.paths[0].core.to_say.append(Frame(1, b"said", fence=fence, solicited=solicited))
+    pair.links[0].settle()
+    assert [bool(flags & SendFlag.FENCE) for flags in posted] == [fence]
+    assert [bool(flags & SendFlag.SOLICITED) for flags in posted] == [solicited]

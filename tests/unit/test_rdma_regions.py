@@ -170,7 +170,7 @@ def test_a_closing_owner_takes_its_own_regions_along(world: World) -> None:
 def test_a_used_region_for_one_use_is_over_at_once_and_forgotten_later(world: World) -> None:
     once, always = world.register(use_once=True), world.register()
     for key in (once & 0xFFFFFFFF, always & 0xFFFFFFFF, 12345):
-        world.table.handle_key_used(key)
+        world.table.handle_key_used(OWNER, key)
     assert not world.table.owns(OWNER, once)
     assert world.table.owns(OWNER, always)
     assert len(world.later) == 1, "devices are told by a thread that holds no lock"
@@ -180,10 +180,16 @@ def test_a_used_region_for_one_use_is_over_at_once_and_forgotten_later(world: Wo
     assert refusal(world.table.free, OWNER, once) == errno.EINVAL
 
 
+def test_a_message_for_another_socket_uses_nothing_up(world: World) -> None:
+    once = world.register(use_once=True)
+    world.table.handle_key_used(OTHER, once & 0xFFFFFFFF)
+    assert world.table.owns(OWNER, once) and not world.later
+
+
 def test_a_region_is_used_up_once(world: World) -> None:
     cookie = world.register(use_once=True)
-    world.table.handle_key_used(cookie & 0xFFFFFFFF)
-    world.table.handle_key_used(cookie & 0xFFFFFFFF)
+    world.table.handle_key_used(OWNER, cookie & 0xFFFFFFFF)
+    world.table.handle_key_used(OWNER, cookie & 0xFFFFFFFF)
     assert len(world.later) == 1
 
 
@@ -268,7 +274,7 @@ def test_no_lock_of_the_table_is_held_where_a_device_is_asked(
     world.table.free(OWNER, world.register())
     world.register()
     world.table.free_all(OWNER)
-    world.table.handle_key_used(world.register(use_once=True) & 0xFFFFFFFF)
+    world.table.handle_key_used(OWNER, world.register(use_once=True) & 0xFFFFFFFF)
     world.later.pop()()
     assert held == [False] * 6
 
@@ -285,7 +291,7 @@ def test_regions_are_counted_as_small_ones_or_large_ones(
     for size in (1, 3 * page, 3 * page):
         assert refusal(world.register, bytes(size), writable=False) == errno.ENOMEM
     world.table.free(OWNER, large)
-    world.table.handle_key_used(once & 0xFFFFFFFF)
+    world.table.handle_key_used(OWNER, once & 0xFFFFFFFF)
     world.table.free_all(OWNER)
     counted = {name: value for name, value in world.counters.as_dict().items() if value}
     assert counted == {
@@ -308,6 +314,6 @@ def test_a_forked_child_has_no_regions_and_waits_for_no_lock(world: World) -> No
     world.table.abandon_in_child()
     assert refusal(world.register) == errno.EBADF
     assert refusal(world.table.free, OWNER, cookie) == errno.EINVAL
-    world.table.handle_key_used(cookie & 0xFFFFFFFF)
+    world.table.handle_key_used(OWNER, cookie & 0xFFFFFFFF)
     assert world.table.free_all(OWNER) == 0
     assert not world.table.owns(OWNER, cookie) and not world.later

@@ -141,7 +141,7 @@ class Replay:
     def may_answer_ping(self, port: int) -> bool:
         return True
 
-    def key_used(self, key: int) -> None:
+    def key_used(self, target_port: int, key: int) -> None:
         self.keys.append(key)
 
     def operation_ended(self, owner: object, operation: Operation) -> None:

@@ -69,8 +69,8 @@ class Around(Protocol):
     def may_answer_ping(self, port: int) -> bool:
         """Tell whether a pong may go to a port: we answer pings, and it is not congested."""
 
-    def key_used(self, key: int) -> None:
-        """Note that an operation of the peer has used this key of ours."""
+    def key_used(self, target_port: int, key: int) -> None:
+        """Note that the message to this port was preceded by an operation with this key of ours."""
 
     def operation_ended(self, owner: Owner, operation: Operation) -> None:
         """Note how an operation ended; its `status` is set."""

@@ -43,7 +43,7 @@ class RdmaPath:
         counters: RdmaCounters,
         sequence_first: int,
         may_answer_ping: bool,
-        on_key_used: Callable[[int], None],
+        on_key_used: Callable[[object, int], None],
         on_wanted: Callable[[RdmaPath], None],
         on_breach: Callable[[RdmaPath, Link, str], None],
     ) -> None:
@@ -337,9 +337,15 @@ class RdmaPath:
         """Tell whether a pong may go: we answer pings, and its target has room."""
         return self._may_answer_ping and not self._host.congested_at(self.peer).test(port)
 
-    def key_used(self, key: int) -> None:
-        """Note that the peer's operation has used one of our regions."""
-        self._on_key_used(key)
+    def key_used(self, target_port: int, key: int) -> None:
+        """Note that the peer's operation has used a region of the socket that its message is for.
+
+        Another socket's regions are not the peer's to use up. Source: linux v6.12 net/rds/rdma.c
+        (rds_rdma_unuse).
+        """
+        owner = self._host.inboxes.get(target_port)
+        if owner is not None:
+            self._on_key_used(owner, key)
 
     def operation_ended(self, owner: Owner, operation: Operation) -> None:
         """Tell the sender how its operation ended."""

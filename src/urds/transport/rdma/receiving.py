@@ -145,7 +145,7 @@ class Incoming:
             extension = (fields[9] << 64 | fields[10]).to_bytes(EXTENSION_BYTES, "big")
             for entry in exthdr.parse(extension):
                 if entry.type == ExtensionType.RDMA:
-                    self._around.key_used(entry.values[0])
+                    self._around.key_used(target_port, entry.values[0])
         self._around.deliver(source_port, target_port, payload, extension)
 
 

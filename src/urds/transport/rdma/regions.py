@@ -153,14 +153,15 @@ class RegionTable:
             entry = self._entries.get(cookie & _KEY_MASK)
             return entry is not None and entry.owner is owner
 
-    def handle_key_used(self, key: int) -> None:
-        """React to a message that says its sender used a key: a use-once region is over.
+    def handle_key_used(self, owner: object, key: int) -> None:
+        """React to a message for `owner` whose sender used a key: a use-once region is over.
 
-        Called with an adapter's and the plane's lock held. An unknown key is nobody's business.
+        Called with an adapter's and the plane's lock held. A key of another owner, or of none, is
+        nobody's business.
         """
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None or not entry.use_once:
+            if entry is None or entry.owner is not owner or not entry.use_once:
                 return
             self._pop(key)
         self._later(lambda: _displace(entry.placed))
