@@ -115,6 +115,7 @@ class Driver:
 
     def unbind(self, mailbox: Mailbox) -> None:
         """Give the port back; the mailbox is closed."""
+        self.rdma.free_regions(mailbox)  # without the lock: a peer may be copying at this moment
         with self.lock:
             host = self.hosts.get(mailbox.local)
             if host is None or mailbox not in host.mailboxes:

@@ -87,6 +87,11 @@ class Rdma:
         """Tell whether a mailbox sends over RDMA."""
         return mailbox in self._mailboxes
 
+    def free_regions(self, mailbox: Mailbox) -> None:
+        """Take the memory of a mailbox back from its peers; the control lock is not needed."""
+        if mailbox in self._mailboxes and self.node is not None:
+            self.node.regions.free_all(mailbox)
+
     def forget(self, mailbox: Mailbox) -> None:
         """Drop a mailbox that is closed."""
         if mailbox in self._mailboxes and self.node is not None:

@@ -149,8 +149,7 @@ class RdmaNode:
         return path
 
     def forget_mailbox(self, mailbox: Mailbox) -> None:
-        """Drop a mailbox that is closed: its routes and its regions."""
-        self.regions.free_all(mailbox)
+        """Drop a mailbox that is closed from its routes."""
         host = self.hosts.get(mailbox.local)
         for path in host.paths.values() if host is not None else ():
             path.mailboxes.discard(mailbox)
