@@ -11,7 +11,9 @@ import typer
 from urds.cli import texts
 from urds.cli.exits import Exit, guarded
 from urds.cli.info_tables import TABLES
+from urds.cli.rsocket_commands import add as add_tool
 from urds.cli.rsocket_commands import group as rsocket_group
+from urds.cli.stress_texts import STRESS
 
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 app: Final = typer.Typer(
@@ -161,6 +163,9 @@ def info(
         json_wanted=json_wanted,
     )
     _end("info", lambda: tool.run(options))
+
+
+add_tool(app, STRESS, "stress")
 
 
 @dat_app.command("demo", help=texts.DAT_DEMO, epilog=_examples(texts.DAT_DEMO_EXAMPLES))

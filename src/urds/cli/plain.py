@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from urds.cli import rsocket_plain, rsocket_texts, texts
 from urds.cli.exits import Exit, guarded
 from urds.cli.info_tables import TABLES
+from urds.cli.stress_texts import STRESS
 
 # What add_subparsers returns; argparse has no public name for it.
 _Tools: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -34,6 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(_tool(tools, "demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
     _add_ping(_tool(tools, "ping", texts.PING, texts.PING_EXAMPLES, _ping))
     _add_info(_tool(tools, "info", texts.INFO, texts.INFO_EXAMPLES, _info))
+    stress_run = partial(rsocket_plain.run, STRESS)
+    rsocket_plain.add_options(
+        _tool(tools, STRESS.name, STRESS.about, STRESS.examples, stress_run), STRESS
+    )
     verbs = _tools_of(tools.add_parser("verbs", help=texts.VERBS, description=texts.VERBS))
     _add_verbs_bench(
         _tool(

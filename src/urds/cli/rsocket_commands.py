@@ -24,17 +24,22 @@ def group() -> typer.Typer:
         """Keep the names of tools while there is one only."""
 
     for tool in TOOLS:
-        # \b keeps the lines as they are.
-        examples = "\b\nExamples:\n" + texts.examples(tool.examples)
-        app.command(tool.name, help=tool.about, epilog=examples)(_command(tool))
+        add(app, tool, f"rsocket {tool.name}")
     return app
 
 
-def _command(tool: Tool) -> Callable[..., None]:
+def add(app: typer.Typer, tool: Tool, called: str) -> None:
+    """Give a group or the command itself a tool; `called` begins the lines of its failures."""
+    # \b keeps the lines as they are.
+    examples = "\b\nExamples:\n" + texts.examples(tool.examples)
+    app.command(tool.name, help=tool.about, epilog=examples)(_command(tool, called))
+
+
+def _command(tool: Tool, called: str) -> Callable[..., None]:
     """Return a function whose signature is the tool's options: typer reads that."""
 
     def command(**values: Any) -> None:
-        raise typer.Exit(guarded(f"rsocket {tool.name}", lambda: tool.run(values)))
+        raise typer.Exit(guarded(called, lambda: tool.run(values)))
 
     parameters = [_parameter(option) for option in tool.options]
     json_wanted = typer.Option("--json", help=texts.OPTIONS["json"])

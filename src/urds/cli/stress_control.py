@@ -1,0 +1,155 @@
+"""The control connection of a run: options one way, an octet each way, and its end.
+
+The active side sends its options in one piece, makes its tasks, sends an octet and waits for one;
+the passive side mirrors that. After that nothing is said any more: the connection's end is the
+run's. Source: rds-tools 2.0.7 rds-stress.c; rds.md 5.6.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import IPv4Address
+from typing import Final
+
+from urds.cli.stress_wire import GO, NOWHERE, VERSION_BYTES, Parameters, form_bytes
+from urds.errors import WireError
+
+_RETRY_S: Final = 1.0
+_ANSWER_S: Final = 30.0  # the other side makes its tasks meanwhile
+_OPTIONS_S: Final = 10.0
+_BACKLOG: Final = 16
+_TRIED_AGAIN: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+
+Say = Callable[[str], None]
+
+
+class Control:
+    """A connection between the two sides of a run."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def close(self) -> None:
+        """End the run for the other side."""
+        self._connection.close()
+
+    def send_options(self, parameters: Parameters) -> None:
+        """Tell the passive side what to do: in one write, for it may read in one."""
+        self._connection.sendall(parameters.emit())
+
+    def receive_options(self) -> Parameters:
+        """Return the options as told. Raises OSError: nothing came. WireError: they cannot be."""
+        self._connection.settimeout(_OPTIONS_S)
+        begun = self._receive(VERSION_BYTES)
+        return Parameters.parse(begun + self._receive(form_bytes(begun) - VERSION_BYTES))
+
+    def start_active(self) -> None:
+        """Tell that our tasks are ready, wait until the peer's are. Raises OSError."""
+        self._connection.sendall(GO)
+        self._connection.settimeout(_ANSWER_S)
+        self._receive(len(GO))
+
+    def start_passive(self) -> None:
+        """Wait until the peer's tasks are ready, tell that ours are. Raises OSError."""
+        self._connection.settimeout(_ANSWER_S)
+        self._receive(len(GO))
+        self._connection.sendall(GO)
+
+    def is_over(self, wait_s: float) -> bool:
+        """Tell whether the other side has ended; wait so long for it. Whatever it says ends."""
+        return bool(select.select([self._connection], [], [], wait_s)[0])
+
+    def local_address(self) -> IPv4Address:
+        """Return our address of the connection: RDS takes the same."""
+        return IPv4Address(self._connection.getsockname()[0])
+
+    def _receive(self, octets: int) -> bytes:
+        received = b""
+        while len(received) < octets:
+            try:
+                piece = self._connection.recv(octets - len(received))
+            except TimeoutError as late:
+                raise TimeoutError(errno.ETIMEDOUT, "the other side says nothing") from late
+            if not piece:
+                raise ConnectionError(errno.ECONNRESET, "the other side closed the connection")
+            received += piece
+        return received
+
+
+def connect(parameters: Parameters, say: Say) -> Control:
+    """Connect to the passive side, again after a second where it is not there yet.
+
+    Raises OSError: it is not there after as many retries as the options allow.
+    """
+    target = (str(parameters.send_address), parameters.base_port)
+    tries = 0
+    while True:
+        try:
+            local = (str(parameters.receive_address), 0)
+            connection = socket.create_connection(target, _ANSWER_S, source_address=local)
+        except OSError as failure:
+            if failure.errno not in _TRIED_AGAIN or tries >= parameters.connect_retries:
+                reason = failure.strerror or str(failure)
+                advice = "" if failure.errno not in _TRIED_AGAIN else _advice(parameters)
+                raise OSError(failure.errno, f"{target[0]}:{target[1]}: {reason}{advice}") from None
+            tries += 1
+            say(f"connecting to {target[0]}:{target[1]}: {failure.strerror} - retrying")
+            time.sleep(_RETRY_S)
+        else:
+            return Control(connection)
+
+
+def _advice(parameters: Parameters) -> str:
+    return f"; there, start `urds stress -p {parameters.base_port}`, or use --connect-retries"
+
+
+def listen(address: IPv4Address, port: int) -> socket.socket:
+    """Return the passive side's listener. Raises OSError: the address cannot be had."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), port))
+        listener.listen(_BACKLOG)
+    except OSError as failure:
+        listener.close()
+        reason = f"{address}:{port}: {failure.strerror}"
+        raise OSError(failure.errno, f"{reason}; choose another port with -p") from failure
+    return listener
+
+
+def accept(
+    listener: socket.socket, address: IPv4Address, say: Say, complain: Say
+) -> tuple[Control, Parameters]:
+    """Wait for an active side; return the connection and its options with addresses swapped.
+
+    Who says nothing, or what cannot be, is named and turned away.
+    """
+    while True:
+        connection, (host, port) = listener.accept()
+        control = Control(connection)
+        source = f"{host}:{port}"
+        say(f"accepted connection from {source}")
+        try:
+            told = control.receive_options()
+            ours = control.local_address() if address == NOWHERE else address
+            return control, _swapped(told, ours, IPv4Address(host))
+        except (OSError, WireError) as wrong:
+            complain(f"turned {source} away: {getattr(wrong, 'strerror', None) or wrong}")
+            control.close()
+
+
+def _swapped(told: Parameters, ours: IPv4Address, source: IPv4Address) -> Parameters:
+    """Return the options as ours. Raises WireError: they name an address that is not the sender's.
+
+    Otherwise whoever reaches the port could make us send to anybody.
+    """
+    if told.receive_address not in (source, NOWHERE):
+        raise WireError(f"its options name {told.receive_address} as its address")
+    return replace(told, send_address=source, receive_address=ours)
