@@ -5,6 +5,7 @@ Real sockets of one process on each device, at hosts of their own.
 
 import time
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.sockets.hosts import host
 from urds.backend.inprocess import InProcess
 from urds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
 from urds.dataplane.base import Carrier
+from urds.transport.rdma.attempts import port_of
 
 ARRIVAL_S = 10.0
 SILENCE_S = 0.3
@@ -94,14 +96,15 @@ def test_a_socket_reaches_only_hosts_that_its_transport_reaches(bind: Bind) -> N
     assert beyond.recv(100) == b"over rdma"
 
 
-@pytest.mark.rule("rds7-bind-attaches-transport")
-@pytest.mark.parametrize(("setting", "found"), [("tcp", Transport.TCP), ("ib", Transport.IB)])
-def test_who_does_not_choose_gets_the_transport_of_the_setting(
-    setting: str, found: Transport
-) -> None:
-    with backend_with(transport=setting, rdma_devices=["shm0"]), urds.Socket() as sock:
-        sock.bind((host(1), 0))
-        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == found
+@pytest.mark.rule("wire-ib-port")
+def test_a_node_listens_at_the_port_of_rds(backend: InProcess, bind: Bind) -> None:
+    """Over tcp0 it is the same for IPv6, whose own is that of RDS over TCP there."""
+    bind(1)
+    node = backend._driver.rdma.node  # no public call tells
+    assert node is not None
+    [(device, listener)] = node.hosts[ip_address(host(1))].listeners
+    assert listener.local == (host(1), 18634)
+    assert port_of(ip_address("::1"), device) == (18634 if device.name == "tcp0" else 16385)
 
 
 @pytest.mark.rule("wire-reconnect", "wire-ib-ack-seq", "wire-generation-transport", "rds7-once")
