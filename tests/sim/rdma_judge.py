@@ -9,6 +9,7 @@ its own, so memory tells afterwards which operations were done, and how often.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -24,6 +25,7 @@ from urds.wire import exthdr
 if TYPE_CHECKING:
     from tests.sim.rdma_node import SimNode
 
+PING_PORT = 0
 CANARY = bytes(range(0xC0, 0x100))
 FIELD_BITS = 3  # of an atomic cell, one field per operation: it counts how often that was done
 FIELDS = 64 // FIELD_BITS
@@ -178,6 +180,8 @@ class Judge:
         self.flows: list[Flow] = []
         self.regions: list[Region] = []
         self.asked: dict[Operation, Asked] = {}
+        self.pings: Counter[tuple[Address, int, str]] = Counter()  # not answered yet
+        self.pongs = 0
         self.delivered = 0
         self.statuses: list[RdmaStatus] = []
         self._by_route: dict[tuple[Mailbox, str, int], Flow] = {}
@@ -223,6 +227,9 @@ class Judge:
 
     def deliver(self, node: SimNode, mailbox: Mailbox, message: Message) -> None:
         """Judge a message that an application took."""
+        if message.source[1] == PING_PORT:
+            self._take_pong(mailbox, message)
+            return
         flow, sent = self._find(message)
         where = f"{flow.name()}, message {sent.number}"
         expected = (str(flow.mailbox.local), flow.mailbox.port)
@@ -235,15 +242,24 @@ class Judge:
             sent.number > flow.came, lambda: f"{where}: doubled or reordered, {flow.came} came"
         )
         self.demand(message.payload == sent.payload, lambda: f"{where} came damaged")
-        self._check_extension(message, sent, where)
+        self._check_extension(mailbox, message, sent, where)
         self._check_gap(flow, sent, mailbox)
         for one in sent.asked:
             self.demand(not one.is_wrong, lambda: f"{where} came, its operation is wrong")
             self._check_effect(one, where)
+            self._check_fence(one, where)
         flow.came, flow.came_to = sent.number, mailbox
         sent.is_delivered = True
         sent.payload = b""  # nobody looks at it again
         self.delivered += 1
+
+    def _take_pong(self, mailbox: Mailbox, message: Message) -> None:
+        """A pong is empty, and one that was asked for."""
+        route = (mailbox.local, mailbox.port, message.source[0])
+        self.pongs += 1
+        self.pings[route] -= 1
+        is_well = self.pings[route] >= 0 and not message.payload and not message.extension
+        self.demand(is_well, lambda: f"{mailbox.local} {mailbox.port} was sent {message}")
 
     def _find(self, message: Message) -> tuple[Flow, Sent]:
         octets = message.payload[: _HEAD.size]
@@ -258,7 +274,7 @@ class Judge:
         self.demand(values[1] < len(flow.sent), lambda: f"{flow.name()}: {values[1]} came")
         return flow, flow.sent[values[1]]
 
-    def _check_extension(self, message: Message, sent: Sent, where: str) -> None:
+    def _check_extension(self, mailbox: Mailbox, message: Message, sent: Sent, where: str) -> None:
         keys = [
             exthdr.Extension(ExtensionType.RDMA, (one.operation.key,))
             for one in sent.asked
@@ -269,7 +285,8 @@ class Judge:
         self.demand(came == expected, lambda: f"{where} has the extension {came.hex()}")
         used = [entry.values[0] for entry in exthdr.parse(came) if entry.type == ExtensionType.RDMA]
         for region in (one.region for one in sent.asked):
-            if region.use_once and region.cookie & 0xFFFF_FFFF in used:
+            is_its_own = region.mailbox is mailbox  # others' are not the message's to use up
+            if is_its_own and region.use_once and region.cookie & 0xFFFF_FFFF in used:
                 is_there = region.node.regions.owns(region.mailbox, region.cookie)
                 self.demand(not is_there, lambda: f"{where} used a region that is still there")
 
@@ -342,6 +359,12 @@ class Judge:
         elif isinstance(one.operation, AtomicOperation):
             count = region.cell(one.at) >> one.shift & FIELD_MASK
             self.demand(count == one.changes, lambda: f"{where}: done {count} times")
+
+    def _check_fence(self, one: Asked, where: str) -> None:
+        """A message that waits for its read comes when that is done."""
+        operation = one.operation
+        if isinstance(operation, RdmaTransfer) and not operation.is_write and operation.fence:
+            self.demand(one.told is not None, lambda: f"{where} came before its read was done")
 
     def _check_result(self, one: Asked, where: str) -> None:
         """What an operation brings is right."""

@@ -226,6 +226,7 @@ class SimNode:
         mailbox = self.mailboxes.pop(port)
         self.receive(mailbox, 1 << 20)
         mailbox.close(linger_ns)
+        self.regions.free_all(mailbox)
         self.rdma.forget_mailbox(mailbox)
 
     def receive(self, mailbox: Mailbox, count: int) -> int:

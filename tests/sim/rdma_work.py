@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from random import Random
 
 from tests.sim.rdma_judge import (
@@ -11,6 +12,7 @@ from tests.sim.rdma_judge import (
     FIELD_MASK,
     FIELDS,
     NO_CARRY,
+    PING_PORT,
     Asked,
     Judge,
     Memory,
@@ -25,7 +27,6 @@ from urds.dataplane.reference.mailbox import Mailbox
 SIZES = (0, 0, 8, 20, 20, 300, 300, 4_088, 4_096, 4_097, 9_000, 13_000)
 BIG_SIZES = (30_000, 120_000)
 REGIONS_MAX = 6  # of one node at a time
-WRONG_CHANCE = 0.03
 ALL_ONES = (1 << 64) - 1
 
 
@@ -43,6 +44,7 @@ class Work:
     ) -> None:
         self.judge, self.random, self.nodes, self.ports = judge, random, nodes, ports
         self.to_itself = to_itself
+        self.wrong_chance = random.choice([0.0, 0.0, 0.02, 0.1])
         self.refused: dict[str, int] = {}
         self._token = 0
         self._big_left = 3
@@ -84,9 +86,18 @@ class Work:
     def _send_anything(self, node: SimNode) -> None:
         random = self.random
         targets = [one for one in self.nodes.values() if one is not node or self.to_itself]
-        if targets:
-            mailbox = random.choice(list(node.mailboxes.values()))
-            self.send(node, mailbox, random.choice(targets), random.choice(self.ports))
+        if not targets:
+            return
+        mailbox, target = random.choice(list(node.mailboxes.values())), random.choice(targets)
+        if random.random() < 0.05:
+            self._ping(mailbox, target)
+        else:
+            self.send(node, mailbox, target, random.choice(self.ports))
+
+    def _ping(self, mailbox: Mailbox, target: SimNode) -> None:
+        with suppress(OSError):
+            mailbox.send([b""], (str(target.address), PING_PORT), wait_ns=0)
+            self.judge.pings[mailbox.local, mailbox.port, str(target.address)] += 1
 
     def send(
         self, node: SimNode, mailbox: Mailbox, target: SimNode, port: int, *, plain: bool = False
@@ -185,7 +196,13 @@ class Work:
     def _ask_of(self, target: SimNode) -> list[Asked]:
         """Return operations on the memory of a node, none if it shows none."""
         random = self.random
-        regions = [one for one in self.judge.regions if one.node is target and one.is_usable]
+        regions = [
+            one
+            for one in self.judge.regions
+            if one.node is target
+            and one.is_usable
+            and (not one.use_once or not one.asked or random.random() < self.wrong_chance)
+        ]
         if not regions:
             return []
         asked: list[Asked] = []
@@ -194,7 +211,7 @@ class Work:
             ways = [self._read]
             if region.writable:
                 ways += [self._write, self._write, self._atomic]
-            if random.random() < WRONG_CHANCE:
+            if random.random() < self.wrong_chance:
                 ways = [self._wrong]
             one = random.choice(ways)(region)
             if one is not None:

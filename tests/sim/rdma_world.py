@@ -23,6 +23,8 @@ from tests.sim.rdma_work import Work
 from urds.dataplane.base import Address, Limits, MailboxSettings
 from urds.dataplane.reference.mailbox import Mailbox
 from urds.transport.rdma.core import CoreLimits
+from urds.verbs.engine.packet_codec import parse_packet
+from urds.verbs.engine.packets import Syndrome
 from urds.verbs.providers.sim import SimAdapter, SimNetwork
 from urds.verbs.providers.sim_link import LinkProfile
 
@@ -32,6 +34,7 @@ TOS_PORT = 4003  # of another type of service
 PORTS = (*STABLE_PORTS, PASSING_PORT, TOS_PORT)
 PACKETS_MAX = 60_000  # of one world; more means that it spins
 HEALED_NS = 300 * SECOND  # the longest that healed nodes may take
+ACK_BYTES = 21  # of a packet that acknowledges or refuses
 NOTICED_NS = 30 * SECOND  # by then every node has noticed that a peer's earlier life is over
 GOOD = LinkProfile(delay_ns=50 * US)
 
@@ -84,6 +87,7 @@ class World:
         self._lasts: list[tuple[Flow, Sent]] = []
         self._after: tuple[int, Callable[[], None]] | None = None
         self._lived: set[Address] = set()
+        self._credits_everywhere = True
         self.core = self._draw_core()
         self.limits = self._draw_limits()
         self.nodes: dict[Address, SimNode] = {}
@@ -100,8 +104,8 @@ class World:
     def _draw_core(self) -> CoreLimits:
         random = self.random
         return CoreLimits(
-            send_ring=random.choice([16, 16, 64]),
-            receive_ring=random.choice([16, 16, 40]),
+            send_ring=random.choice([3, 16, 64]),
+            receive_ring=random.choice([4, 8, 16, 40]),
             unacked_packets_max=random.choice([0, 3, 8]),
             unacked_bytes_max=random.choice([9_000, 1 << 20]),
             messages_max=random.choice([6, 200, 65_536]),
@@ -124,6 +128,7 @@ class World:
         core = self.core
         if random.random() < 0.2:
             core = replace(core, flow_control=not core.flow_control)
+        self._credits_everywhere &= core.flow_control
         node = SimNode(
             self.network,
             self.judge,
@@ -156,6 +161,14 @@ class World:
                 monitor=random.random() < 0.3,
                 tos=3 if port == TOS_PORT else 0,
             ),
+        )
+
+    def counted(self, name: str) -> int:
+        """Return the sum of one counter over the lives that are here."""
+        return sum(
+            getattr(table, name, 0)
+            for node in self.nodes.values()
+            for table in (node.plane.counters, node.rdma.counters, node.rdma.stats)
         )
 
     def fail(self, what: str) -> AssertionError:
@@ -191,16 +204,24 @@ class World:
             network.run_until(lambda: self._news, next_ns - network.now_ns)
 
     def _on_packet(
-        self, _octets: bytes, _source: SimAdapter, _target: SimAdapter
+        self, octets: bytes, _source: SimAdapter, _target: SimAdapter
     ) -> list[tuple[int, bytes]] | None:
         """Count packets; let something go wrong at the one that was chosen for it."""
         self.packets += 1
         if self.packets > PACKETS_MAX:
             raise self.fail(f"it spins at {self.network.now_ns} ns")
+        if self._credits_everywhere and len(octets) == ACK_BYTES:
+            self._check_credits(octets)
         if self._after is not None and self.packets >= self._after[0]:
             action, self._after = self._after[1], None
             action()
         return None
+
+    def _check_credits(self, octets: bytes) -> None:
+        """Who has a credit finds a receive."""
+        packet = parse_packet(octets, checksum=True)
+        if Syndrome.RNR_NAK <= packet.syndrome < Syndrome.NAK_SEQUENCE:
+            raise self.fail(f"a receive was missing at {self.network.now_ns} ns, with credits")
 
     def _soon(self, action: Callable[[], None]) -> None:
         """Do something now, or between two of the packets to come."""

@@ -1,0 +1,76 @@
+"""RDS over RDMA delivers once and in order, and touches only what it may, whatever happens.
+
+The worlds of `rdma_world` judge themselves; here they are run, and it is seen that they are wild.
+"""
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.rdma_world import Plan, World
+from urds.constants import RdmaStatus
+
+pytestmark = pytest.mark.sim
+
+SEEDS = range(130)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens(seed: int) -> None:
+    World(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_nodes_that_restart(seed: int) -> None:
+    World(seed, Plan(restarts=True, rounds=30)).run()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_node_and_itself(seed: int) -> None:
+    World(seed, Plan(nodes=1, to_itself=True)).run()
+
+
+def test_a_seed_gives_the_same_world_twice() -> None:
+    def result() -> tuple[int, int, int, list[RdmaStatus]]:
+        world = World(11, Plan(nodes=3, restarts=True, to_itself=True))
+        world.run()
+        return world.packets, world.network.now_ns, world.judge.delivered, world.judge.statuses
+
+    assert result() == result()
+
+
+def test_much_goes_wrong() -> None:
+    """Worlds in which nothing happens would prove nothing."""
+    happened: Counter[str] = Counter()
+    for seed in range(40):
+        world = World(seed)
+        world.run()
+        happened.update(world.happened)
+        happened.update(status.name for status in world.judge.statuses)
+        happened.update({"pongs": world.judge.pongs, "lost": world.network.datagrams_lost})
+        happened.update({name: world.counted(name) for name in COUNTED})
+    expected = {*EXPECTED, *COUNTED, *(status.name for status in RdmaStatus), "pongs", "lost"}
+    missing = {name for name in expected if not happened[name]}
+    assert not missing, happened
+
+
+EXPECTED = ("breaks", "cuts", "kills", "stops", "rebinds", "visits")
+COUNTED = (
+    "recv_drop_old_seq",  # repeats of what had come
+    "recv_paused",  # mailboxes far over their bound
+    "cong_send_error",
+    "send_repeated",
+    "send_given_up",
+    "send_cancelled",
+    "ib_tx_ring_full",
+    "ib_tx_throttle",  # frames that waited for a credit
+    "ib_tx_credit_updates",
+    "ib_ack_sent",
+    "ib_atomic_cswp",
+    "ib_atomic_fadd",
+    "connect_raced",
+    "listen_closed_stale",
+    "peer_restarts",
+    "gave_up",
+    "evicted",
+)
