@@ -1,0 +1,272 @@
+"""Each rule of RDS over RDMA, broken on purpose, turns the worlds of `rdma_world` red.
+
+A rule is broken by a patch, then seeds are tried until one fails: in safety or liveness, as the
+world judges it. With the rule whole the same seed is well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.sim.rdma_world import Plan, World
+from urds.constants import RdmaStatus
+from urds.dataplane.reference import noticing
+from urds.transport.rdma import receiving, regions, sending
+from urds.transport.rdma.core import ConnectionCore
+from urds.transport.rdma.credits import Credits
+from urds.transport.rdma.link import Link
+from urds.transport.rdma.messages import Task
+from urds.transport.rdma.path import RdmaPath
+from urds.transport.rdma.peer import RdmaPeer
+from urds.transport.rdma.receiving import Incoming
+from urds.transport.rdma.sending import Outgoing
+
+pytestmark = pytest.mark.sim
+
+SEEDS_MAX = 60
+PAIR = Plan()
+RESTARTS = Plan(restarts=True)
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule, the patch that breaks it, and the world that feels it."""
+
+    rule: str
+    patch: Patch
+    plan: Plan = PAIR
+    also: Patch | None = None  # what stays changed when the rule is whole again
+
+    def run(self, seed: int) -> None:
+        World(seed, self.plan).run()
+
+
+def instead(owner: Any, name: str, value: Any) -> Patch:
+    """Put something wrong in place of a method, a property, a function or a constant."""
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Patch:
+    """Call `wrapper` in place of a method, with the method before its arguments."""
+    original = getattr(owner, name)
+
+    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+        return wrapper(original, self, *arguments, **named)
+
+    return lambda patch: patch.setattr(owner, name, called)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _acknowledge_early(original: Any, incoming: Incoming, fields: Any, payload: Any) -> Any:
+    breach = original(incoming, fields, payload)
+    if incoming._header is not None and fields[0]:
+        incoming.acknowledgement = fields[0]
+    return breach
+
+
+def _acknowledge_one_more(original: Any, incoming: Incoming, *arguments: Any) -> None:
+    original(incoming, *arguments)
+    if incoming.acknowledgement:
+        incoming.acknowledgement += 1
+
+
+def _repeat_operations(original: Any, outgoing: Outgoing) -> None:
+    again = dict.fromkeys(task.message for task in outgoing._running)
+    outgoing._running.clear()
+    for message in again:
+        message.tasks = tuple(
+            Task(message, task.owner, task.operation)
+            for task in message.tasks
+            if task.operation.status is None
+        )
+        message.was_handed_over = False
+        if message in outgoing.unacked:
+            outgoing.unacked.remove(message)
+        elif message is outgoing.current:
+            outgoing.current = None
+        outgoing._silents.pop(message, None)
+    original(outgoing)
+    outgoing.unsent.extendleft(reversed([one for one in again if one.owner is not None]))
+
+
+def _turn_the_repeats(original: Any, outgoing: Outgoing) -> None:
+    original(outgoing)
+    outgoing.repeats = deque(reversed(outgoing.repeats))
+
+
+def _forget_the_repeats(original: Any, outgoing: Outgoing) -> None:
+    original(outgoing)
+    for message in outgoing.repeats:
+        outgoing._free(message)
+    outgoing.repeats.clear()
+
+
+def _end_twice(original: Any, outgoing: Outgoing, task: Task, status: RdmaStatus) -> None:
+    original(outgoing, task, status)
+    outgoing.ended.append(outgoing.ended[-1])
+
+
+def _take_back_at_once(outgoing: Outgoing, task: Task, status: RdmaStatus) -> None:
+    if task.operation.status is None:
+        outgoing._end(task, status)
+
+
+def _run_on(original: Any, outgoing: Outgoing) -> None:
+    outgoing._running.clear()
+    original(outgoing)
+
+
+def _keep_the_partial(incoming: Incoming) -> None:
+    incoming.acknowledgement = 0
+    incoming.acknowledgement_asked = False
+
+
+def _stay_with_the_old_life(original: Any, peer: RdmaPeer, data: Any, version: Any) -> None:
+    peer.generation = None if data is None else data.generation
+    original(peer, data, version)
+
+
+def _send_no_map(original: Any, core: ConnectionCore, **named: Any) -> None:
+    original(core, **named)
+    core.map_due = False
+
+
+def _send_no_new_map(path: RdmaPath) -> None:
+    path.core.map_due = False
+
+
+def _spend_what_is_not_there(original: Any, credits: Credits) -> int:
+    credits._available = max(credits._available, 2)
+    return original(credits)  # type: ignore[no-any-return]  # it is what `original` returns
+
+
+def _grant_twice(original: Any, credits: Credits, count: int) -> None:
+    original(credits, 2 * count)
+
+
+def _lose_a_receive(original: Any, link: Link, slot: int) -> None:
+    if link._attached and slot == 1:
+        return
+    original(link, slot)
+
+
+def _lend_for_ever(original: Any, link: Link, wr_id: int, view: memoryview) -> Any:
+    entry = original(link, wr_id, view)
+    del link._scratch[wr_id]
+    return entry
+
+
+def _ask_no_fence(original: Any, outgoing: Outgoing, *arguments: Any, **named: Any) -> Any:
+    return replace(original(outgoing, *arguments, **named), fence=False)
+
+
+def _tell_newest_first(original: Any, mailbox: Any, operation: Any) -> None:
+    original(mailbox, operation)
+    mailbox.notices.rotate(1)
+
+
+def _cancel_without_room(original: Any, outgoing: Outgoing, owner: Any, port: Any) -> int:
+    queued_bytes = owner.send_queued_bytes
+    count = original(outgoing, owner, port)
+    owner.send_queued_bytes = queued_bytes
+    return count  # type: ignore[no-any-return]  # it is what `original` returns
+
+
+def _write_a_little_beside(original: Any, task: Task, wr_id: int) -> Any:
+    piece = original(task, wr_id)
+    return replace(piece, remote_address=piece.remote_address + (task.posted > 1))
+
+
+# As a peer that does not say at connecting what it has: only then are repeats seen twice.
+TELL_NOTHING = instead(ConnectionCore, "acknowledge_sequence", 0)
+
+BROKEN = [
+    Broken(
+        "repeats are known by their numbers",
+        instead(receiving, "_RETRANSMITTED", 0),
+        also=TELL_NOTHING,
+    ),
+    Broken("repeats are marked", instead(sending, "_RETRANSMITTED", 0), also=TELL_NOTHING),
+    Broken("repeats come in their order", around(Outgoing, "end_connection", _turn_the_repeats)),
+    Broken("what is unacknowledged is kept", around(Outgoing, "end_connection", _forget_the_repeats)),
+    Broken(
+        "a whole message is acknowledged", around(Incoming, "take_fragment", _acknowledge_early)
+    ),
+    Broken(
+        "what came is acknowledged, no more",
+        around(Incoming, "_take_message", _acknowledge_one_more),
+    ),
+    Broken(
+        "a partial message ends with its connection",
+        instead(Incoming, "end_connection", _keep_the_partial),
+    ),
+    Broken(
+        "an operation is never repeated", around(Outgoing, "end_connection", _repeat_operations)
+    ),
+    Broken(
+        "a message does not go without its operations",
+        instead(sending, "has_succeeded", lambda _: True),
+    ),
+    Broken("an operation ends once", around(Outgoing, "_end", _end_twice)),
+    Broken("a broken connection ends operations", around(Outgoing, "end_connection", _run_on)),
+    Broken(
+        "an operation taken back ends when the device is done",
+        instead(Outgoing, "_take_back", _take_back_at_once),
+    ),
+    Broken("a fence waits for reads", around(Outgoing, "take_frame", _ask_no_fence)),
+    Broken("pieces lie one behind the other", around(Task, "next_piece", _write_a_little_beside)),
+    Broken("keys go with the message", instead(sending, "with_keys", lambda extension, _: extension)),
+    Broken("notices come in the order of ends", around(noticing, "note", _tell_newest_first)),
+    Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
+    Broken("a new life is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
+    Broken("a new life counts afresh", instead(Incoming, "restart_peer", nothing), RESTARTS),
+    Broken(
+        "what an old life was handed goes with it",
+        instead(Outgoing, "drop_handed_over", lambda _: 0),
+        RESTARTS,
+    ),
+    Broken("a connection begins with our map", around(ConnectionCore, "attach", _send_no_map)),
+    Broken("a changed map is sent", instead(RdmaPath, "note_map_due", _send_no_new_map)),
+    Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there)),
+    Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice)),
+    Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive)),
+    Broken("what pauses goes on", instead(RdmaPath, "resume", nothing)),
+    Broken("memory is lent until the end", around(Link, "_lend", _lend_for_ever)),
+    Broken("a region ends on the device", instead(regions, "_displace", nothing)),
+    Broken(
+        "a use-once region is used once", instead(regions.RegionTable, "handle_key_used", nothing)
+    ),
+    Broken("a lost connection is sought", instead(RdmaPeer, "_seek_again", nothing)),
+]
+
+
+def failing_seed(broken: Broken) -> tuple[int | None, str]:
+    for seed in range(SEEDS_MAX):
+        try:
+            broken.run(seed)
+        except AssertionError as failure:
+            return seed, str(failure)
+    return None, ""
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
+def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken.also is not None:
+        broken.also(monkeypatch)
+    with monkeypatch.context() as patch:
+        broken.patch(patch)
+        seed, failure = failing_seed(broken)
+    print(f"{broken.rule}: seed {seed}: {failure}")
+    assert seed is not None, f"no seed below {SEEDS_MAX} feels it"
+    assert failure.startswith("seed"), f"an assertion inside fell, not the world's: {failure}"
+    broken.run(seed)
