@@ -164,6 +164,26 @@ def test_the_receiver_is_asked_so_often_and_not_more(link: LinkTraits) -> None:
     assert done(side) == [(1, WCStatus.RNR_RETRY_EXC_ERR), (2, FLUSHED)]
 
 
+def test_who_waits_for_ever_asks_less_and_less_often() -> None:
+    """A peer without receives costs no processor time; progress makes it fast again."""
+    side = make_asking(attr={"rnr_retry": 7})
+    side.send(1)
+    side.send(2)
+    now_ns, pauses_ns = 0, []
+    for _ in range(20):
+        psns(side, now_ns)
+        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
+        pauses_ns.append((side.qp.poll_timeout() or 0) - now_ns)
+        now_ns += pauses_ns[-1]
+        side.qp.handle_timeout(now_ns)
+    assert pauses_ns[:4] == [10 * US, 20 * US, 40 * US, 80 * US]
+    assert pauses_ns[-1] == 100_000 * US
+    psns(side, now_ns)
+    answer(side, 100, now_ns=now_ns)
+    answer(side, 101, Syndrome.RNR_NAK + 1, now_ns=now_ns)
+    assert (side.qp.poll_timeout() or 0) - now_ns == 10 * US
+
+
 def test_seven_is_forever() -> None:
     side = make_asking(attr={"rnr_retry": 7})
     side.send(1)

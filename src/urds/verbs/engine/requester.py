@@ -50,6 +50,8 @@ ATOMIC_BYTES: Final = 8
 _HALF: Final = 1 << PSN_BITS - 1
 _FENCE: Final = int(SendFlag.FENCE)
 _LAST: Final = int(PacketFlag.LAST)
+_RNR_PAUSE_MAX_NS: Final = 100_000_000
+_RNR_DOUBLINGS_MAX: Final = 14  # from 10 us to more than that
 _RNR_CODES: Final = range(Syndrome.RNR_NAK, Syndrome.RNR_NAK + 32)
 _STATUS: Final = {
     int(Syndrome.NAK_INVALID_REQUEST): WCStatus.REM_INV_REQ_ERR,
@@ -64,7 +66,7 @@ class Requester:
     __slots__ = (
         "_answered_open", "_current", "_flight", "_is_stopped", "_look_again_ns", "_next_msn",
         "_next_psn", "_paused_psn", "_paused_until_ns", "_qp", "_queue", "_resources_open",
-        "_rnr_left", "_timer", "_unplaced",
+        "_rnr_left", "_rnr_waits", "_timer", "_unplaced",
     )  # fmt: skip
 
     def __init__(self, qp: "QueuePair", first_psn: int) -> None:
@@ -81,6 +83,7 @@ class Requester:
         self._look_again_ns: int | None = None  # for what was overtaken a moment ago
         self._paused_until_ns: int | None = None
         self._paused_psn = 0
+        self._rnr_waits = 0  # for one receive, until there is progress
         self._timer = LossTimer()
         self.configure()
 
@@ -410,7 +413,7 @@ class Requester:
         if not self._qp.link.lossless:
             self._timer.note_progress(now_ns, is_idle=not self._flight)
             self._find_lost(now_ns)
-        self._rnr_left = self._qp.attr.rnr_retry
+        self._rnr_left, self._rnr_waits = self._qp.attr.rnr_retry, 0
         self._queue.complete()
 
     def _find_lost(self, now_ns: int) -> None:
@@ -433,14 +436,20 @@ class Requester:
         if self._paused_until_ns is not None:
             self._paused_psn = min(psn, self._paused_psn)
             return
-        if self._qp.attr.rnr_retry != RNR_RETRY_FOREVER:
-            if not self._rnr_left:
-                self._queue.fail(request, WCStatus.RNR_RETRY_EXC_ERR)
-                return
+        pause_ns = RNR_TIMER_NS[code]
+        if self._qp.attr.rnr_retry == RNR_RETRY_FOREVER:
+            # The time is the least that the peer asks for. Many peers that post nothing, and ask
+            # again in 10 us, would keep us busy; who posts late waits at most as long again.
+            pause_ns = max(pause_ns, min(pause_ns << self._rnr_waits, _RNR_PAUSE_MAX_NS))
+            self._rnr_waits += self._rnr_waits < _RNR_DOUBLINGS_MAX
+        elif self._rnr_left:
             self._rnr_left -= 1
+        else:
+            self._queue.fail(request, WCStatus.RNR_RETRY_EXC_ERR)
+            return
         self._timer.stop()
         self._paused_psn = psn
-        self._paused_until_ns = now_ns + RNR_TIMER_NS[code]
+        self._paused_until_ns = now_ns + pause_ns
 
     # -- ends
 
