@@ -41,7 +41,11 @@ class MemoryRegion:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether peers cannot reach the memory any more."""
+        """Tell whether the region has ended.
+
+        After `free` nobody reaches the memory. A region for one use that was used is taken off the
+        devices some moments later: its peer may until then, as with Linux.
+        """
         return not self._backend.regions().owns(self._mailbox, self.cookie)
 
     def free(self) -> None:
