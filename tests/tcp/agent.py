@@ -113,7 +113,7 @@ class Agent:
 
     def queued(self, peer: str) -> int:
         """Return how many messages to the peer the node still keeps."""
-        return self._node.path(peer).core.outgoing.message_count()
+        return self._node.queued(peer)
 
 
 def _payload(number: int, payload_bytes_max: int) -> bytes:

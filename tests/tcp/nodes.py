@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
+from tests import carriers
 from urds.backend.inprocess import InProcess
 from urds.constants import MSG_DONTWAIT
 from urds.dataplane.base import MailboxSettings
@@ -21,6 +22,8 @@ from urds.driver.driver import Driver
 from urds.driver.hosts import PeerPaths
 from urds.proto.connection import Connection
 from urds.settings import Settings
+from urds.transport.rdma.events import PeerKey
+from urds.transport.rdma.path import RdmaPath
 from urds.transport.tcp import TcpStream
 
 PORT = 4000  # of a node's mailbox
@@ -42,7 +45,9 @@ class Node:
         self.address = address
         self._buffer_bytes = buffer_bytes
         values = {"drain_s": 0.0, "linger_s": 0.0, **settings}
-        self.backend = InProcess(Settings.load(values, environ=environ or {}))
+        self.backend = InProcess(
+            Settings.load(values, environ=carriers.chosen() | dict(environ or {}))
+        )
         self.mailbox = self.bind(port)
 
     def bind(self, port: int) -> Any:
@@ -123,6 +128,24 @@ class Node:
         connection = self.driver.hosts[ip_address(self.address)].endpoint.find(ip_address(peer))
         assert connection is not None
         return connection
+
+    def queued(self, peer: str) -> int:
+        """Return how many messages to the peer the node keeps, over TCP or RDMA."""
+        if carriers.is_rdma():
+            return self.rdma_path(peer).core.message_count()
+        return self.path(peer).core.outgoing.message_count()
+
+    def is_connected(self, peer: str) -> bool:
+        """Tell whether the first path to the peer has a connection, over TCP or RDMA."""
+        if carriers.is_rdma():
+            return self.rdma_path(peer).link is not None
+        return self.path(peer).stream is not None
+
+    def rdma_path(self, peer: str) -> RdmaPath:
+        """Return the path over RDMA to the peer."""
+        node = self.driver.rdma.node
+        assert node is not None
+        return node.hosts[ip_address(self.address)].paths[PeerKey(ip_address(peer), 0)]
 
     def knows(self, peer: str) -> bool:
         """Tell whether the peer has paths here."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import carriers
+
+ANSWER_S = 90.0
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,7 +35,7 @@ class NodeProcess:
         self._process = subprocess.Popen(
             command,
             cwd=_ROOT,
-            env={**places, **(environ or {})},
+            env={**places, **carriers.chosen(), **(environ or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -73,8 +77,10 @@ class NodeProcess:
         self._process.stdin.flush()
 
     def finish(self) -> Any:
-        """Wait for the answer to the request that `start` made."""
+        """Wait for the answer to the request that `start` made, for a minute and a half."""
         assert self._process.stdout is not None
+        answered, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
+        assert answered, f"no answer of {self.address} within {ANSWER_S:g} s"
         line = self._process.stdout.readline()
         assert line, f"the process of {self.address} ended"
         return json.loads(line)

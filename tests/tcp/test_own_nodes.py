@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests import carriers
 from tests.tcp.conftest import Lab
 from tests.tcp.frames import Frame
 from tests.tcp.kernel_peer import KernelPeer, Release
@@ -22,6 +23,8 @@ from urds.wire.header import Header
 
 ORDERS = ["lower", "higher"]
 SENT = numbered("sent", 10)
+# Over RDMA attempts are immediate again after a connection that lasted so long.
+SOON = {"reconnect_max_delay_ms": 20}
 DAY_NS = 86_400_000_000_000
 
 
@@ -97,37 +100,41 @@ def test_trusting_tcps_acknowledgement_loses_messages(
     assert break_with_unread_octets(lab, order) == []
 
 
+@pytest.mark.carried
 @pytest.mark.rule("wire-generation-transport", "wire-reconnect", "rds7-reconnect")
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
-    """Two processes, small buffers; each resets its end, with what lies unread in its TCP."""
-    small = {"buffer_bytes": 32768}
+    """Two processes, small buffers; each resets its end, with what lies unread in it."""
+    small = {"buffer_bytes": 32768, **SOON}
     one, other = lab.process(1 if order == "lower" else 3, **small), lab.process(2, **small)
-    count = 40_000
-    one.start("send", target=other.address, count=count, payload_bytes=400, break_every=120)
-    other.start("collect", count=count, wait_s=60.0, break_every=120)
+    count = 8_000 if carriers.is_rdma() else 40_000
+    break_every = count // 330
+    one.start("send", target=other.address, count=count, payload_bytes=400, break_every=break_every)
+    other.start("collect", count=count, wait_s=60.0, break_every=break_every)
     broken = one.finish()
     got, broken_there = other.finish()
     assert got == [str(number) for number in range(count)]
     assert broken + broken_there >= 200
 
 
+@pytest.mark.carried
 @pytest.mark.parametrize("order", ORDERS)
 def test_long_and_short_messages_cross_through_resets(lab: Lab, order: str) -> None:
     """Both send and both reset; messages of up to 200,000 octets are cut in their middle."""
-    buffers = {"buffer_bytes": 1 << 20}
+    buffers = {"buffer_bytes": 1 << 20, **SOON}
     one, other = lab.process(1 if order == "lower" else 3, **buffers), lab.process(2, **buffers)
+    count = 1_500 if carriers.is_rdma() else 8_000
     for node, peer in ((one, other), (other, one)):
         node.start(
             "exchange",
             target=peer.address,
-            count=8000,
+            count=count,
             payload_bytes_max=200_000,
-            break_every=60,
+            break_every=count // 133,
             wait_s=60.0,
         )
     answers = [one.finish(), other.finish()]
-    assert [numbers for numbers, _ in answers] == [list(range(8000))] * 2
+    assert [numbers for numbers, _ in answers] == [list(range(count))] * 2
     assert sum(broken for _, broken in answers) >= 100
 
 
@@ -262,6 +269,7 @@ def test_the_survivor_of_a_restart_learns_what_went_down(
     assert collect(other, 1, wait_s=0.05) == []
 
 
+@pytest.mark.carried("shm0")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> None:
     """Kill a receiver again and again; each new life gets what is sent to it, once."""
@@ -273,10 +281,10 @@ def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> No
             sender.send(payload, receiver.address)
         got, _ = receiver.ask("collect", count=100, wait_s=5.0)
         assert got == [payload.decode() for payload in send_to]
-        wait_until(lambda: not sender.path(lab.address(2)).core.outgoing.message_count())
+        wait_until(lambda: not sender.queued(lab.address(2)))
         receiver.kill()
     assert sender.counters["send_given_up"] == 0
-    assert sender.counters["peer_restarts"] == 2
+    assert sender.counters[carriers.control_counter("peer_restarts")] == 2
 
 
 def restart_with_the_clock_set_back(
