@@ -424,9 +424,15 @@ def numeric(host: str) -> str:
 
 def check_local(host: str) -> None:
     """Raise OSError EADDRNOTAVAIL unless the address is this host's: names stay honest."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind((host, 0))
+    try:  # a link-local address brings its scope along, and only so it can be bound
+        found = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        )
+    except socket.gaierror as error:
+        raise OSError(errno.EADDRNOTAVAIL, str(error)) from None
+    family, kind, _, _, address = found[0]
+    with socket.socket(family, kind) as probe:
+        probe.bind(address)
 
 
 def _may_lend(qp: QueuePair) -> bool:
