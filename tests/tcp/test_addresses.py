@@ -108,14 +108,13 @@ def test_ipv6_hosts_exchange_messages_through_resets(start: Start) -> None:
     one.finish()
 
 
-def test_link_local_hosts_need_their_scope(
-    namespace: Namespace, start: Start, carrier: str
-) -> None:
-    if carrier == "shm0":
-        pytest.skip(
-            "requests over shared memory name hosts without a scope; the next device serves"
-        )
-    one, other = (start(f"{address}%{namespace.scope}") for address in LINK_LOCAL)
+@pytest.mark.carried("tcp0")
+def test_link_local_hosts_need_their_scope(namespace: Namespace, start: Start) -> None:
+    """Requests over shared memory name hosts without a scope: the second device finds them."""
+    devices = ["shm0", "tcp0"]
+    one, other = (
+        start(f"{address}%{namespace.scope}", rdma_devices=devices) for address in LINK_LOCAL
+    )
     exchange(one, other)
     code, _ = one.ask("refusal", target=LINK_LOCAL[1])
     assert code == errno.EINVAL
