@@ -7,7 +7,7 @@ import pytest
 from tests.cli.commands import urds
 
 TOOLS = (
-    *("demo", "ping", "info", "dat demo", "dat test", "dat load", "verbs bench"),
+    *("demo", "ping", "info", "stress", "dat demo", "dat test", "dat load", "verbs bench"),
     *("rsocket rstream", "rsocket riostream", "rsocket udpong", "rsocket rcopy", "rsocket bench"),
 )
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")

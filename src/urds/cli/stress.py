@@ -158,7 +158,7 @@ def _run_active(parameters: Parameters, display: Display, say: Callable[[str], N
     say(f"connecting to {parameters.send_address}:{parameters.base_port}")
     control = connect(parameters, say)
     try:
-        parameters = replace(parameters, receive_address=control.local_address())
+        parameters = replace(parameters, receive_address=_own_address(control, parameters))
         control.send_options(parameters)
         with Run(parameters, display, is_active=True) as one:
             control.start_active()
@@ -185,8 +185,16 @@ def _run_passive(
 def _carry_out(one: Run, control: Control, say: Callable[[str], None]) -> Exit:
     if one.parameters.realtime:
         _become_realtime()
-    say("negotiated options, tasks will start soon")
+    say(f"negotiated options, tasks will start in {one.start_s:g} seconds")
     return one.carry_out(control)
+
+
+def _own_address(control: Control, parameters: Parameters) -> IPv4Address:
+    """Return the address of our tasks. Raises UsageError: it is the peer's."""
+    ours = control.local_address()
+    if ours == parameters.send_address:
+        raise UsageError(f"{ours} is the peer's address: choose one for this side with -r")
+    return ours
 
 
 def _become_realtime() -> None:

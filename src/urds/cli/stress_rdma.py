@@ -100,7 +100,6 @@ class PairRdma:
         pair: int,
         meter: KeyMeter | None,
     ) -> None:
-        self.is_draining = False  # an operation must end before the next message may leave
         self.is_ending = False  # from here on the peer may leave, and operations may fail
         self._parameters = parameters
         self._sock = sock
@@ -167,7 +166,9 @@ class PairRdma:
             )
         if not self._parameters.rdma_cache_mrs:
             self._cookies[index] = 0
-            if not self._parameters.rdma_use_once:
+            # A read without a fence had no message, so nothing used the region up.
+            is_unfenced = asked.operation == Rdma.READ and not self._parameters.rdma_use_fence
+            if is_unfenced or not self._parameters.rdma_use_once:
                 self._sock.setsockopt(urds.SOL_RDS, urds.RDS_FREE_MR, _FREE_MR.pack(cookie, 0))
         if asked.operation == Rdma.WRITE:
             self._check(asked, self._memory.offset(self._pair, index, is_local=False), "written")
@@ -209,7 +210,6 @@ class PairRdma:
         if self._fetched[index]:
             return []
         if self._under_way[index]:
-            self.is_draining = True
             return None
         offset = self._memory.offset(self._pair, index, is_local=True)
         flags = urds.RDS_RDMA_NOTIFY_ME
@@ -231,10 +231,9 @@ class PairRdma:
         return [(urds.SOL_RDS, urds.RDS_CMSG_RDMA_ARGS, octets)]
 
     def begun(self, index: int, part: RdmaPart) -> None:
-        """Note that the operation of a slot was sent; one without a fence has to end first."""
+        """Note that the operation of a slot was sent."""
         self._answers[index] = part
         self._under_way[index] = True
-        self.is_draining = self.is_to_fetch(index, part)
 
     def acked(self, index: int) -> None:
         """Note that the ack of a slot was sent."""
@@ -247,7 +246,6 @@ class PairRdma:
         """
         part = self._answers[index]
         self._under_way[index] = False
-        self.is_draining = False
         self._fetched[index] = self.is_to_fetch(index, part)
         if status:
             if self.is_ending:

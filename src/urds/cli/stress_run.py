@@ -61,6 +61,7 @@ class Run:
 
     def __init__(self, parameters: Parameters, display: Display, *, is_active: bool) -> None:
         self.parameters: Final = parameters
+        self.start_s: Final = display.start_up_s / 2  # until the tasks start
         self._display = display
         self._output = display.output
         self._is_active = is_active

@@ -210,11 +210,8 @@ class Task:
 
     def _send_to(self, number: int, pair: Pair) -> None:
         """Send acks, then requests, until nothing more may go. Raises OSError."""
-        if self._rdma and self._rdma[number].is_draining:
-            return
-        while pair.unacked:
-            if not self._send_ack(number, pair):
-                return
+        while pair.unacked and self._send_ack(number, pair):
+            pass
         while self._requests and pair.may_request:
             self._send_request(number, pair)
 
@@ -273,13 +270,13 @@ def _bound_socket(parameters: Parameters, ours: tuple[IPv4Address, int]) -> urds
     try:
         if parameters.rdma_bytes:
             sock.setsockopt(urds.SOL_RDS, urds.SO_RDS_TRANSPORT, urds.RDS_TRANS_IB)
-        if parameters.type_of_service:
-            sock.ioctl(urds.SIOCRDSSETTOS, parameters.type_of_service)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, parameters.buffer_bytes)
         if parameters.use_congestion_monitor:
             sock.setsockopt(urds.SOL_RDS, urds.RDS_CONG_MONITOR, 1)
         sock.bind((str(ours[0]), ours[1]))
+        if parameters.type_of_service:
+            sock.ioctl(urds.SIOCRDSSETTOS, parameters.type_of_service)
     except OSError:
         sock.close()
         raise
