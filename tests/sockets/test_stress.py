@@ -1,6 +1,7 @@
 """Threads that wait in every way there is, on both sides of a stream: nothing is lost or stuck.
 
-Two planes in one process, each with its helper, joined by two paths. Every sender numbers its
+Two planes in one process, each with its helper, joined by two paths over TCP; or two nodes with a
+connection over RDMA. Every sender numbers its
 messages; every message is answered for by count and order at its receiver. *Stuck* is a second in
 which messages are pending and none arrives. The seed decides who pauses when; it is printed.
 """
@@ -18,14 +19,17 @@ from struct import Struct
 import pytest
 
 from tests.parity.planes import Remote
+from tests.sockets.hosts import host
+from urds.backend.inprocess import InProcess
 from urds.dataplane.base import Address, Agreement, Hold, Limits, MailboxSettings, Release
 from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.plane import Plane
+from urds.settings import Settings
 
 HERE, THERE = ip_address("127.0.85.1"), ip_address("127.0.85.2")
 NUMBER = Struct(">HI")  # sender, number
 SILENCE_S = 1.0
-RUN_S = 4.0
+RUN_S = 2.5
 END_S = 20.0
 WAYS = ("blocking", "timed", "select", "poll", "epoll", "nonblocking")
 
@@ -67,6 +71,35 @@ def join(here: Node, there: Node) -> None:
     peer.close()
     here.path.attach(streams.stream, hold=Hold.NOTHING)
     there.path.attach(far, hold=Hold.NOTHING)
+
+
+def joined() -> tuple[Node, Node]:
+    """Return two nodes with a stream between them, which know each other for own ones."""
+    nodes = Node(HERE, THERE), Node(THERE, HERE)
+    join(*nodes)
+    for node in nodes:
+        node.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
+    return nodes
+
+
+class RdmaNode:
+    """A backend with one RDMA device."""
+
+    def __init__(self, number: int, device: str) -> None:
+        self.local = ip_address(host(number))
+        settings = {"drain_s": 0, "transport": "ib", "rdma_devices": [device]}
+        soon = {"reconnect_max_delay_ms": 20}
+        self.backend = InProcess(Settings.load({**settings, **soon}, environ={}))
+
+    def mailbox(self, port: int, **settings: object) -> Mailbox:
+        made = self.backend.bind(
+            address=self.local, port=port, settings=MailboxSettings(**settings), transport=None
+        )
+        assert isinstance(made, Mailbox)
+        return made
+
+    def close(self) -> None:
+        self.backend.close()
 
 
 class Tally:
@@ -161,11 +194,16 @@ def sender(
 class Run:
     """Two nodes, a pair of threads for every way of waiting in each direction."""
 
-    def __init__(self, seed: int, *, sparse: bool) -> None:
-        self.nodes = Node(HERE, THERE), Node(THERE, HERE)
-        join(*self.nodes)
-        for node in self.nodes:
-            node.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
+    def __init__(
+        self,
+        seed: int,
+        nodes: tuple[Node, Node] | tuple[RdmaNode, RdmaNode],
+        *,
+        sparse: bool,
+        run_s: float = RUN_S,
+    ) -> None:
+        self.nodes = nodes
+        self.run_s = run_s
         self.tally = Tally(2 * len(WAYS))
         self.stop_sending, self.stop = threading.Event(), threading.Event()
         self.failures: list[BaseException] = []
@@ -200,7 +238,7 @@ class Run:
 
     def go(self, during: Callable[[], None] = lambda: None) -> None:
         """Let everybody send, then wait until all has arrived."""
-        end = time.monotonic() + RUN_S
+        end = time.monotonic() + self.run_s
         while time.monotonic() < end and not self.failures:
             during()
             time.sleep(0.01)
@@ -241,7 +279,7 @@ class Run:
 def test_no_message_is_lost_and_no_wait_is_stuck(sparse: bool) -> None:
     seed = int(os.environ.get("URDS_SEED", "1"))
     print(f"seed {seed} (URDS_SEED)")
-    run = Run(seed, sparse=sparse)
+    run = Run(seed, joined(), sparse=sparse)
     try:
         run.go()
         assert run.tally.done() and not run.tally.wrong and not run.failures, run.verdict()
@@ -257,7 +295,8 @@ def test_streams_are_replaced_under_full_load() -> None:
     """A new stream every 20 ms, in the middle of writes and reads of other threads."""
     seed = int(os.environ.get("URDS_SEED", "1"))
     print(f"seed {seed} (URDS_SEED)")
-    run = Run(seed, sparse=False)
+    nodes = joined()
+    run = Run(seed, nodes, sparse=False)
     chance = random.Random(seed)
     replaced = 0
 
@@ -265,7 +304,7 @@ def test_streams_are_replaced_under_full_load() -> None:
         nonlocal replaced
         time.sleep(chance.random() * 0.02)
         with suppress(OSError):
-            join(*run.nodes)
+            join(*nodes)
             replaced += 1
 
     try:
@@ -274,6 +313,35 @@ def test_streams_are_replaced_under_full_load() -> None:
         assert run.tally.silence_s < SILENCE_S, run.verdict()
         assert replaced > 20
         print(f"{replaced} streams, {run.verdict()}")
+    finally:
+        run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.rule("rds7-once", "rds7-reliable-in-order")
+@pytest.mark.parametrize(
+    ("device", "sparse", "breaks"),
+    [("shm0", True, False), ("shm0", False, True), ("tcp0", False, True)],
+)
+def test_nobody_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> None:
+    """Breaks the connection every 50 ms or so, if it does."""
+    seed = int(os.environ.get("URDS_SEED", "1"))
+    print(f"seed {seed} (URDS_SEED)")
+    nodes = RdmaNode(1, device), RdmaNode(2, device)
+    run = Run(seed, nodes, sparse=sparse, run_s=2.0)
+    chance = random.Random(seed)
+
+    def break_one() -> None:
+        time.sleep(chance.random() * 0.08)
+        chance.choice(nodes).backend.break_connections()
+
+    try:
+        run.go(during=break_one if breaks else lambda: None)
+        assert run.tally.done() and not run.tally.wrong and not run.failures, run.verdict()
+        assert run.tally.silence_s < SILENCE_S, run.verdict()
+        downs = nodes[0].backend.counters()["rdma_downs"]
+        assert (downs >= 10) is breaks
+        print(f"{downs} breaks, {run.verdict()}")
     finally:
         run.close()
 
