@@ -158,6 +158,11 @@ class ConnectionCore:
         self._incoming.restart_peer()
         return self._outgoing.drop_handed_over()
 
+    def expect(self, sequence: int) -> None:
+        """Know what this life of the peer has sent: before its first connection to this core."""
+        assert not self.is_attached, "numbers are known before frames come"
+        self._incoming.sequence_expected = max(self._incoming.sequence_expected, sequence)
+
     # -- messages
 
     def queue(

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from urds.dataplane.base import Address, Mailbox, Wanted
 from urds.errors import Refusal, os_error
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # Keeps an exception that nobody expected from ending the thread, and recovers from it.
 Confine = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
+_EVICTED_MAX: Final = 65_536  # of one address; beyond it the oldest is forgotten
 _log = logging.getLogger("urds")
 
 
@@ -61,6 +62,8 @@ class RdmaHost:
     endpoint: RdmaEndpoint
     paths: dict[PeerKey, RdmaPath] = field(default_factory=dict)
     listeners: list[tuple[RdmaDevice, Listener]] = field(default_factory=list)
+    # What was received of peers that were evicted, by their life: they may repeat it.
+    evicted: dict[tuple[PeerKey, int], int] = field(default_factory=dict)
 
 
 class RdmaNode:
@@ -192,7 +195,30 @@ class RdmaNode:
             return False
         for mailbox in path.mailboxes:
             mailbox.route(key.peer, None)
-        return not path.holds_messages()
+        if path.holds_messages():
+            return False
+        self._remember(self.hosts[address], path)
+        return True
+
+    def _remember(self, host: RdmaHost, path: RdmaPath) -> None:
+        """Keep the number of a peer that is about to be evicted, if its life can be told."""
+        peer = host.endpoint.find(path.key)
+        if peer is None or peer.generation is None or not path.core.sequence_expected:
+            return
+        host.evicted[path.key, peer.generation] = path.core.sequence_expected
+        if len(host.evicted) > _EVICTED_MAX:
+            del host.evicted[next(iter(host.evicted))]
+
+    def _recall(self, host: RdmaHost, key: PeerKey) -> None:
+        """Expect what an evicted peer has not sent yet, now that it is known to be the same."""
+        peer = host.endpoint.find(key)
+        if peer is None or peer.generation is None:
+            return
+        sequence = host.evicted.pop((key, peer.generation), None)
+        if sequence is not None:
+            path = self.path(host, key)
+            with self.plane.lock:
+                path.core.expect(sequence)
 
     # -- what the plane and the devices say
 
@@ -265,6 +291,7 @@ class RdmaNode:
         elif isinstance(action, events.Reject):
             self._attempts.reject(action.number, action.private_data)
         elif isinstance(action, events.Attach):
+            self._recall(host, action.key)
             self._attempts.attach(host, action)
         elif isinstance(action, events.Detach | events.Abandon):
             self._attempts.end(host, action.key, action.number)
