@@ -2,8 +2,7 @@
 
 A *flow* is what one bound socket sends to one port of one address. Its messages come in order and
 once, whatever happens; one is missing only if it was taken back, if an operation of it says that it
-failed, or if the receiver's life ended with it. Every octet that an operation moves has a place of
-its own, so memory tells afterwards which operations were done, and how often.
+failed, or if the receiver's life ended with it. What operations did is seen in memory.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from tests.sim.rdma_records import CELL_BYTES, CELLS, FIELD_MASK, Asked, Flow, Region, Sent
 from urds.constants import ExtensionType, RdmaStatus
 from urds.dataplane.base import Address, Message
 from urds.dataplane.operations import AtomicOperation, Operation, OperationNotice, RdmaTransfer
@@ -26,149 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.rdma_node import SimNode
 
 PING_PORT = 0
-CANARY = bytes(range(0xC0, 0x100))
-FIELD_BITS = 3  # of an atomic cell, one field per operation: it counts how often that was done
-FIELDS = 64 // FIELD_BITS
-FIELD_MASK = (1 << FIELD_BITS) - 1
-CELLS = 4
-CELL_BYTES = 8
-NO_CARRY = sum(1 << FIELD_BITS * number + FIELD_BITS - 1 for number in range(FIELDS))
 _HEAD = Struct(">II")
-
-
-class Memory:
-    """Octets of an application, between canaries."""
-
-    def __init__(self, octets: bytes) -> None:
-        self.arena = bytearray(CANARY + octets + CANARY)
-        self.view = memoryview(self.arena)[len(CANARY) : -len(CANARY)]
-
-    def is_whole(self) -> bool:
-        """Tell whether nobody wrote beside the octets."""
-        length = len(CANARY)
-        return self.arena[:length] == CANARY and self.arena[-length:] == CANARY
-
-
-class Region:
-    """Memory that a socket shows its peers: a part to read, cells to count in, the rest to fill.
-
-    `address` is what the program calls the first octet.
-    """
-
-    def __init__(self, node: SimNode, mailbox: Mailbox, random: Random) -> None:
-        self.node, self.mailbox = node, mailbox
-        self.read_bytes = random.choice([40, 500, 9_000])
-        self.cells_at = self.read_bytes + -self.read_bytes % CELL_BYTES
-        self.next_free = self.cells_at + CELLS * CELL_BYTES  # where the next write goes
-        size = self.next_free + random.choice([100, 3_000, 30_000])
-        source = random.randbytes(self.cells_at) + bytes(CELLS * CELL_BYTES)
-        self.initial = source + random.randbytes(size - len(source))
-        self.memory = Memory(self.initial)
-        self.address = random.randrange(1 << 20) * CELL_BYTES
-        self.writable = random.random() < 0.8
-        self.use_once = random.random() < 0.3
-        self.fields_used = [0] * CELLS
-        self.asked: list[Asked] = []
-        self.is_freed = False
-        self.at_the_end: bytes | None = None  # octets when the owner took the region back
-        self.cookie = node.regions.register(
-            mailbox,
-            self.memory.view,
-            address=self.address,
-            writable=self.writable,
-            use_once=self.use_once,
-        )
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether its owner has it still, as far as an application knows."""
-        return self.node.is_alive and not self.is_freed
-
-    def free(self) -> None:
-        """Take the region back."""
-        if self.node.regions.owns(self.mailbox, self.cookie):  # not once it was used
-            self.node.regions.free(self.mailbox, self.cookie)
-        self.note_freed()
-
-    def note_freed(self) -> None:
-        """Note that the region was taken back: from here on nobody may touch its octets."""
-        self.is_freed = True
-        self.at_the_end = bytes(self.memory.view)
-
-    def remote_address(self, at: int) -> int:
-        """Return how an operation names the octet at an offset: as the API computes it."""
-        return at + (self.cookie >> 32)
-
-    def cell(self, number: int) -> int:
-        """Return what a cell counts."""
-        start = self.cells_at + number * CELL_BYTES
-        return int.from_bytes(self.memory.view[start : start + CELL_BYTES], sys.byteorder)
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """One operation, and what must come of it."""
-
-    operation: Operation
-    local: Memory
-    region: Region
-    at: int = 0  # place of the octets in the region; of an atomic, its cell
-    expected: bytes = b""  # what is written, or what a read brings
-    shift: int = 0  # of an atomic's field
-    changes: bool = True  # an atomic that finds what it looks for
-    done_before: int = 0  # fields that were done for sure when this was asked
-    is_wrong: bool = False  # may not succeed
-    sender: SimNode | None = None
-    was_cancelled: bool = False
-    told: RdmaStatus | None = None
-    left: bytes = b""  # local octets when it ended
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether its message may be missing."""
-        return bool(self.told)
-
-    def is_write(self) -> bool:
-        """Tell whether it changes a part of the region that is its own."""
-        return isinstance(self.operation, RdmaTransfer) and self.operation.is_write
-
-
-@dataclass(slots=True, eq=False)
-class Sent:
-    """One message that was accepted."""
-
-    number: int
-    payload: bytes
-    extension: bytes
-    asked: list[Asked]
-    is_silent: bool  # nothing arrives of it
-    was_cancelled: bool = False
-    is_delivered: bool = False
-
-    @property
-    def may_be_missing(self) -> bool:
-        """Whether something says that it did not arrive."""
-        return self.was_cancelled or self.is_silent or any(one.has_failed for one in self.asked)
-
-
-@dataclass(slots=True, eq=False)
-class Flow:
-    """What one socket sends to one port; its number is in every message."""
-
-    number: int
-    sender: SimNode
-    mailbox: Mailbox
-    receiver: str  # address
-    target_port: int
-    sent: list[Sent] = field(default_factory=list)
-    came: int = -1  # the last number that was delivered
-    came_to: Mailbox | None = None
-    first_target: Mailbox | None = None  # bound when the flow began, if it is owed everything
-
-    def name(self) -> str:
-        """Describe it for a failure."""
-        source = f"{self.mailbox.local} port {self.mailbox.port}"
-        return f"flow {self.number} from {source} to {self.receiver} port {self.target_port}"
 
 
 class Judge:
@@ -235,9 +92,7 @@ class Judge:
         expected = (str(flow.mailbox.local), flow.mailbox.port)
         self.demand(message.source[:2] == expected, lambda: f"{where} is from {message.source}")
         named = (str(node.address), mailbox.port)
-        self.demand(
-            named == (flow.receiver, flow.target_port), lambda: f"{where} came to {named}"
-        )
+        self.demand(named == (flow.receiver, flow.target_port), lambda: f"{where} came to {named}")
         self.demand(
             sent.number > flow.came, lambda: f"{where}: doubled or reordered, {flow.came} came"
         )
@@ -254,7 +109,7 @@ class Judge:
         self.delivered += 1
 
     def _take_pong(self, mailbox: Mailbox, message: Message) -> None:
-        """A pong is empty, and one that was asked for."""
+        """Judge a pong: it is empty, and was asked for."""
         route = (mailbox.local, mailbox.port, message.source[0])
         self.pongs += 1
         self.pings[route] -= 1
@@ -351,7 +206,7 @@ class Judge:
         return one.is_wrong or not one.region.is_usable or one.region.use_once
 
     def _check_effect(self, one: Asked, where: str) -> None:
-        """What an operation does to the region is there."""
+        """See that what an operation does to the region is there."""
         region = one.region
         if one.is_write():
             here = region.memory.view[one.at : one.at + len(one.expected)]
@@ -361,13 +216,13 @@ class Judge:
             self.demand(count == one.changes, lambda: f"{where}: done {count} times")
 
     def _check_fence(self, one: Asked, where: str) -> None:
-        """A message that waits for its read comes when that is done."""
+        """See that a message which waits for its read comes when that is done."""
         operation = one.operation
         if isinstance(operation, RdmaTransfer) and not operation.is_write and operation.fence:
             self.demand(one.told is not None, lambda: f"{where} came before its read was done")
 
     def _check_result(self, one: Asked, where: str) -> None:
-        """What an operation brings is right."""
+        """See that what an operation brings is right."""
         if not isinstance(one.operation, AtomicOperation):
             is_right = one.is_write() or one.local.view == one.expected
             self.demand(is_right, lambda: f"{where}: the read brought other octets")
@@ -442,7 +297,9 @@ class Judge:
 
     # -- the end
 
-    def check_end(self, nodes: Mapping[Address, SimNode], *, counted_ports: tuple[int, ...]) -> None:
+    def check_end(
+        self, nodes: Mapping[Address, SimNode], *, counted_ports: tuple[int, ...]
+    ) -> None:
         """Judge what is left once all is quiet.
 
         counted_ports: those whose lost messages their senders have counted as given up.
@@ -462,23 +319,19 @@ class Judge:
                 count = sum(not one.may_be_missing for one in missing)
                 lost[flow.mailbox] = lost.get(flow.mailbox, 0) + count
         for mailbox, count in lost.items():
-            self.demand(
-                count <= mailbox.given_up,
-                lambda: f"{mailbox.local} {mailbox.port} lost {count}, gave up {mailbox.given_up}",
-            )
+            if count > mailbox.given_up:
+                where = f"{mailbox.local} port {mailbox.port}"
+                raise self.fail(f"{where} lost {count}, gave up {mailbox.given_up}")
         self._check_operations()
         self.check_memory()
 
     def _check_operations(self) -> None:
         for one in self.asked.values():
-            where = f"operation {one.operation.token}"
-            if one.sender is not None and one.sender.is_alive:
-                self.demand(one.told is not None, lambda: f"{where} never ended")
-                self.demand(
-                    one.told is one.operation.status,
-                    lambda: f"{where} was told to be {one.told}, is {one.operation.status}",
+            told, status = one.told, one.operation.status
+            if one.sender is not None and one.sender.is_alive and (told is None or told != status):
+                raise self.fail(
+                    f"operation {one.operation.token} is {status}, was told to be {told}"
                 )
         for mailbox, notices in self._notices.items():
-            self.demand(
-                not notices or mailbox.closed, lambda: f"{mailbox.port} was not told {notices}"
-            )
+            if notices and not mailbox.closed:
+                raise self.fail(f"{mailbox.local} port {mailbox.port} was not told {notices}")

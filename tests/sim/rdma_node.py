@@ -147,9 +147,7 @@ class SimNode:
         # As the node's own, but its keys are the seed's.
         self.regions = RegionTable(lambda: self.rdma.devices, self._soon, chance=random)
         self.rdma.regions = self.regions
-        self.rdma.open(
-            address, EndpointSettings(allowed=ALLOWED, peers_max=settings.peers_max)
-        )
+        self.rdma.open(address, EndpointSettings(allowed=ALLOWED, peers_max=settings.peers_max))
 
     def _next_sequence(self) -> int:
         """Return where a path's numbers begin: a path made later begins higher."""

@@ -6,19 +6,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from random import Random
 
-from tests.sim.rdma_judge import (
+from tests.sim.rdma_judge import PING_PORT, Judge
+from tests.sim.rdma_node import SimNode
+from tests.sim.rdma_records import (
     CELLS,
     FIELD_BITS,
     FIELD_MASK,
     FIELDS,
     NO_CARRY,
-    PING_PORT,
     Asked,
-    Judge,
     Memory,
     Region,
 )
-from tests.sim.rdma_node import SimNode
 from urds.constants import RdmaStatus
 from urds.dataplane.base import Address
 from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
@@ -235,8 +234,7 @@ class Work:
         count = min(self.random.choice([1, 1, 2, 5]), length)
         cuts = sorted(self.random.sample(range(1, length), count - 1)) if count > 1 else []
         return tuple(
-            memory.view[first:end]
-            for first, end in zip([0, *cuts], [*cuts, length], strict=True)
+            memory.view[first:end] for first, end in zip([0, *cuts], [*cuts, length], strict=True)
         )
 
     def _transfer(self, region: Region, at: int, memory: Memory, *, is_write: bool) -> RdmaTransfer:
@@ -254,9 +252,7 @@ class Work:
         at = random.randrange(region.read_bytes - length + 1)
         memory = Memory(bytes(length))
         operation = self._transfer(region, at, memory, is_write=False)
-        return Asked(
-            operation, memory, region, at, expected=region.initial[at : at + length]
-        )
+        return Asked(operation, memory, region, at, expected=region.initial[at : at + length])
 
     def _write(self, region: Region) -> Asked | None:
         """Write to a place that nobody else writes to."""

@@ -17,8 +17,9 @@ from ipaddress import ip_address
 from itertools import count
 from random import Random
 
-from tests.sim.rdma_judge import Flow, Judge, Sent
+from tests.sim.rdma_judge import Judge
 from tests.sim.rdma_node import MS, SECOND, US, SimNode, SimSettings
+from tests.sim.rdma_records import Flow, Sent
 from tests.sim.rdma_work import Work
 from urds.dataplane.base import Address, Limits, MailboxSettings
 from urds.dataplane.reference.mailbox import Mailbox
@@ -93,8 +94,9 @@ class World:
         self.nodes: dict[Address, SimNode] = {}
         self._visitor: SimNode | None = None
         self._addresses = count(1)
-        # Each has two types of service; a connection to ourselves has two ends.
-        self._peers_max = 2 * self.plan.nodes + 2 if self.plan.visitors else 16
+        # Each peer has two types of service; a connection to ourselves has two ends.
+        needed = 2 * (self.plan.nodes - 1) + (4 if self.plan.to_itself else 0)
+        self._peers_max = needed + 2 if self.plan.visitors else 16
         for _ in range(self.plan.nodes):
             self._start(self._new_address())
         self.work = Work(self.judge, random, self.nodes, PORTS, to_itself=self.plan.to_itself)
@@ -114,9 +116,7 @@ class World:
 
     def _draw_limits(self) -> Limits:
         factor, hard_bytes = self.random.choice([(4, 16 << 20), (1, 1_000), (2, 20_000)])
-        return Limits(
-            receive_hard_factor=factor, receive_hard_bytes=hard_bytes, linger_ns=50 * MS
-        )
+        return Limits(receive_hard_factor=factor, receive_hard_bytes=hard_bytes, linger_ns=50 * MS)
 
     def _new_address(self) -> Address:
         prefix = "fd00::" if self.plan.ipv6 else "10.0.0."

@@ -21,6 +21,7 @@ from urds.transport.rdma.core import ConnectionCore
 from urds.transport.rdma.credits import Credits
 from urds.transport.rdma.link import Link
 from urds.transport.rdma.messages import Task
+from urds.transport.rdma.node import RdmaNode
 from urds.transport.rdma.path import RdmaPath
 from urds.transport.rdma.peer import RdmaPeer
 from urds.transport.rdma.receiving import Incoming
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.sim
 SEEDS_MAX = 60
 PAIR = Plan()
 RESTARTS = Plan(restarts=True)
+VISITORS = Plan(visitors=True, gives_up=True, to_itself=True)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -82,21 +84,21 @@ def _acknowledge_one_more(original: Any, incoming: Incoming, *arguments: Any) ->
 
 def _repeat_operations(original: Any, outgoing: Outgoing) -> None:
     again = dict.fromkeys(task.message for task in outgoing._running)
-    outgoing._running.clear()
+    again = {message: None for message in again if not message.sequence and message.owner}
     for message in again:
+        for task in message.tasks:
+            outgoing._running.pop(task, None)
         message.tasks = tuple(
             Task(message, task.owner, task.operation)
             for task in message.tasks
             if task.operation.status is None
         )
         message.was_handed_over = False
-        if message in outgoing.unacked:
-            outgoing.unacked.remove(message)
-        elif message is outgoing.current:
-            outgoing.current = None
         outgoing._silents.pop(message, None)
+        if message is outgoing.current:
+            outgoing.current = None
     original(outgoing)
-    outgoing.unsent.extendleft(reversed([one for one in again if one.owner is not None]))
+    outgoing.unsent.extendleft(reversed(again))
 
 
 def _turn_the_repeats(original: Any, outgoing: Outgoing) -> None:
@@ -198,7 +200,9 @@ BROKEN = [
     ),
     Broken("repeats are marked", instead(sending, "_RETRANSMITTED", 0), also=TELL_NOTHING),
     Broken("repeats come in their order", around(Outgoing, "end_connection", _turn_the_repeats)),
-    Broken("what is unacknowledged is kept", around(Outgoing, "end_connection", _forget_the_repeats)),
+    Broken(
+        "what is unacknowledged is kept", around(Outgoing, "end_connection", _forget_the_repeats)
+    ),
     Broken(
         "a whole message is acknowledged", around(Incoming, "take_fragment", _acknowledge_early)
     ),
@@ -225,7 +229,9 @@ BROKEN = [
     ),
     Broken("a fence waits for reads", around(Outgoing, "take_frame", _ask_no_fence)),
     Broken("pieces lie one behind the other", around(Task, "next_piece", _write_a_little_beside)),
-    Broken("keys go with the message", instead(sending, "with_keys", lambda extension, _: extension)),
+    Broken(
+        "keys go with the message", instead(sending, "with_keys", lambda extension, _: extension)
+    ),
     Broken("notices come in the order of ends", around(noticing, "note", _tell_newest_first)),
     Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
     Broken("a new life is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
@@ -246,6 +252,7 @@ BROKEN = [
     Broken(
         "a use-once region is used once", instead(regions.RegionTable, "handle_key_used", nothing)
     ),
+    Broken("an evicted peer's number is kept", instead(RdmaNode, "_remember", nothing), VISITORS),
     Broken("a lost connection is sought", instead(RdmaPeer, "_seek_again", nothing)),
 ]
 
