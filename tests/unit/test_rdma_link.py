@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from urds.dataplane.base import Address, RdmaRow
+from urds.dataplane.operations import RdmaTransfer
 from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.device import RdmaDevice
 from urds.transport.rdma.events import PeerKey
 from urds.transport.rdma.link import Link
-from urds.transport.rdma.work import Frame, Outcome
+from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.numbers import SendFlag
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import ConnectionEvent, ConnectionEventKind
@@ -31,12 +32,12 @@ class FakeCore:
     """Says what it is given, keeps what comes."""
 
     def __init__(self) -> None:
-        self.to_say: deque[Frame] = deque()
+        self.to_say: deque[Work] = deque()
         self.heard: list[bytes] = []
         self.ended: list[tuple[int, Outcome]] = []
         self.posted = 0
 
-    def poll_work(self) -> Frame | None:
+    def poll_work(self) -> Work | None:
         return self.to_say.popleft() if self.to_say else None
 
     def handle_frame(self, octets: memoryview) -> None:
@@ -59,9 +60,13 @@ class FakePath:
         self.core = FakeCore()
         self.rdma_counters = RdmaCounters()
         self.is_paused = False
+        self.breaches: list[str] = []
 
     def settle(self) -> None:
         """Nobody waits."""
+
+    def handle_breach(self, link: Link, reason: str) -> None:
+        self.breaches.append(reason)
 
 
 class Pair:
@@ -123,6 +128,43 @@ def test_receives_are_held_back_while_the_path_pauses_and_counted(pair: Pair) ->
     pair.network.run(for_ns=1_000_000_000)
     assert path.core.heard[4:] == [b"5"]
     assert (path.core.posted, counters.ib_rx_refill_from_thread) == (5, 1)
+
+
+def test_a_resume_between_two_looks_loses_no_credit(pair: Pair) -> None:
+    path = pair.paths[1]
+    path.is_paused = True
+
+    class Releasing:
+        """The plane's lock; another thread resumes the path as soon as it is free."""
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            path.is_paused = False
+
+    path.plane.lock = Releasing()
+    pair.say(b"1")
+    pair.links[1].resume()
+    pair.network.run(for_ns=100_000_000)
+    assert (path.core.heard, path.core.posted) == ([b"1"], 1)
+
+
+def test_a_read_from_a_peer_that_serves_none_costs_the_connection_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("urds.transport.rdma.link._ACCESSES_MAX", 0)
+    pair = Pair()
+    pair.connect()
+    path = pair.paths[0]
+    memory = memoryview(bytearray(8))
+    read = RdmaTransfer(key=1 << 8, remote_address=0, is_write=False, pieces=(memory,))
+    path.core.to_say.append(Piece(1, read, 0, 0))
+    pair.links[0].pump()
+    pair.say(b"behind it")
+    assert len(path.breaches) == 1
+    assert "RDMA_READ" in path.breaches[0]
+    assert not pair.paths[1].core.heard
+    assert not pair.paths[1].breaches
 
 
 def test_a_connection_tells_rds_info_its_queue_pair_and_both_gids(pair: Pair) -> None:

@@ -202,18 +202,27 @@ class Link:
     def pump(self) -> None:
         """Post what the core has to say, until it has no more or the ring is full."""
         qp = self._qp
-        if not self._attached or qp is None or qp.state is not QPState.RTS:
+        if not self._attached or qp is None or self._breach is not None:
             return
         path = self.path
         poll_work = path.core.poll_work
         while qp.state is QPState.RTS:  # work may fail, and end it, within a kick of ours
             with path.plane.lock:
                 works: list[Work] = list(islice(iter(poll_work, None), _BATCH))
-            if not works:
+            if not works or not self._post(qp, works):
                 return
+            self.device.adapter.kick(qp)
+
+    def _post(self, qp: QueuePair, works: list[Work]) -> bool:
+        """Post work; if it cannot be, as a read from a peer that serves none, have us cut."""
+        try:
             for work in works:
                 qp.post_send(self._request_of(work), 0)  # only datagrams look at the time
-            self.device.adapter.kick(qp)
+        except OSError as refused:
+            self._breach = f"work cannot be posted: {refused.strerror}"
+            self.settle_soon()
+            return False
+        return True
 
     def _request_of(self, work: Work) -> SendWR:
         wr_id = self.receive_ring + work.wr_id
@@ -276,11 +285,12 @@ class Link:
         path = self.path
         with path.plane.lock:
             reason = path.core.handle_frame(self._view[start : start + wc.byte_len])
-            if reason is None and not path.is_paused:
+            is_paused = path.is_paused  # read once: without the lock `resume` may change it
+            if reason is None and not is_paused:
                 path.core.handle_posted(1)
         if reason is not None:
             self._breach = reason
-        elif path.is_paused:
+        elif is_paused:
             self._hold(wc.wr_id)
         else:
             self._post_receive(wc.wr_id)
