@@ -467,3 +467,15 @@ def test_a_listener_that_fails_loses_no_status(side: Side) -> None:
     assert side.core.message_count() == 0
     side.core.drop_all()
     assert side.statuses() == [DROPPED]  # the first one's listener failed
+
+
+def test_what_was_taken_back_in_the_middle_of_its_frames_is_not_sent_on_the_next_connection(
+    side: Side,
+) -> None:
+    side.send(LONG, operations=[transfer(10)])
+    assert sequences(side.take(1)) == [1]
+    assert side.core.cancel(side.account, None) == 1
+    side.core.detach()
+    side.send(b"next")
+    side.begin()
+    assert [seen.payload for seen in side.take()] == [b"next"]

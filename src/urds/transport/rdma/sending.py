@@ -336,10 +336,11 @@ class Outgoing:
             self._end(task, RdmaStatus.DROPPED if task.final is None else task.final)
         current, self.current = self.current, None
         sent = [*self.unacked]
-        if current is not None and current.sequence and not current.is_taken_back:
-            sent.append(current)
-        elif current is not None and current.was_handed_over:
-            self._return_to_unsent(current)
+        if current is not None and not current.is_taken_back:
+            if current.sequence:
+                sent.append(current)
+            elif current.was_handed_over:
+                self._return_to_unsent(current)
         kept = [message for message in sent if has_succeeded(message)]
         lost = [message for message in sent if not has_succeeded(message)]
         lost += self._silents
