@@ -21,4 +21,4 @@ def siege(_standing_siege: Siege) -> Iterator[Siege]:
     """Give the siege; after the test the victim keeps nothing of strangers, others are well."""
     yield _standing_siege
     _standing_siege.dismiss()
-    _standing_siege.others_are_well()
+    _standing_siege.others_are_well(1)

@@ -221,7 +221,7 @@ def test_odd_headers_are_delivered_as_linux_delivers_them(siege: Siege) -> None:
     """Every example comes from an address of its own, so that nothing is remembered."""
     last = message(b"the last", sequence=1 << 63, source_port=2)
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(odd_frames, max_size=30))
     def examples(frames: list[Odd]) -> None:
         stranger = siege.connected()

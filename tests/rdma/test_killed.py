@@ -227,9 +227,9 @@ def test_a_node_is_killed_and_begins_anew(
         logs = [tmp_path / f"{life}" for life in range(LIVES)]
         kept: list[tuple[int, int, int, int]] = []
         for life, log in enumerate(logs):
-            acknowledged_before = len(records.acknowledged)
             number = peers.start(device, here.peer[0], here.sock.getsockname()[0], life, log)
             wait_until(lambda life=life: here.take() or here.life == life)
+            acknowledged_before = len(records.acknowledged)  # by lives that are over
             here.run(chance.choice(PAUSES_S))
             wait_until(lambda life=life: here.turn() or bool(here.got.get(life)))
             if life == LIVES - 1:

@@ -52,6 +52,7 @@ class Node:
         self._regions: list[urds.MemoryRegion] = []
         self._lines = _Lines()
         logging.getLogger("urds").addHandler(self._lines)
+        self._node.warn = self._lines.lines.append  # all of them, however many
         threading.Thread(target=self._send_back, daemon=True).start()
 
     def _socket(self, address: str, port: int) -> urds.Socket:
@@ -64,9 +65,9 @@ class Node:
     def _send_back(self) -> None:
         self._echo.settimeout(None)
         while True:
-            with suppress(OSError):  # a peer's congestion: it gets no answer
+            with suppress(OSError):  # the node ends
                 payload, source = self._echo.recvfrom(1 << 20)
-                self._echo.sendto(payload, MSG_DONTWAIT, source)
+                self._echo.sendto(payload, source)
 
     def talk(self, target: str, count: int, payload_bytes: int = 100) -> list[int]:
         """Exchange messages with a node's echo; return how many ns each round trip took."""
@@ -122,7 +123,8 @@ class Node:
 
     def logged(self) -> list[str]:
         """Return what was logged since the last time."""
-        lines, self._lines.lines = self._lines.lines, []
+        lines = self._lines.lines[:]
+        del self._lines.lines[: len(lines)]
         return lines
 
     def kept(self) -> dict[str, int]:
