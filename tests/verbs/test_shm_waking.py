@@ -6,6 +6,7 @@ A lost wake-up hides behind the bounded sleep of the pump; these tests make that
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from weakref import WeakSet
 
@@ -114,6 +115,26 @@ def test_no_wake_up_is_lost(place: Path) -> None:
     assert not thread.is_alive()
     left.close()
     right.close()
+
+
+def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = pair[0].adapter
+    called, looks = threading.Event(), count()
+    deadline = left.deadline
+
+    def look() -> int | None:
+        at_ns = deadline()
+        if not next(looks):
+            left.call_soon(called.set)
+        return at_ns
+
+    with left.lock:
+        monkeypatch.setattr(left, "deadline", look)
+        left.attend()
+        left._pump.wake()
+    assert called.wait(2)
 
 
 def test_waiters_in_several_threads_all_wake(pair: tuple[Side, Side]) -> None:

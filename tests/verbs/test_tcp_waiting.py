@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -155,6 +156,31 @@ def test_what_the_thread_put_off_is_done_while_somebody_waits_for_it(world: Worl
         sender.start()
         assert is_prompt(world.reactor, done.is_set)
         sender.join()
+
+
+class LateCalls(deque[Callable[[], None]]):
+    """The calls of a reactor; one comes, from who has no lock, once they were seen to be none."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        super().__init__()
+        self.called = threading.Event()
+        self._late: Callable[[], None] | None = partial(reactor.call_soon, self.called.set)
+
+    def __bool__(self) -> bool:
+        is_any = len(self) > 0
+        late, self._late = self._late, None
+        if late is not None:
+            late()
+        return is_any
+
+
+def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(world: World) -> None:
+    calls = LateCalls(world.reactor)
+    with world.lock:
+        world.reactor._soon = calls
+        world.reactor.attend()
+    world.far.send(b"x")  # the thread turns the crank once more
+    assert calls.called.wait(2)
 
 
 def test_a_wait_inside_a_handler_only_asks(world: World) -> None:

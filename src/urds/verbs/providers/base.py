@@ -201,8 +201,9 @@ class Adapter(ABC):
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` with the lock held once the engine call under way is over; return at once.
 
-        For callbacks, which must not touch queue pairs themselves. Here a thread waits for the
-        lock; an adapter with a loop of its own may run it there.
+        For callbacks, which must not touch queue pairs themselves, and for threads that may not
+        wait: with the lock or without. Here a thread waits for the lock; an adapter with a loop
+        of its own may run it there.
         """
 
         def run() -> None:

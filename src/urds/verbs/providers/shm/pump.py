@@ -167,10 +167,10 @@ class Pump:
         """Sleep until something arrives or is due, without the lock; then take it in."""
         ready: list[tuple[int, int]] = []
         if self._driven.fall_asleep():
+            self._leader = waiter  # before the last look: who wakes without the lock rings now
             deadline_ns = self._driven.deadline()
             if deadline_ns is not None:
                 rest_ns = max(0, min(rest_ns, deadline_ns - time.monotonic_ns()))
-            self._leader = waiter
             self._lock.release()
             try:
                 ready = self._epoll.poll(_seconds(rest_ns))

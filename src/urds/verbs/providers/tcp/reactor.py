@@ -3,8 +3,8 @@
 Whoever waits for a completion turns it himself: waking another thread costs more than the message
 (design.md, "Run to completion"). The progress thread does it when nobody has for a
 millisecond, so that a process which computes still answers its peers; at once while somebody
-sleeps outside (`attend`), on a descriptor in a set of his own. Everything but `wait`, `progress`
-and `close` is called with the lock held; handlers run with it held.
+sleeps outside (`attend`), on a descriptor in a set of his own. Everything but `wait`, `progress`,
+`call_soon` and `close` is called with the lock held; handlers run with it held.
 """
 
 import heapq
@@ -214,6 +214,7 @@ class Reactor:
             heapq.heappop(self._timers)
         if self._timers and (deadline_ns is None or self._timers[0].deadline_ns < deadline_ns):
             deadline_ns = self._timers[0].deadline_ns
+        self._polling_count += 1  # before the last look: who calls without the lock rings now
         if self._soon:
             deadline_ns = 0
         if deadline_ns is None:
@@ -221,8 +222,8 @@ class Reactor:
         else:
             wait_s = max(0, deadline_ns - time.monotonic_ns()) / _NS if deadline_ns else 0
         if wait_s == 0:
+            self._polling_count -= 1
             return self._epoll.poll(0, EVENTS_MAX)
-        self._polling_count += 1
         turn_count = self._turn_count
         self._lock.release()
         try:
