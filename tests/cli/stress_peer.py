@@ -30,7 +30,6 @@ NAMES = (
 BASIC = struct.Struct(">IIIHHHB")
 HEADER_BYTES = 63
 REQUEST, ACK = 1, 2
-PATTERN_BYTES = 1 << 20
 WRONG_SEQUENCE = 20  # the message of the first pair that a fault spoils
 CONTROL_S = 20.0
 
@@ -73,8 +72,11 @@ def pattern(octets: int) -> bytes:
 class Pair:
     """One of our tasks and one of theirs."""
 
-    def __init__(self, sock: socket.socket, told: Told, ours: End, theirs: End, fault: str) -> None:
+    def __init__(
+        self, sock: socket.socket, told: Told, ours: End, theirs: End, fault: str, filling: bytes
+    ) -> None:
         self.sock, self.told, self.ours, self.theirs, self.fault = sock, told, ours, theirs, fault
+        self.filling = filling  # what follows each header
         self.depth = told["req_depth"]
         self.sent = self.received = self.pending = 0
         self.send_index = self.receive_index = 0
@@ -96,7 +98,7 @@ class Pair:
         if spoilt == "repeat":
             sequence = self.sent = sequence - 1
         rest = octets - HEADER_BYTES
-        body = bytearray(PATTERN[:rest] if self.told["verify"] else bytes(rest))
+        body = bytearray(self.filling[:rest])
         if spoilt == "damage":
             body[rest // 2] ^= 0x10
         header = self.expected(sequence, self.ours, self.theirs, index, kind)
@@ -125,7 +127,7 @@ class Pair:
         octets = self.told["req_size" if kind == REQUEST else "ack_size"]
         assert len(payload) == octets, f"{len(payload)} octets, not {octets}"
         if self.told["verify"]:
-            assert payload[HEADER_BYTES:] == PATTERN[: octets - HEADER_BYTES], "payload"
+            assert payload[HEADER_BYTES:] == self.filling[: octets - HEADER_BYTES], "payload"
         self.received += 1
         if kind == ACK:
             self.pending -= 1
@@ -142,6 +144,8 @@ def bind_tasks(told: Told, ours: str, theirs: str, fault: str) -> list[Task]:
     """Return sockets and pairs: task i has the port base + 1 + i and talks to all of theirs."""
     base, count = told["starting_port"], told["nr_tasks"]
     buffer_bytes = count * told["req_depth"] * (told["req_size"] + told["ack_size"]) * 2
+    filling_bytes = max(told["req_size"], told["ack_size"])
+    filling = pattern(filling_bytes) if told["verify"] else bytes(filling_bytes)
     tasks = []
     for number in range(count):
         sock = new_socket()
@@ -151,7 +155,7 @@ def bind_tasks(told: Told, ours: str, theirs: str, fault: str) -> list[Task]:
         sock.setblocking(False)
         ends = [(theirs, base + 1 + other) for other in range(count)]
         mine = (ours, base + 1 + number)
-        tasks.append((sock, {end: Pair(sock, told, mine, end, fault) for end in ends}))
+        tasks.append((sock, {end: Pair(sock, told, mine, end, fault, filling) for end in ends}))
     return tasks
 
 
@@ -224,15 +228,24 @@ def passive(
     return {**exchange(control, tasks, not told["simplex"], 0), "options": octets}
 
 
+def connected(ours: str, theirs: str, port: int) -> socket.socket:
+    """Return a control connection; try again while nobody listens yet."""
+    until_s = time.monotonic() + CONTROL_S
+    while True:
+        try:
+            return socket.create_connection((theirs, port), CONTROL_S, source_address=(ours, 0))
+        except ConnectionRefusedError:
+            assert time.monotonic() < until_s, "nobody listens"
+            time.sleep(0.1)
+
+
 def active(
     ours: str, theirs: str, octets: bytes, run_s: float, fault: str = ""
 ) -> dict[str, object]:
     """Be the active side with these options, 59 or 77 octets; return counts."""
     short = octets[16:75] if len(octets) == 77 else octets
     told = dict(zip(NAMES, OPTIONS.unpack(short), strict=True))
-    control = socket.create_connection(
-        (theirs, told["starting_port"]), CONTROL_S, source_address=(ours, 0)
-    )
+    control = connected(ours, theirs, told["starting_port"])
     control.sendall(octets)
     tasks = bind_tasks(told, ours, theirs, fault)
     control.sendall(b"\1")  # the value is whatever lay in memory
@@ -241,4 +254,3 @@ def active(
 
 
 VERSION = b"2.0.7".ljust(16, b"\0")
-PATTERN = pattern(PATTERN_BYTES >> 4)  # longer messages are not used
