@@ -21,7 +21,7 @@ from tests.sockets.remote import RemotePeer
 from urds.backend.inprocess import InProcess
 from urds.constants import SOL_RDS, SOL_SOCKET, SockOpt
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.carried("shm0")
 
 NEAR, FAR = host(1), host(2)
 NOBODY = (host(66), 4000)

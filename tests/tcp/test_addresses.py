@@ -15,7 +15,7 @@ from tests.tcp.conftest import Lab
 from tests.tcp.namespaces import Namespace
 from tests.tcp.processes import NodeProcess
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.carried("tcp0")
 
 ONE, NEIGHBOUR, OTHER = "10.99.0.1", "10.99.0.2", "10.98.0.1"
 OTHERS_SUBNET, ONES_SUBNET = "10.98.0.0/24", "10.99.0.0/24"
@@ -108,7 +108,6 @@ def test_ipv6_hosts_exchange_messages_through_resets(start: Start) -> None:
     one.finish()
 
 
-@pytest.mark.carried("tcp0")
 def test_link_local_hosts_need_their_scope(namespace: Namespace, start: Start) -> None:
     """Requests over shared memory name hosts without a scope: the second device finds them."""
     devices = ["shm0", "tcp0"]
