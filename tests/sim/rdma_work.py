@@ -313,6 +313,8 @@ class Work:
     def _wrong(self, region: Region) -> Asked:
         """Ask for what must be refused."""
         random = self.random
+        if region.writable and random.random() < 0.2:
+            return self._wrong_atomic(region)
         memory = Memory(bytes(random.choice([1, 50, 5_000])))
         length = len(memory.view)
         is_write = random.random() < 0.7
@@ -331,4 +333,17 @@ class Work:
         elif way == "own memory":
             # Counted up from the first: the receives of a link.
             operation.key = random.randrange(1, 6) << 8
+        return Asked(operation, memory, region, is_wrong=True)
+
+    def _wrong_atomic(self, region: Region) -> Asked:
+        """Ask for eight octets that begin between two cells."""
+        memory = Memory(bytes(8))
+        operation = AtomicOperation(
+            key=region.cookie & 0xFFFF_FFFF,
+            remote_address=region.remote_address(region.cells_at + 4),
+            is_compare=False,
+            operand=ALL_ONES,
+            result=memory.view,
+            **self._common(),  # type: ignore[arg-type]  # flags and a number
+        )
         return Asked(operation, memory, region, is_wrong=True)

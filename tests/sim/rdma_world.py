@@ -35,6 +35,7 @@ TOS_PORT = 4003  # of another type of service
 PORTS = (*STABLE_PORTS, PASSING_PORT, TOS_PORT)
 PACKETS_MAX = 60_000  # of one world; more means that it spins
 HEALED_NS = 300 * SECOND  # the longest that healed nodes may take
+SPANS_NS = (*[10 * US, 200 * US, 2 * MS, 20 * MS, 300 * MS] * 4, 3 * SECOND, 15 * SECOND)
 ACK_BYTES = 21  # of a packet that acknowledges or refuses
 NOTICED_NS = 30 * SECOND  # by then every node has noticed that a peer's earlier life is over
 GOOD = LinkProfile(delay_ns=50 * US)
@@ -237,7 +238,7 @@ class World:
         for _ in range(self.plan.rounds):
             self.disturb()
             self.work.use()
-            self.pass_time(self.random.choice([10 * US, 200 * US, 2 * MS, 20 * MS, 300 * MS]))
+            self.pass_time(self.random.choice(SPANS_NS))
         self.heal()
         self.finish()
         self.end()

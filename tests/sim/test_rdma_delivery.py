@@ -13,7 +13,8 @@ from urds.transport.rdma.core import ConnectionCore
 
 pytestmark = pytest.mark.sim
 
-SEEDS = range(130)
+SEEDS = range(120)
+VISITORS = Plan(visitors=True, gives_up=True, to_itself=True)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -44,7 +45,7 @@ def test_peers_that_do_not_tell_what_they_have(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_visitors(seed: int) -> None:
-    World(seed, Plan(visitors=True, gives_up=True)).run()
+    World(seed, VISITORS).run()
 
 
 def test_a_seed_gives_the_same_world_twice() -> None:
@@ -60,7 +61,7 @@ def test_much_goes_wrong() -> None:
     """Worlds in which nothing happens would prove nothing."""
     happened: Counter[str] = Counter()
     for seed in range(40):
-        world = World(seed)
+        world = World(seed, None if seed % 10 else VISITORS)
         world.run()
         happened.update(world.happened)
         happened.update(status.name for status in world.judge.statuses)
