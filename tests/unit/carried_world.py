@@ -45,6 +45,7 @@ class FakePath:
         self.room_wanted: set[Mailbox] = set()
         self.queued: list[Queued] = []
         self.told: list[str] = []
+        self.ended_by_ns = 0
         self._plane = plane
 
     def _tell(self, what: str, *, locked: bool) -> None:
@@ -115,8 +116,9 @@ class FakePath:
     def serve(self) -> None:
         self._tell("serve", locked=False)
 
-    def end(self) -> None:
+    def end(self, until_ns: int) -> None:
         self._tell("end", locked=False)
+        self.ended_by_ns = until_ns
 
     def abandon_in_child(self) -> None:
         self.told.append("abandon_in_child")

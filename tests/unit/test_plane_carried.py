@@ -387,6 +387,20 @@ def test_the_plane_tells_what_was_left_and_ends_the_path(world: CarriedWorld) ->
     assert world.path().told[-1] == "end"
 
 
+def test_all_paths_have_one_time_to_end_in() -> None:
+    world = CarriedWorld()
+    first, second = world.path(PEER), world.path(OTHER)
+    end = first.end
+
+    def end_slowly(until_ns: int) -> None:
+        end(until_ns)
+        world.now_ns = until_ns
+
+    first.end = end_slowly  # type: ignore[method-assign]  # its peer is silent
+    world.close()
+    assert first.ended_by_ns == second.ended_by_ns == world.now_ns
+
+
 def test_a_drain_pushes_until_the_peer_has_everything() -> None:
     world = CarriedWorld(virtual=False)
     path = world.path()

@@ -88,8 +88,11 @@ class CarriedPath(Protocol):
     def serve(self) -> None:
         """Do what `Plane.note_due` was told of: time has come. The caller holds no lock."""
 
-    def end(self) -> None:
-        """Acknowledge what came in and end the connection in order; the plane closes."""
+    def end(self, until_ns: int) -> None:
+        """Acknowledge what came in and end the connection in order; the plane closes.
+
+        Waits no longer than to `until_ns` of the plane's clock, which all paths share.
+        """
 
     def abandon_in_child(self) -> None:
         """Forget the connection after a fork: it is the parent's. Takes no lock."""

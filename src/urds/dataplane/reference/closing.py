@@ -26,6 +26,7 @@ _DRAIN_POLL_S = 0.01
 _LEAVING_S = 0.2  # how long a close waits for threads to leave their calls
 _LEAVING_POLL_S = 0.001
 _END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
+_END_OF_CARRIED_NS = 100_000_000  # how long it waits for what other transports have posted
 
 
 def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
@@ -152,8 +153,9 @@ def _all_carried(plane: Plane) -> list[CarriedPath]:
 
 def _end_all(plane: Plane) -> None:
     """End every connection in order, whoever carries it."""
+    until_ns = plane.clock_ns() + _END_OF_CARRIED_NS
     for path in _all_carried(plane):
-        path.end()
+        path.end(until_ns)
     _end_streams(_all_paths(plane))
 
 

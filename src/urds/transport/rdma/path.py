@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from urds.transport.rdma.link import Link
 
 _ROWS_MAX: Final = 65536  # of each message table
-_END_WAIT_NS: Final = 100_000_000  # how long an orderly end waits for what was posted
 
 
 class RdmaPath:
@@ -218,7 +217,7 @@ class RdmaPath:
             self.core.acknowledge()
         self.push()
 
-    def end(self) -> None:
+    def end(self, until_ns: int) -> None:
         """Acknowledge what came in, let what was posted arrive, end the connection in order."""
         link = self.link
         if link is None:
@@ -228,7 +227,8 @@ class RdmaPath:
             with self.plane.lock:
                 self.core.acknowledge()
             link.pump()
-        adapter.wait(lambda: link.is_over or link.is_idle(), _END_WAIT_NS)
+        left_ns = max(0, until_ns - self.plane.clock_ns())
+        adapter.wait(lambda: link.is_over or link.is_idle(), left_ns)
         self.detach()
 
     def abandon_in_child(self) -> None:
