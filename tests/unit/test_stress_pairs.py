@@ -142,7 +142,9 @@ def test_a_captured_run_of_rds_stress_is_received_and_written_again() -> None:
             continue
         part = RdmaPart.parse(payload)
         assert part.emit() == payload[19:HEADER_BYTES]
-        counted["rdma"] += bool(part.operation)
+        if part.operation:
+            assert (part.rdma_bytes, part.vector) == (4096, 1)
+            counted["rdma"] += 1
         if name.startswith("a"):
             ours.receive(payload)
             counted["received"] += 1

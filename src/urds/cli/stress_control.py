@@ -119,8 +119,9 @@ def listen(address: IPv4Address, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as failure:
         listener.close()
-        reason = f"{address}:{port}: {failure.strerror}"
-        raise OSError(failure.errno, f"{reason}; choose another port with -p") from failure
+        other = "another port with -p" if failure.errno == errno.EADDRINUSE else "another -r"
+        reason = f"{address}:{port}: {failure.strerror}; choose {other}"
+        raise OSError(failure.errno, reason) from failure
     return listener
 
 

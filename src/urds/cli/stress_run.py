@@ -120,16 +120,15 @@ class Run:
     def _start_up(self, control: Control) -> None:
         """Start the tasks in the middle of the time before figures count."""
         is_shown = not self._output.json_wanted
-        if is_shown:
-            print("Starting up", end="", flush=True)
-        for dot in range(_DOTS):
-            if dot == _DOTS // 2:
-                self._start_tasks()
-            self._wait(control, time.monotonic() + self._display.start_up_s / _DOTS)
-            if is_shown:
-                print(".", end="", flush=True)
-        if is_shown:
-            print(flush=True)
+        _print_part("Starting up" if is_shown else "")
+        try:
+            for dot in range(_DOTS):
+                if dot == _DOTS // 2:
+                    self._start_tasks()
+                self._wait(control, time.monotonic() + self._display.start_up_s / _DOTS)
+                _print_part("." if is_shown else "")
+        finally:
+            _print_part("\n" if is_shown else "")
 
     def _start_tasks(self) -> None:
         for task in self._tasks:
@@ -266,3 +265,8 @@ class Run:
         if self._display.show_histogram:
             for line in stress_counters.histogram(counted.buckets):
                 self._output.line(line)
+
+
+def _print_part(text: str) -> None:
+    """Print a part of a line, to be seen at once."""
+    print(text, end="", flush=True)

@@ -277,8 +277,11 @@ def _bound_socket(parameters: Parameters, ours: tuple[IPv4Address, int]) -> urds
         sock.bind((str(ours[0]), ours[1]))
         if parameters.type_of_service:
             sock.ioctl(urds.SIOCRDSSETTOS, parameters.type_of_service)
-    except OSError:
+    except OSError as failure:
         sock.close()
-        raise
+        if failure.errno != errno.EADDRINUSE:
+            raise
+        reason = f"{failure.strerror}; choose another local address with -r"
+        raise OSError(failure.errno, reason) from failure
     sock.settimeout(_WAIT_S)
     return sock
