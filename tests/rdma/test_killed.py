@@ -242,7 +242,9 @@ def test_a_node_is_killed_and_begins_anew(
         wait_until(lambda: here.take() or due <= set(read_log(logs[-1])))
         check_messages(here, records, [read_log(log) for log in logs])
         check_operations(here, records)
-        assert not here.backend.counters()["control_faults"]
+        counters = here.backend.counters()
+        assert not counters["control_faults"]
+        assert counters["rdma_peer_restarts"] == counters["peer_restarted"] == LIVES - 1
         peers.kill(number)
         wait_until(lambda: here.kept()[0] == 0)
         assert here.kept()[2] == 1, "the region of this socket alone"
