@@ -87,6 +87,12 @@ def main() -> None:
     """Print all figures of the devices named."""
     for name in sys.argv[1:] or ["shm0", "tcp0"]:
         siege = Siege(name)
+        before = siege.victim.rss_bytes, siege.victim.descriptor_count
+        crowd = [siege.connected(receives=1) for _ in range(100)]
+        rss = (siege.victim.rss_bytes - before[0]) / len(crowd) / 1024
+        descriptors = siege.victim.descriptor_count - before[1]
+        print(f"{name} idle peer: {rss:.0f} KiB; descriptors of 100: {descriptors:+}")
+        siege.dismiss()
         during(siege, "nobody", lambda ended: None)
         during(
             siege,
@@ -108,11 +114,6 @@ def main() -> None:
         during(siege, "connects", keep_connecting(siege))
         during(siege, "breaches", keep_breaking(siege))
         during(siege, "nobody", lambda ended: None)
-        before = siege.victim.rss_bytes, siege.victim.descriptor_count
-        crowd = [siege.connected(siege.address(), receives=1) for _ in range(100)]
-        rss = (siege.victim.rss_bytes - before[0]) / len(crowd) / 1024
-        descriptors = siege.victim.descriptor_count - before[1]
-        print(f"{name} idle peer: {rss:.0f} KiB; descriptors of 100: {descriptors:+}")
         one = siege.address()
         crowd = [siege.connected(one, receives=1, tos=tos) for tos in range(256)]
         print(f"{name} 256 connections of one host: links {siege.victim.ask('kept')['links']}")

@@ -23,6 +23,7 @@ from urds.wire.header import Header
 
 MIB = 1 << 20
 LARGE = bytes(range(256)) * 4096  # 1 MiB, 256 fragments
+PEERS_MAX = 12  # where few are allowed
 RECEIVES = 256  # of the victim, that a peer can fill before it is read
 
 
@@ -172,27 +173,44 @@ def test_credits_without_flow_control_are_passed_over(siege: Siege) -> None:
     assert siege.victim.ask("collect", count=1) == [b"well".hex()]
 
 
-# -- flow control
+# -- with other settings
 
 
-@pytest.fixture(params=DEVICES[:1])
-def granting(request: pytest.FixtureRequest) -> Iterator[Siege]:
-    """Give a siege whose victim and neighbour have flow control."""
-    made = Siege(request.param, ib_flow_control=True)
+@pytest.fixture(scope="module", params=DEVICES[:1])
+def sparing(request: pytest.FixtureRequest) -> Iterator[Siege]:
+    """Give a siege whose victim and neighbour have flow control, and few peers."""
+    made = Siege(request.param, ib_flow_control=True, peers_max=PEERS_MAX)
     yield made
     made.others_are_well()
     made.close()
 
 
-def test_credits_beyond_belief_and_none_at_all(granting: Siege) -> None:
-    siege = granting
-    generous = siege.connected(credits=(1 << 32) - 1)
+def test_peers_are_as_many_as_may_be(sparing: Siege) -> None:
+    """The rest is refused, also one host's at other types of service; idle ones give way."""
+    siege, address = sparing, sparing.address()
+    crowd = [siege.stranger(address if number % 2 else None) for number in range(2 * PEERS_MAX)]
+    with siege.counted(rdma_refused_peers=PEERS_MAX + 1):  # the neighbour is one of them
+        for number, stranger in enumerate(crowd):
+            stranger.connect(stranger.data(tos=number, credits=64).emit())
+        wait_until(lambda: all(one.is_up or one.is_over for one in crowd))
+        assert sum(one.is_up for one in crowd) == PEERS_MAX - 1
+    siege.others_are_well()
+    siege.dismiss()
+    late = siege.returned(siege.address(), credits=64)
+    late.send(*congestion_map(), *message(b"late"))
+    assert siege.victim.ask("collect", count=1) == [b"late".hex()]
+    siege.dismiss()
+
+
+def test_credits_beyond_belief_and_none_at_all(sparing: Siege) -> None:
+    siege = sparing
+    generous = siege.returned(siege.address(), credits=(1 << 32) - 1)
     siege.victim.ask("logged")
     with siege.counted(rdma_breaches=1):
         generous.send(acknowledgement(0, credit=255))
         siege.until_cut(generous, "credits above 65535")
     # One credit: the last is kept for a frame that grants, so not even the map comes.
-    miser = siege.connected(credits=1)
+    miser = siege.returned(siege.address(), credits=1)
     sent = siege.victim.ask("send", target=miser.address, payload="00" * 100, count=10)
     assert sent == 10
     time.sleep(0.05)
@@ -202,7 +220,7 @@ def test_credits_beyond_belief_and_none_at_all(granting: Siege) -> None:
         miser.send(acknowledgement(0, credit=5))
     wait_until(lambda: len(data_of(miser)) == 10)
     # And one who sends more than it was granted: what finds no receive waits at its sender.
-    stranger = siege.connected(credits=64)
+    stranger = siege.returned(siege.address(), credits=64)
     frames = [message(b"over", sequence=1 + number)[0] for number in range(2000)]
     flood(stranger, frames)
     assert len(siege.victim.ask("collect", count=2000)) == 2000
