@@ -87,7 +87,7 @@ class Judge:
         if message.source[1] == PING_PORT:
             self._take_pong(mailbox, message)
             return
-        flow, sent = self._find(message)
+        flow, sent = self._find(message.payload, message.extension)
         where = f"{flow.name()}, message {sent.number}"
         expected = (str(flow.mailbox.local), flow.mailbox.port)
         self.demand(message.source[:2] == expected, lambda: f"{where} is from {message.source}")
@@ -99,10 +99,6 @@ class Judge:
         self.demand(message.payload == sent.payload, lambda: f"{where} came damaged")
         self._check_extension(mailbox, message, sent, where)
         self._check_gap(flow, sent, mailbox)
-        for one in sent.asked:
-            self.demand(not one.is_wrong, lambda: f"{where} came, its operation is wrong")
-            self._check_effect(one, where)
-            self._check_fence(one, where)
         flow.came, flow.came_to = sent.number, mailbox
         sent.is_delivered = True
         sent.payload = b""  # nobody looks at it again
@@ -116,15 +112,27 @@ class Judge:
         is_well = self.pings[route] >= 0 and not message.payload and not message.extension
         self.demand(is_well, lambda: f"{mailbox.local} {mailbox.port} was sent {message}")
 
-    def _find(self, message: Message) -> tuple[Flow, Sent]:
-        octets = message.payload[: _HEAD.size]
+    def arrive(self, source_port: int, payload: bytes, extension: bytes) -> None:
+        """Judge a message that is about to lie in its inbox: its operations are done."""
+        if source_port == PING_PORT:
+            return
+        flow, sent = self._find(payload, extension)
+        where = f"{flow.name()}, message {sent.number}"
+        for one in sent.asked:
+            if one.is_wrong:
+                raise self.fail(f"{where} came, its operation is wrong")
+            self._check_effect(one, where)
+            self._check_fence(one, where)
+
+    def _find(self, payload: bytes, extension: bytes) -> tuple[Flow, Sent]:
+        octets = payload[: _HEAD.size]
         if not octets:
-            entries = exthdr.parse(message.extension)
+            entries = exthdr.parse(extension or bytes(exthdr.EXTENSION_BYTES))
             values = entries[0].values if entries else ()
         else:
             values = _HEAD.unpack(octets.ljust(_HEAD.size, b"\0"))
         if len(values) != 2 or values[0] >= len(self.flows):
-            raise self.fail(f"{message} is nobody's")
+            raise self.fail(f"{octets!r} with {extension!r} is nobody's")
         flow = self.flows[values[0]]
         self.demand(values[1] < len(flow.sent), lambda: f"{flow.name()}: {values[1]} came")
         return flow, flow.sent[values[1]]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from tests.sim.rdma_judge import Judge
 from urds.dataplane.base import Address, Limits, MailboxSettings, Message, Wanted
+from urds.dataplane.carriage import CarriedPath
 from urds.dataplane.operations import Operation, OperationNotices
 from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.plane import Plane
@@ -62,6 +63,20 @@ class OrderedSet(MutableSet[_T]):
 
 class SimPlane(Plane):
     """The reference plane; tells when there is something for its helper to do."""
+
+    judge: Judge
+
+    def deliver_carried(
+        self,
+        path: CarriedPath,
+        source_port: int,
+        target_port: int,
+        payload: bytes,
+        extension: bytes,
+    ) -> bool:
+        """Take a message in once it is judged."""
+        self.judge.arrive(source_port, payload, extension)
+        return super().deliver_carried(path, source_port, target_port, payload, extension)
 
     def listen(self, on_want: Callable[[bool], None]) -> None:
         """Have `on_want` called where the helper is woken; true: at once, false: for what is due.
@@ -130,6 +145,7 @@ class SimNode:
             clock_ns=lambda: network.now_ns,
             generation=settings.generation,
         )
+        self.plane.judge = judge
         self.plane.listen(self._note_want)
         self.rdma = RdmaNode(
             self.plane,

@@ -53,6 +53,7 @@ class Plan:
     breaks: bool = True
     to_itself: bool = False
     ipv6: bool = False
+    credits: bool = False  # everywhere; else here and there
 
 
 def plan_of(random: Random) -> Plan:
@@ -112,7 +113,7 @@ class World:
             unacked_packets_max=random.choice([0, 3, 8]),
             unacked_bytes_max=random.choice([9_000, 1 << 20]),
             messages_max=random.choice([6, 200, 65_536]),
-            flow_control=random.random() < 0.5,
+            flow_control=self.plan.credits or random.random() < 0.5,
         )
 
     def _draw_limits(self) -> Limits:
@@ -127,7 +128,7 @@ class World:
         """Begin a life of an address; its ports are bound before anybody can reach it."""
         random = self.random
         core = self.core
-        if random.random() < 0.2:
+        if not self.plan.credits and random.random() < 0.2:
             core = replace(core, flow_control=not core.flow_control)
         self._credits_everywhere &= core.flow_control
         node = SimNode(

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.sim
 SEEDS_MAX = 60
 PAIR = Plan()
 RESTARTS = Plan(restarts=True)
+CREDITS = Plan(credits=True)
 VISITORS = Plan(visitors=True, gives_up=True, to_itself=True)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -243,9 +244,9 @@ BROKEN = [
     ),
     Broken("a connection begins with our map", around(ConnectionCore, "attach", _send_no_map)),
     Broken("a changed map is sent", instead(RdmaPath, "note_map_due", _send_no_new_map)),
-    Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there)),
-    Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice)),
-    Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive)),
+    Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there), CREDITS),
+    Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
+    Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),
     Broken("what pauses goes on", instead(RdmaPath, "resume", nothing)),
     Broken("memory is lent until the end", around(Link, "_lend", _lend_for_ever)),
     Broken("a region ends on the device", instead(regions, "_displace", nothing)),
