@@ -206,14 +206,18 @@ def _become_realtime() -> None:
 
 
 def _configure(parameters: Parameters, **settings: Any) -> None:
-    """Let the sockets of this process have the buffers that a run asks for."""
+    """Let the sockets of this process have the buffers that a run asks for.
+
+    A limit that the user has set stays: so a run meets congestion.
+    """
     current = urds.configure()
+    defaults = type(current)()
     wanted_bytes = min(2 * parameters.buffer_bytes, _BUFFER_BYTES_MAX)
-    urds.configure(
-        wmem_max=max(current.wmem_max, wanted_bytes),
-        rmem_max=max(current.rmem_max, wanted_bytes),
-        **settings,
-    )
+    for name in ("wmem_max", "rmem_max"):
+        limit_bytes = getattr(current, name)
+        if limit_bytes == getattr(defaults, name):
+            settings[name] = max(limit_bytes, wanted_bytes)
+    urds.configure(**settings)
 
 
 def _address(text: str | None) -> IPv4Address:

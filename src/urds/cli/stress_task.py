@@ -62,6 +62,8 @@ class Task:
         self._bytes_max = max(parameters.request_bytes, parameters.ack_bytes)
         self._gathers = self._bytes_max >= _GATHER_BYTES_MIN
         self.sock: Final = _bound_socket(parameters, self._ours)
+        if not number and not parameters.suppress_warnings:
+            _complain_of_buffers(self.sock, parameters.buffer_bytes)
         self._pairs = [
             Pair(parameters, ours=self._ours, peer=(parameters.send_address, port))
             for port in range(self._first_port, self._first_port + parameters.tasks)
@@ -285,3 +287,12 @@ def _bound_socket(parameters: Parameters, ours: tuple[IPv4Address, int]) -> urds
         raise OSError(failure.errno, reason) from failure
     sock.settimeout(_WAIT_S)
     return sock
+
+
+def _complain_of_buffers(sock: urds.Socket, wanted_bytes: int) -> None:
+    """Tell of a buffer that is smaller than what may be under way, in the words of rds-stress."""
+    for name in ("SNDBUF", "RCVBUF"):
+        octets = sock.getsockopt(socket.SOL_SOCKET, getattr(socket, f"SO_{name}"))
+        if octets // 2 < wanted_bytes:
+            text = f"getsockopt({name}) returned {octets}, we wanted {wanted_bytes} * 2"
+            complain("stress", text)
