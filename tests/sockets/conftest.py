@@ -8,7 +8,7 @@ import pytest
 
 import urds
 from tests import carriers
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401
+from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
 from tests.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.sockets.hosts import host
 from urds.backend import process

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401
+from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
 from tests.tcp.kernel_peer import KernelPeer
 from tests.tcp.nodes import Node
 from tests.tcp.processes import NodeProcess

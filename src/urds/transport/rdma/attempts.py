@@ -173,16 +173,19 @@ class Attempts:
         """Take what a connection says; inside its device's call, the control lock not held."""
         node, endpoint = self._node, host.endpoint
         number, octets = link.number, event.parameters.private_data
+        recover = partial(node.start_over, host, key)
         if event.kind is ConnectionEventKind.ESTABLISHED:
             link.is_established = True
-            node.report(lambda: endpoint.handle_established(key, number, octets, node.now_ns()))
+            node.report(
+                lambda: endpoint.handle_established(key, number, octets, node.now_ns()), recover
+            )
             return
         link.is_over = True
         if link.is_established:
-            node.report(lambda: endpoint.handle_ended(key, number, node.now_ns()))
+            node.report(lambda: endpoint.handle_ended(key, number, node.now_ns()), recover)
             return
         failure = _FAILURES.get(event.kind, Failure.ERROR)
-        node.report(lambda: self._fail(host, key, number, failure, octets))
+        node.report(lambda: self._fail(host, key, number, failure, octets), recover)
 
     # -- links
 
@@ -190,7 +193,10 @@ class Attempts:
         """Hand an established link to its path."""
         attempt = self._attempts.get(action.number)
         if attempt is not None and attempt.link is not None:
-            self._node.path(host, action.key).attach(
+            path = self._node.path(host, action.key)
+            if path.link is not None:  # a fault of ours has swallowed its end
+                self.end(host, action.key, path.link.number)
+            path.attach(
                 attempt.link,
                 acknowledged=action.acknowledged,
                 credits=action.credits,

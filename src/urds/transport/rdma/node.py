@@ -92,7 +92,7 @@ class RdmaNode:
         self._sequence_first = sequence_first
         self.now_ns = now_ns
         self._attempts = Attempts(self)
-        self._reports: deque[Callable[[], None]] = deque()
+        self._reports: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
         self._paths: dict[RdmaPath, RdmaHost] = {}
 
     # -- addresses and routes
@@ -230,16 +230,25 @@ class RdmaNode:
         """Seek a connection: the first message was queued without one."""
         host = self._paths.get(path)
         if host is not None:
-            host.endpoint.handle_wanted(path.key, self.now_ns())
+            with self.confine(partial(self._want_again, host, path.key)):
+                host.endpoint.handle_wanted(path.key, self.now_ns())
+
+    def _want_again(self, host: RdmaHost, key: PeerKey) -> None:
+        """Start over after a fault; nobody says a second time that messages wait."""
+        self.start_over(host, key)
+        host.endpoint.handle_wanted(key, self.now_ns())
 
     def _later(self, action: Callable[[], None]) -> None:
         """Have the control thread do something; plane's lock held, others perhaps."""
-        self._reports.append(action)
+        self._reports.append((action, _nothing))
         self.plane.interrupt()
 
-    def report(self, report: Callable[[], None]) -> None:
-        """Have the control thread take a report; a device's lock held, the plane's not."""
-        self._reports.append(report)
+    def report(self, report: Callable[[], None], recover: Callable[[], None] | None = None) -> None:
+        """Have the control thread take a report; a device's lock held, the plane's not.
+
+        After a fault of ours in it `recover` is called: the report is lost then.
+        """
+        self._reports.append((report, recover or _nothing))
         self.plane.wake()
 
     def _report_breach(self, path: RdmaPath, link: Link, reason: str) -> None:
@@ -247,15 +256,19 @@ class RdmaNode:
         if host is None:
             return
         self.warn(f"RDMA connection of {path.peer} cut: {reason}")
-        self.report(lambda: host.endpoint.handle_breach(path.key, link.number, self.now_ns()))
+        self.report(
+            lambda: host.endpoint.handle_breach(path.key, link.number, self.now_ns()),
+            partial(self.start_over, host, path.key),
+        )
 
     # -- the turn of the control thread
 
     def turn(self, now_ns: int) -> int | None:
         """Take reports, run due timers, carry out actions; return when the next timer is due."""
         for _ in range(len(self._reports)):
-            with self.confine(_nothing):
-                self._reports.popleft()()
+            report, recover = self._reports.popleft()
+            with self.confine(recover):
+                report()
         deadlines = []
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
@@ -271,15 +284,15 @@ class RdmaNode:
     def _carry_out(self, host: RdmaHost) -> None:
         """Do what the endpoint decided; after a fault of ours the peer starts over."""
         while (action := host.endpoint.poll_event()) is not None:
-            with self.confine(partial(self._start_over, host, action)):
+            with self.confine(partial(self.start_over, host, getattr(action, "key", None))):
                 self._do(host, action)
 
     def _recover_timer(self, host: RdmaHost) -> None:
         if host.endpoint.timed_key is not None:
             host.endpoint.handle_fault(host.endpoint.timed_key, self.now_ns())
 
-    def _start_over(self, host: RdmaHost, action: events.Action) -> None:
-        key: PeerKey | None = getattr(action, "key", None)
+    def start_over(self, host: RdmaHost, key: PeerKey | None) -> None:
+        """Have a peer start over after a fault of ours."""
         if key is not None:
             host.endpoint.handle_fault(key, self.now_ns())
 
