@@ -216,17 +216,21 @@ def test_ctrl_c_ends_both_sides_with_their_averages(which: str) -> None:
 
 def test_an_active_side_whose_time_is_not_up_says_that_the_other_ended() -> None:
     a, b = address(1), address(2)
+    shown = ("--show-outliers", "1")
     with (
         waiting("-r", b) as passive,
-        started("stress", "-s", b, "-r", a, "-T", "9", "-z", *AT_ONCE) as active,
+        started("stress", "-s", b, "-r", a, "-T", "9", *shown, *AT_ONCE) as active,
     ):
         assert active.stdout is not None
-        while not active.stdout.readline().startswith("tsks"):
+        while not LINE.match(active.stdout.readline()):
             pass
         passive.kill()
         end = ended(active)
     assert end.code == 1
-    assert re.fullmatch(r"urds stress: the other side ended after \d of 9 s\n", end.err)
+    *outliers, last = end.err.splitlines()
+    assert re.fullmatch(r"urds stress: the other side ended after \d of 9 s", last)
+    assert outliers
+    assert all(re.search(r"round trip of \d+ us to port 4001$", one) for one in outliers)
 
 
 def test_strangers_at_the_control_port_are_turned_away_and_named() -> None:

@@ -32,9 +32,8 @@ GO: Final = b"\0"  # one octet each way: my tasks are ready; its value means not
 RDMA_VECTOR_MAX: Final = 512
 ALIGNMENT_MAX: Final = 4096
 TASKS_MAX: Final = 256
-DEPTH_MAX: Final = 65_536  # the index of a request has 16 bits
-UNDER_WAY_MAX: Final = 65_536  # requests of one task; each costs memory here that a peer asks for
-MEMORY_BYTES_MAX: Final = 1 << 30  # for buffers of one side, messages and RDMA alike
+UNDER_WAY_MAX: Final = 16_384  # requests of one task; each costs memory here that a peer asks for
+MEMORY_BYTES_MAX: Final = 4 << 30  # for buffers of one side, messages and RDMA alike
 
 _SHORT: Final = Struct(">IIIIIIHHI15BIII")
 _TAIL: Final = Struct(">BB")
@@ -150,7 +149,7 @@ class Parameters:
             ("-q", self.request_bytes, HEADER_BYTES, MAX_MESSAGE_BYTES),
             ("-a", self.ack_bytes, HEADER_BYTES, MAX_MESSAGE_BYTES),
             ("-t", self.tasks, 1, TASKS_MAX),
-            ("-d", self.depth, 1, DEPTH_MAX),
+            ("-d", self.depth, 1, UNDER_WAY_MAX),
             ("-t times -d", self.tasks * self.depth, 1, UNDER_WAY_MAX),
             ("-p", self.base_port, 1, 65_535 - self.tasks),
             ("-Q", self.type_of_service, 0, 255),
@@ -172,7 +171,7 @@ class Parameters:
     def _memory_bytes(self) -> int:
         """Return what all tasks of one side need at most."""
         pairs = self.tasks * self.tasks
-        return self.tasks * 2 * self.buffer_bytes + pairs * self.depth * 2 * self.rdma_total_bytes
+        return self.tasks * self.buffer_bytes + pairs * self.depth * 2 * self.rdma_total_bytes
 
 
 def form_bytes(begun: bytes) -> int:
