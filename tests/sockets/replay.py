@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import urds
+from tests import carriers
 from tests.sockets.recording import (
     DONTWAIT,
     outcome,
@@ -352,5 +353,8 @@ def set_receive_wait(sock: Any, microseconds: int) -> None:
 
 
 def pause() -> None:
-    """Let the helper judge congestion and tell the peer; see `dataplane.reference.inbox`."""
-    time.sleep(0.05)
+    """Let the helper judge congestion and tell the peer; see `dataplane.reference.inbox`.
+
+    Over RDMA a thread more has to run at each end before the peer knows.
+    """
+    time.sleep(0.15 if carriers.is_rdma() else 0.05)
