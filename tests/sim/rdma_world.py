@@ -279,7 +279,7 @@ class World:
             connection = link.connection
             if connection is not None:
                 # Not inside a call of the device, where this may come from.
-                link.device.soon(connection.disconnect)
+                link.device.soon(link, connection.disconnect)
 
     def _cut(self, node: SimNode, peer: SimNode) -> None:
         if node is not peer and node.is_alive and peer.is_alive:

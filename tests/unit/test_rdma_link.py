@@ -4,6 +4,8 @@ Two links over a simulated network; in place of their paths stand the few things
 """
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv6Address, ip_address
 from threading import Lock
 from types import SimpleNamespace
@@ -165,6 +167,31 @@ def test_a_read_from_a_peer_that_serves_none_costs_the_connection_alone(
     assert "RDMA_READ" in path.breaches[0]
     assert not pair.paths[1].core.heard
     assert not pair.paths[1].breaches
+
+
+def test_a_fault_of_ours_costs_the_connection_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[str] = []
+
+    @contextmanager
+    def confine(recover: Callable[[], None]) -> Iterator[None]:
+        try:
+            yield
+        except TypeError as fault:
+            faults.append(str(fault))
+            recover()
+
+    for device in pair.devices:
+        monkeypatch.setattr(device, "confine", confine)
+    monkeypatch.setattr(pair.paths[1].core, "handle_frame", None)
+    pair.say(b"1", b"2")
+    assert pair.paths[1].breaches == ["a fault of urds"]
+    assert len(faults) == 1, "no frame is looked at behind it"
+    monkeypatch.setattr(pair.paths[0], "settle", None)
+    pair.links[0].settle_soon()
+    pair.network.run(for_ns=100_000_000)
+    assert pair.paths[0].breaches == ["a fault of urds"]
 
 
 def test_a_connection_tells_rds_info_its_queue_pair_and_both_gids(pair: Pair) -> None:

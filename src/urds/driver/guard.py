@@ -77,7 +77,10 @@ class Guard:
 
     @contextmanager
     def confine_to(self, recover: Callable[[], None]) -> Iterator[None]:
-        """Keep an exception from ending the thread, and have its part recover from it."""
+        """Keep an exception from ending the thread, and have its part recover from it.
+
+        For the threads of devices as well; no lock is needed.
+        """
         try:
             yield
         except Exception:  # noqa: BLE001 - as in `confine`

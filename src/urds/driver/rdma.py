@@ -62,6 +62,8 @@ class Rdma:
         except OSError as problem:
             detail = f"devices {', '.join(names) or 'none'} (rdma_devices): {problem}"
             raise os_error(Refusal.TRANSPORT_MISSING, detail) from problem
+        for device in devices:
+            device.confine = driver.guard.confine_to
         node = RdmaNode(
             driver.plane,  # type: ignore[arg-type]  # the reference plane is the one that carries
             devices,

@@ -2,7 +2,8 @@
 
 One completion queue hands each completion to its link at once; what links have to do then is done
 when the device's call is over. A device is driven by its own thread: whoever waits for a message
-sleeps on the plane's descriptors, and counts as attending here.
+sleeps on the plane's descriptors, and counts as attending here. A mistake of ours in what a link
+does there costs its connection; the thread goes on for the others.
 
 Everything needs the adapter's lock, unless it says otherwise.
 """
@@ -10,6 +11,7 @@ Everything needs the adapter's lock, unless it says otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.completions import CompletionQueue
@@ -21,6 +23,9 @@ from urds.verbs.providers.base import Adapter, Address, Listener, OnConnectionEv
 
 if TYPE_CHECKING:
     from urds.transport.rdma.link import Link
+
+# Keeps an exception that nobody expected from ending the thread, and recovers from it.
+Confine = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 BACKLOG: Final = 256
 # A peer may do to our regions what each of them allows.
@@ -43,6 +48,7 @@ class RdmaDevice:
         self.domain = object()  # of all regions and queue pairs: cookies go to any peer
         self.links: dict[int, Link] = {}  # by queue pair
         self.is_abandoned = False  # by a fork: the parent's
+        self.confine: Confine = let_out
         self._completions = CompletionQueue(1)
         self._completions.on_push = self._take
         with adapter.lock:
@@ -80,9 +86,14 @@ class RdmaDevice:
         """Listen for connections. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES."""
         return self.adapter.listen(address, PortSpace.TCP, backlog=BACKLOG, on_event=on_event)
 
-    def soon(self, action: Callable[[], None]) -> None:
-        """Run `action` once the device's call is over; from any thread, with or without locks."""
-        self.adapter.call_soon(action)
+    def soon(self, link: Link, action: Callable[[], None]) -> None:
+        """Run what a link has to do once the device's call is over; any thread, any lock."""
+
+        def run() -> None:
+            with self.confine(link.cut_after_fault):
+                action()
+
+        self.adapter.call_soon(run)
 
     def close(self) -> None:
         """Close the device; its peers see their connections break. Takes the lock."""
@@ -96,5 +107,11 @@ class RdmaDevice:
         """Hand a completion to its link; none is ever queued."""
         link = self.links.get(wc.qp_num)
         if link is not None:
-            link.take(wc)
+            with self.confine(link.cut_after_fault):
+                link.take(wc)
         return True
+
+
+def let_out(_recover: Callable[[], None]) -> AbstractContextManager[None]:
+    """Let exceptions out, where no guard was given."""
+    return nullcontext()

@@ -197,7 +197,7 @@ class Link:
         """See to it that `settle` runs. From any thread, with or without locks."""
         if not self._is_due:
             self._is_due = True
-            self.device.soon(self.settle)
+            self.device.soon(self, self.settle)
 
     def pump(self) -> None:
         """Post what the core has to say, until it has no more or the ring is full."""
@@ -219,10 +219,17 @@ class Link:
             for work in works:
                 qp.post_send(self._request_of(work), 0)  # only datagrams look at the time
         except OSError as refused:
-            self._breach = f"work cannot be posted: {refused.strerror}"
-            self.settle_soon()
+            self._cut(f"work cannot be posted: {refused.strerror}")
             return False
         return True
+
+    def cut_after_fault(self) -> None:
+        """Have the connection ended: nobody knows what a mistake of ours has left undone here."""
+        self._cut("a fault of urds")
+
+    def _cut(self, reason: str) -> None:
+        self._breach = reason
+        self.settle_soon()
 
     def _request_of(self, work: Work) -> SendWR:
         wr_id = self.receive_ring + work.wr_id

@@ -12,7 +12,6 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -25,7 +24,7 @@ from urds.transport.rdma import events
 from urds.transport.rdma.attempts import Attempts, port_of
 from urds.transport.rdma.core import CoreLimits
 from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.device import RdmaDevice
+from urds.transport.rdma.device import Confine, RdmaDevice, let_out
 from urds.transport.rdma.endpoint import RdmaEndpoint
 from urds.transport.rdma.events import PeerKey
 from urds.transport.rdma.link import Link
@@ -37,9 +36,6 @@ from urds.verbs.providers.base import Listener
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.plane import Plane
-
-# Keeps an exception that nobody expected from ending the thread, and recovers from it.
-Confine = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 _EVICTED_MAX: Final = 65_536  # of one address; beyond it the oldest is forgotten
 _log = logging.getLogger("urds")
@@ -84,7 +80,7 @@ class RdmaNode:
         self.counters = RdmaCounters()
         self.stats = RdmaStats()
         self.hosts: dict[Address, RdmaHost] = {}
-        self.confine: Confine = _let_out
+        self.confine: Confine = let_out
         self.warn: Callable[[str], None] = _log.warning  # of peers, who may cause many lines
         self.regions = RegionTable(lambda: self.devices, self._later, counters=self.counters)
         self.settings = settings
@@ -384,8 +380,3 @@ class RdmaNode:
 
 def _nothing() -> None:
     """Recover from a report that failed: it concerned one connection, which will be missed."""
-
-
-def _let_out(_recover: Callable[[], None]) -> AbstractContextManager[None]:
-    """Let exceptions out, where no guard was given."""
-    return nullcontext()

@@ -208,7 +208,7 @@ class RdmaPath:
         self.is_paused = False
         link = self.link
         if link is not None:
-            link.device.soon(link.resume)
+            link.device.soon(link, link.resume)
 
     def serve(self) -> None:
         """Send an acknowledgement that found no message to ride on."""
