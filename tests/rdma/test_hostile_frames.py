@@ -44,11 +44,11 @@ def contradicting(**changes: int) -> list[bytes]:
 BREACHES: dict[str, tuple[list[bytes], str, tuple[str, ...]]] = {
     **{
         f"{count} octets": ([bytes(count)], f"frame of {count} octets", ())
-        for count in (0, 1, 8, 47)
+        for count in (0, 47)
     },
     **{
         f"bit {at}": ([damaged(message(b"x")[0], at)], "checksum", ("recv_drop_bad_checksum",))
-        for at in (0, 15, 19, 25, 26, 40)
+        for at in (0, 19, 40)
     },
     "4 GiB": ([*message(b"x", length=(1 << 32) - 1)], "octets, limit", ("recv_drop_too_long",)),
     "1 MiB and 1": (

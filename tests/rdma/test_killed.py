@@ -71,9 +71,10 @@ class Peers:
         return number
 
     def kill(self, number: int) -> None:
-        """End one without a word."""
+        """End one without a word, and wait until it has its address no more."""
         self._living.discard(number)
         os.kill(number, signal.SIGKILL)  # it does not end by itself, or the test fails here
+        wait_until(lambda: not Path(f"/proc/{number}").exists())
 
     def close(self) -> None:
         """End all of them."""

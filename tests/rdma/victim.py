@@ -176,11 +176,15 @@ class Node:
 
     def keys(self) -> list[int]:
         """Return the keys that the device knows."""
-        return [region.rkey for region in self._device().adapter.keys._regions.values()]
+        adapter = self._device().adapter
+        with adapter.lock:
+            return [region.rkey for region in adapter.keys._regions.values()]
 
     def ring_keys(self) -> list[int]:
         """Return the keys of the receive rings, which no peer is told."""
-        return [link._region.rkey for link in self._device().links.values()]
+        device = self._device()
+        with device.adapter.lock:
+            return [link._region.rkey for link in device.links.values()]
 
     def is_over(self, number: int) -> bool:
         """Tell whether a region is over."""
