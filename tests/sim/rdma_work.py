@@ -20,7 +20,7 @@ from tests.sim.rdma_records import (
 )
 from urds.constants import RdmaStatus
 from urds.dataplane.base import Address
-from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.dataplane.operations import AtomicOperation, RdmaTransfer
 from urds.dataplane.reference.mailbox import Mailbox
 
 SIZES = (0, 0, 8, 20, 20, 300, 300, 4_088, 4_096, 4_097, 9_000, 13_000)
@@ -324,9 +324,9 @@ class Work:
         way = random.choice(ways)
         # The first packet goes beyond the end: those before it would be done.
         at = {"behind": len(region.initial) - (length > 1), "before": -1}.get(way, 0)
-        operation: Operation = self._transfer(
-            region, at, memory, is_write=is_write or way == "read only"
-        )
+        operation = self._transfer(region, at, memory, is_write=is_write or way == "read only")
+        if way == "behind" and len(operation.pieces) > 1:
+            operation.remote_address += 1  # a first piece of one octet would be done
         operation.remote_address %= 1 << 64
         if way == "no key":
             operation.key ^= random.choice([1, 0xFF, 1 << 20])
