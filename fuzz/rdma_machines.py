@@ -138,7 +138,7 @@ class Besieged:
         made = [one for bit, one in enumerate(_operations()) if choice >> bit & 1]
         self.operations += made
         self.core.queue(
-            self.accounts[amount & 1],  # type: ignore[arg-type]  # what an owner needs
+            self.accounts[amount & 1],
             1 + amount % PORTS,
             1 + (amount >> 2) % PORTS,
             bytes(_SIZES[amount % len(_SIZES)]),
@@ -152,7 +152,7 @@ class Besieged:
         core = self.core
         match choice % 6:
             case 0:
-                core.cancel(self.accounts[amount & 1], None if amount & 2 else 1 + amount % PORTS)  # type: ignore[arg-type]  # as above
+                core.cancel(self.accounts[amount & 1], None if amount & 2 else 1 + amount % PORTS)
             case 1:
                 core.map_due = core.is_attached
             case 2:
