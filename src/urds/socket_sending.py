@@ -8,6 +8,7 @@ Source: linux v6.12 net/rds/send.c (rds_sendmsg), net/rds/rdma.c; rds.md 3.2, 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from urds import addresses, options
@@ -116,9 +117,8 @@ class SendingSocket(SocketBase):
     def _forget_region(self, mailbox: Mailbox, cookie: int) -> None:
         """Free a region unless a peer or a close was faster."""
         assert self._backend is not None, "bound sockets have a backend"
-        regions = self._backend.regions()
-        if regions.owns(mailbox, cookie):
-            regions.free(mailbox, cookie)
+        with suppress(OSError):
+            self._backend.regions().free(mailbox, cookie)
 
     def _bound_to_rdma(self) -> Mailbox:
         mailbox = self._bound()
@@ -189,7 +189,7 @@ class SendingSocket(SocketBase):
                 extension=b"" if cookie is None else cmsg.destination_extension(cookie),
                 operations=operations,
             )
-        except Exception:
+        except BaseException:  # a handler of a signal may end the wait for room
             if request.region is not None and cookie is not None:
                 self._forget_region(mailbox, cookie)
             raise

@@ -37,7 +37,7 @@ class FakeMailbox:
         self.extensions: list[bytes] = []
         self.operations: list[Operation] = []
         self.notices_asked: list[int] = []
-        self.refusal: OSError | None = None  # of sends
+        self.refusal: OSError | KeyboardInterrupt | None = None  # of sends
 
     @property
     def has_sent(self) -> bool:

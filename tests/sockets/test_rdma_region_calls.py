@@ -274,8 +274,17 @@ def test_a_region_goes_if_its_message_does_not(
     box.refusal = os_error(refusal)
     memory, place = Memory(64), Memory(8)
     code = send_refused(over_rdma, rdma_map(memory.address, 64, place.address))
-    assert code == box.refusal.errno
+    assert code == os_error(refusal).errno
     assert place.number(), "it was made"
+    assert len(fake.table) == 0
+
+
+def test_a_region_goes_if_a_signal_ends_the_send(
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
+) -> None:
+    box.refusal = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        send_refused(over_rdma, rdma_map(Memory(64).address, 64))
     assert len(fake.table) == 0
 
 
