@@ -15,6 +15,7 @@ from urds.dataplane.base import (
     Limits,
     Mailbox,
     Release,
+    Wanted,
 )
 from urds.wire.congestion_map import CongestionMap
 
@@ -194,6 +195,22 @@ class TestTheirPort:
             assert refused.value.errno == errno.ENOBUFS
         mailbox.sendto(b"another port", (str(PEER), PEER_PORT + 1))
         assert world.counter("cong_send_error") == 2
+
+    def test_a_refused_send_asks_for_a_stream_where_there_is_none(self, world: World) -> None:
+        """Else the map of a peer that is gone would be in force for ever."""
+        mailbox = world.mailbox()
+        remote = world.attach()
+        remote.say_map(FULL_MAP)
+        world.turn()
+        remote.close()
+        world.turn()
+        with pytest.raises(OSError) as refused:
+            mailbox.sendto(b"x", ADDRESS)
+        assert refused.value.errno == errno.ENOBUFS
+        assert [type(event) for event in world.turn()] == [Wanted]
+        with pytest.raises(OSError):
+            mailbox.sendto(b"x", ADDRESS)
+        assert world.turn() == [], "once per outage"
 
     @pytest.mark.rule("rds7-uncongested-sender-resumes")
     def test_a_clear_map_ends_it(self, world: World) -> None:

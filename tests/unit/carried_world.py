@@ -64,6 +64,9 @@ class FakePath:
         self.queued.append((sender, target_port, payload, extension, operations))
         sender.send_queued_bytes += len(payload)
 
+    def want(self) -> None:
+        self._tell("want", locked=True)
+
     def cancel(self, mailbox: Mailbox, port: int | None) -> int:
         self._tell("cancel", locked=True)
         gone = [one for one in self.queued if one[0] is mailbox and port in (None, one[1])]

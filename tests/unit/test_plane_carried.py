@@ -89,6 +89,7 @@ def test_refusals_come_in_the_order_of_linux(world: CarriedWorld) -> None:
     path.judge(full=True)
     assert refusal(bytes(101)) == errno.EMSGSIZE
     assert refusal(b"") == errno.ENOBUFS
+    assert path.told[-1] == "want", "without a connection no other map would come"
     path.arrive_map()
     assert refusal(b"") == errno.EAGAIN
     assert path.room_wanted == set(), "the account refused, not the path"

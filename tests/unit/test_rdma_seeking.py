@@ -52,6 +52,24 @@ def test_delays_grow_to_a_minute_while_nothing_waits() -> None:
     assert 90 < len(found) < 200
 
 
+@pytest.mark.parametrize("useful", [False, True])
+def test_delays_begin_anew_after_a_connection_that_carried_a_message(*, useful: bool) -> None:
+    """Many short connections, as a wire that cuts makes them: useful ones cost no patience."""
+    bench = Bench()
+    bench.join(generation=4)
+    number, now_ns = 1, NOW
+    for _ in range(12):
+        bench.core.handle_ended(TO_HIGH, number, now_ns, useful=useful)
+        while not (asked := [one for one in bench.actions() if isinstance(one, Connect)]):
+            due_ns = bench.core.poll_timeout()
+            assert due_ns is not None, "a lost connection is sought"
+            now_ns = due_ns
+            bench.core.handle_timeout(now_ns)
+        number = asked[0].number
+        bench.establish(number, bench.data(generation=4), now_ns)
+    assert (now_ns - NOW < 12 * MS) is useful
+
+
 def test_a_message_ends_the_idle_delays() -> None:
     bench = Bench()
     bench.join(generation=4)

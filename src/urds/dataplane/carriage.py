@@ -50,6 +50,9 @@ class CarriedPath(Protocol):
     ) -> None:
         """Take a message; its octets count in `sender.send_queued_bytes` until acknowledged."""
 
+    def want(self) -> None:
+        """Ask for a connection if there is none."""
+
     def cancel(self, mailbox: Mailbox, port: int | None) -> int:
         """Remove and count a mailbox's messages, to one port or all; return how many.
 

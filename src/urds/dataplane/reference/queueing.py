@@ -135,6 +135,8 @@ def _try(
     loop = isinstance(path, LoopPath)
     congested = mailbox._plane.own_congestion(peer) if loop else mailbox._host.congested_at(peer)
     if congested.test(port):
+        if not isinstance(path, LoopPath):
+            path.want()  # without a connection no map would ever come that says otherwise
         mailbox._saw_congestion = True
         if mailbox.settings.monitor:
             mailbox._wait_groups |= 1 << port % _GROUPS

@@ -111,7 +111,7 @@ class StreamPath:
         plane = self.plane
         if not self.core.attached:
             self._judge_full()
-            self._want()
+            self.want()
             self.settled = True
             return False
         if self.core.outgoing.pending_bytes >= plane.flush_bytes:
@@ -148,12 +148,12 @@ class StreamPath:
         if self.core.outgoing.release is not Release.NOT_YET:
             return False
         if not self.core.attached:
-            self._want()
+            self.want()
         return True
 
-    def _want(self) -> None:
-        """Ask the control plane for a stream, once per outage. Lock held."""
-        if not self.wanted:
+    def want(self) -> None:
+        """Ask the control plane for a stream if there is none, once per outage. Lock held."""
+        if self.stream is None and not self.wanted:
             self.wanted = True
             self.plane.emit(Wanted(self))
 
@@ -332,7 +332,7 @@ class StreamPath:
         self._dispose(stream)
         plane.emit(Down(self, reason, error, frames, self.attachment))
         if core.outgoing.holds():  # a probe or a pong alone is not worth a stream
-            self._want()
+            self.want()
 
     def _dispose(self, stream: Stream) -> None:
         """Close a stream; if it is being written to, the writer does. Lock held."""

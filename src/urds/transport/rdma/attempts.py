@@ -182,7 +182,10 @@ class Attempts:
             return
         link.is_over = True
         if link.is_established:
-            node.report(lambda: endpoint.handle_ended(key, number, node.now_ns()), recover)
+            useful = link.path.core.is_useful
+            node.report(
+                lambda: endpoint.handle_ended(key, number, node.now_ns(), useful=useful), recover
+            )
             return
         failure = _FAILURES.get(event.kind, Failure.ERROR)
         node.report(lambda: self._fail(host, key, number, failure, octets), recover)

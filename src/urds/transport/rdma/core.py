@@ -97,6 +97,7 @@ class ConnectionCore:
         self.rdma = rdma
         self.is_attached = False
         self.map_due = False  # set by the shell when our map changed on a connection
+        self._was_acknowledged = False  # by a frame of this connection
         self._around = around
         self._outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
         self._incoming = Incoming(limits, counters, rdma, around, answer_ping=self._answer_ping)
@@ -126,6 +127,7 @@ class ConnectionCore:
         assert not self.is_attached, "the shell detaches first"
         self.is_attached = True
         self.map_due = True
+        self._was_acknowledged = False
         self._told = 0
         self._credits.begin(credits)
         if acknowledged:
@@ -324,6 +326,11 @@ class ConnectionCore:
         self._wr_id_next += 1
 
     @property
+    def is_useful(self) -> bool:
+        """Whether a message has passed on this connection, in either direction."""
+        return self._was_acknowledged or self._incoming.acknowledgement > 0
+
+    @property
     def owes_acknowledgement(self) -> bool:
         """Whether messages lie in inboxes that the peer was not told of."""
         return self.is_attached and self._incoming.acknowledgement != self._told
@@ -395,6 +402,7 @@ class ConnectionCore:
         if acknowledged and not self._outgoing.handle_acknowledged(acknowledged):
             self.counters.recv_drop_bad_ack += 1
             return f"BAD_ACKNOWLEDGEMENT: {acknowledged}, next number {self.sequence_next}"
+        self._was_acknowledged |= acknowledged > 0
         if credit:
             self.rdma.ib_rx_credit_updates += 1
             if not self._credits.handle_granted(credit):

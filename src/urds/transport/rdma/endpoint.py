@@ -186,10 +186,13 @@ class RdmaEndpoint:
         if (peer := self._peers.get(key)) is not None:
             peer.handle_failed(number, failure, now_ns)
 
-    def handle_ended(self, key: PeerKey, number: int, now_ns: int) -> None:
-        """Look for another connection: an established one is gone."""
+    def handle_ended(self, key: PeerKey, number: int, now_ns: int, *, useful: bool = False) -> None:
+        """Look for another connection: an established one is gone.
+
+        After a `useful` one, which has carried messages, the delays begin anew.
+        """
         if (peer := self._peers.get(key)) is not None:
-            peer.handle_ended(number, now_ns)
+            peer.handle_ended(number, now_ns, useful=useful)
 
     def handle_breach(self, key: PeerKey, number: int, now_ns: int) -> None:
         """End a connection on which the peer broke the protocol, and rest."""

@@ -190,10 +190,12 @@ class RdmaPeer(Seeker):
             self._stats.rejected_by_peer += failure is Failure.REJECTED
             self._fail(now_ns)
 
-    def handle_ended(self, number: int, now_ns: int) -> None:
-        """Look for another connection: this one is gone."""
+    def handle_ended(self, number: int, now_ns: int, *, useful: bool = False) -> None:
+        """Look for another connection: this one is gone. A `useful` one has carried messages."""
         if number == self.number:
             self.used_ns = now_ns
+            if useful:
+                self._backoff.reset()
             self._start_over(now_ns)
 
     def handle_breach(self, number: int, now_ns: int) -> None:

@@ -2,9 +2,9 @@
 
 Either side may connect, so nobody waits for the other: a lost connection is sought at once. What
 fails is tried again after random times, up to a bound that doubles; where nothing waits here, it
-grows further. It begins anew once a connection lasted: Linux resets it as soon as one is up, but
-then two nodes that do not understand each other would connect as fast as they can. After a breach
-of the protocol comes a rest.
+grows further. It begins anew once a connection lasted, or carried a message: Linux resets it as
+soon as one is up, but then two nodes that do not understand each other would connect as fast as
+they can. After a breach of the protocol comes a rest.
 
 Source: rds.md 4.1 (linux v6.12 net/rds/ib_cm.c, net/rds/threads.c).
 """
