@@ -18,7 +18,7 @@ from urds.dataplane.operations import RdmaTransfer
 from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.device import RdmaDevice
 from urds.transport.rdma.events import PeerKey
-from urds.transport.rdma.link import Link
+from urds.transport.rdma.link import Link, receives_at_first
 from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.numbers import SendFlag
 from urds.verbs.engine.queue_pair import QueuePair
@@ -74,14 +74,14 @@ class FakePath:
 class Pair:
     """Two links, connected and attached."""
 
-    def __init__(self, *, tos: int = 0) -> None:
+    def __init__(self, *, tos: int = 0, ring: int = RING) -> None:
         self.network = SimNetwork(1)
         self.paths: list[Any] = [FakePath(HERE, THERE, tos=tos), FakePath(THERE, HERE, tos=tos)]
         self.devices = [
             RdmaDevice(self.network.adapter(address=str(address))) for address in (HERE, THERE)
         ]
         self.links = [
-            Link(device, path, 1, send_ring=8, receive_ring=RING)
+            Link(device, path, 1, send_ring=8, receive_ring=ring)
             for device, path in zip(self.devices, self.paths, strict=True)
         ]
         for link in self.links:
@@ -192,6 +192,17 @@ def test_a_fault_of_ours_costs_the_connection_alone(
     pair.links[0].settle_soon()
     pair.network.run(for_ns=100_000_000)
     assert pair.paths[0].breaches == ["a fault of urds"]
+
+
+def test_an_idle_connection_has_few_receives_and_each_frame_adds_one() -> None:
+    pair = Pair(ring=34)
+    pair.connect()
+    assert receives_at_first(34) == 32
+    pair.say(b"1")
+    assert pair.paths[1].core.posted == 2
+    pair.say(b"2", b"3", b"4")
+    assert pair.paths[1].core.posted == 6, "the whole ring is in use"
+    assert pair.paths[1].core.heard == [b"1", b"2", b"3", b"4"]
 
 
 def test_a_connection_tells_rds_info_its_queue_pair_and_both_gids(pair: Pair) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from urds.transport.rdma.path import RdmaPath
 
 FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAGMENT_BYTES
+_RECEIVES_FIRST: Final = 32  # an idle connection shall cost little
 _BATCH: Final = 64  # work requests between two looks at the plane's lock
 _ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
 _OUTCOMES: Final = {
@@ -62,7 +63,7 @@ class Link:
     def __init__(
         self, device: RdmaDevice, path: RdmaPath, number: int, *, send_ring: int, receive_ring: int
     ) -> None:
-        """Make a queue pair and post all receives. Raises OSError: ENOMEM."""
+        """Make a queue pair and post the first receives. Raises OSError: ENOMEM."""
         self.device = device
         self.path = path
         self.number = number
@@ -87,12 +88,8 @@ class Link:
         self._region = device.adapter.keys.register(
             device.domain, self._view, 0, AccessFlag.LOCAL_WRITE
         )
-        lkey = self._region.lkey
-        self._receives = [
-            RecvWR(slot, [SGE(slot * FRAME_BYTES_MAX, FRAME_BYTES_MAX, lkey)])
-            for slot in range(receive_ring)
-        ]
-        for slot in range(receive_ring):
+        self._slots = receives_at_first(receive_ring)  # of the ring in use; with traffic all are
+        for slot in range(self._slots):
             self._post_receive(slot)
 
     # -- connecting
@@ -293,14 +290,18 @@ class Link:
         with path.plane.lock:
             reason = path.core.handle_frame(self._view[start : start + wc.byte_len])
             is_paused = path.is_paused  # read once: without the lock `resume` may change it
+            grows = reason is None and not is_paused and self._slots < self.receive_ring
             if reason is None and not is_paused:
-                path.core.handle_posted(1)
+                path.core.handle_posted(1 + grows)
         if reason is not None:
             self._breach = reason
         elif is_paused:
             self._hold(wc.wr_id)
         else:
             self._post_receive(wc.wr_id)
+        if grows:
+            self._post_receive(self._slots)
+            self._slots += 1
 
     def _hold(self, slot: int) -> None:
         """Keep a receive back while the path pauses; the peer waits when all are."""
@@ -308,7 +309,7 @@ class Link:
         with self.path.plane.lock:
             counters = self.path.rdma_counters
             counters.ib_rx_alloc_limit += 1
-            counters.ib_rx_ring_empty += len(self._held) == self.receive_ring
+            counters.ib_rx_ring_empty += len(self._held) == self._slots
 
     def resume(self) -> None:
         """Post the receives that were held back while the path paused."""
@@ -324,7 +325,13 @@ class Link:
     def _post_receive(self, slot: int) -> None:
         qp = self._qp
         if qp is not None and qp.srq is not None:
-            qp.srq.post(self._receives[slot])
+            place = SGE(slot * FRAME_BYTES_MAX, FRAME_BYTES_MAX, self._region.lkey)
+            qp.srq.post(RecvWR(slot, [place]))
+
+
+def receives_at_first(receive_ring: int) -> int:
+    """Return how many receives a new connection has posted; each frame that comes adds one."""
+    return min(receive_ring, _RECEIVES_FIRST)
 
 
 def _parameters(private_data: bytes) -> ConnectParameters:
@@ -360,4 +367,4 @@ def _atomic(wr_id: int, operation: AtomicOperation) -> SendWR:
     )
 
 
-__all__ = ["Link", "Piece"]
+__all__ = ["Link", "Piece", "receives_at_first"]

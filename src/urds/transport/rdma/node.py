@@ -27,7 +27,7 @@ from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.device import Confine, RdmaDevice, let_out
 from urds.transport.rdma.endpoint import RdmaEndpoint
 from urds.transport.rdma.events import PeerKey
-from urds.transport.rdma.link import Link
+from urds.transport.rdma.link import Link, receives_at_first
 from urds.transport.rdma.path import RdmaPath
 from urds.transport.rdma.regions import RegionTable
 from urds.transport.rdma.settings import PeerSettings
@@ -311,7 +311,7 @@ class RdmaNode:
         """Return our private data. Credits are granted for every receive that is posted."""
         core = self.path(host, key).core
         with self.plane.lock:
-            credits = core.offer(self.settings.core.receive_ring)
+            credits = core.offer(receives_at_first(self.settings.core.receive_ring))
             acknowledged = core.acknowledge_sequence
         return host.endpoint.offer(key, acknowledged=acknowledged, credits=credits)
 
