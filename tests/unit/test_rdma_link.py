@@ -19,6 +19,7 @@ from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.device import RdmaDevice
 from urds.transport.rdma.events import PeerKey
 from urds.transport.rdma.link import Link, receives_at_first
+from urds.transport.rdma.path import RdmaPath
 from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.numbers import SendFlag
 from urds.verbs.engine.queue_pair import QueuePair
@@ -203,6 +204,23 @@ def test_an_idle_connection_has_few_receives_and_each_frame_adds_one() -> None:
     pair.say(b"2", b"3", b"4")
     assert pair.paths[1].core.posted == 6, "the whole ring is in use"
     assert pair.paths[1].core.heard == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_send_that_a_signal_ends_costs_the_connection(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work was taken from the core and not posted: it comes again on the next one."""
+
+    def interrupt(_work: Work) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair.links[0], "_request_of", interrupt)
+    pair.paths[0].core.to_say.append(Frame(1, b"lost"))
+    path = SimpleNamespace(link=pair.links[0])
+    with pytest.raises(KeyboardInterrupt):
+        RdmaPath.push(path)  # type: ignore[arg-type]  # what it asks of itself
+    pair.network.run(for_ns=100_000_000)
+    assert pair.paths[0].breaches == ["a signal interrupted a send"]
 
 
 def test_a_connection_tells_rds_info_its_queue_pair_and_both_gids(pair: Pair) -> None:

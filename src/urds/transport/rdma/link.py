@@ -216,15 +216,16 @@ class Link:
             for work in works:
                 qp.post_send(self._request_of(work), 0)  # only datagrams look at the time
         except OSError as refused:
-            self._cut(f"work cannot be posted: {refused.strerror}")
+            self.cut(f"work cannot be posted: {refused.strerror}")
             return False
         return True
 
     def cut_after_fault(self) -> None:
         """Have the connection ended: nobody knows what a mistake of ours has left undone here."""
-        self._cut("a fault of urds")
+        self.cut("a fault of urds")
 
-    def _cut(self, reason: str) -> None:
+    def cut(self, reason: str) -> None:
+        """Do nothing more here, and have the control plane end the connection."""
         self._breach = reason
         self.settle_soon()
 

@@ -194,7 +194,11 @@ class RdmaPath:
         link = self.link
         if link is not None:
             with link.device.adapter.lock:
-                link.pump()
+                try:
+                    link.pump()
+                except BaseException:  # of a signal's handler: nobody knows what was posted
+                    link.cut("a signal interrupted a send")
+                    raise
             self.settle()
 
     def push_soon(self) -> None:
