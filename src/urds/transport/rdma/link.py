@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from urds.transport.rdma.path import RdmaPath
 
 FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAGMENT_BYTES
-_RECEIVES_FIRST: Final = 32  # an idle connection shall cost little
+_RECEIVES_FIRST: Final = 16  # an idle connection shall cost little
 _BATCH: Final = 64  # work requests between two looks at the plane's lock
 _ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
 _OUTCOMES: Final = {
