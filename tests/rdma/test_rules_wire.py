@@ -23,7 +23,7 @@ from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.wire.connect_data import ConnectData
 from urds.wire.header import HEADER_BYTES, Header
 
-RECEIVES = 16  # of the node with flow control: its whole ring, for a connection has so many at first
+RECEIVES = 16  # the whole ring of the node with flow control: a connection has so many at first
 CREDITS = 8  # that a peer grants it
 FRAGMENT_BYTES = 4096
 LARGE = bytes(range(256)) * 40  # 10240 octets: three fragments
