@@ -74,6 +74,9 @@ def test_a_fault_in_an_action_costs_the_peer_its_connection_alone(
             (faulty if isinstance(given, action) else do)(host, given)
 
         monkeypatch.setattr(node, "_do", chosen)
+        if action is events.Accept:  # who sends first asks for the connection
+            target.sendto(b"first", source.getsockname())
+            assert source.recv(10) == b"first"
         exchange_until_raised(fault, ours, source, target)
         assert ours.counters()["control_faults"] == fault.raised == 1
         assert ours._driver._thread.is_alive()
