@@ -30,8 +30,7 @@ check: environment  ## Run unit, vector, property, health tests and a short simu
 	    $(wildcard tests/unit tests/vectors tests/property tests/health tests/sim)
 
 test: environment  ## Run every test that needs neither root nor a virtual machine (15 min)
-	@$(TIMED) --name test --budget-s 900 -- $(PYTEST) -q -m "not interop" \
-	    --junitxml=$(REPORT)/test.xml tests
+	@$(TIMED) --name test --budget-s 900 -- tools/suite.sh "$(PYTEST) -q -m" $(REPORT)
 
 sim: environment  ## Run the simulations alone, all seeds
 	@$(TIMED) --name sim --budget-s 600 -- $(PYTEST) -n 2 -q --junitxml=$(REPORT)/sim.xml tests/sim

@@ -9,7 +9,7 @@ import pytest
 from tests.rdma.hostile_peer import DEVICES, Siege
 
 
-@pytest.fixture(scope="session", params=DEVICES)
+@pytest.fixture(scope="package", params=DEVICES)
 def _standing_siege(request: pytest.FixtureRequest) -> Iterator[Siege]:
     made = Siege(request.param)
     yield made

@@ -182,7 +182,8 @@ def test_a_flood_of_connects(siege: Siege) -> None:
         siege.dismiss()
     assert not siege.victim.ask("kept")["requests"]
     assert siege.victim.rss_bytes - before[0] < 32 * MIB
-    assert siege.victim.descriptor_count <= before[1] + 2
+    # An attempt to find one of those who vanished has a descriptor for a moment.
+    wait_until(lambda: siege.victim.descriptor_count <= before[1] + 2)
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.0002, 0.001, 0.004, 0.02])
