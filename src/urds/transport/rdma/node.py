@@ -116,7 +116,7 @@ class RdmaNode:
         except OSError as refused:
             self._stop_listening(host)
             if refused.errno == errno.EADDRINUSE:
-                detail = f"another process is the RDMA host of {address}"
+                detail = f"another process has {address} over RDMA: end it, or bind another address"
                 raise os_error(Refusal.ADDRESS_IN_USE, detail) from refused
             raise os_error(Refusal.NOT_LOCAL, f"{address}: {refused}") from refused
         self.hosts[address] = host
