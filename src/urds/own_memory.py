@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import errno
 from mmap import PAGESIZE
+from pathlib import Path
 from typing import Final
 
 from urds.errors import Refusal, os_error
@@ -21,6 +22,7 @@ ADDRESS_END: Final = 1 << 64
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ; mmap names it from Python 3.14 on only
 _POPULATE_WRITE: Final = 23
 
+_MAPPINGS: Final = Path("/proc/self/maps")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,7 +56,7 @@ def _is_there(address: int, octets: int, writable: bool) -> bool:
 def _is_mapped(first: int, end: int, right: bytes) -> bool:
     """Look a range up in the list of mappings, which is in ascending order."""
     try:
-        with open("/proc/self/maps", "rb") as lines:  # noqa: PTH123 - as the rest of the package
+        with _MAPPINGS.open("rb") as lines:
             for line in lines:
                 extent, rights, *_ = line.split(None, 2)
                 low, high = (int(one, 16) for one in extent.split(b"-"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from urds import own_memory
 from urds.backend.base import AtomicOperation, RdmaTransfer
@@ -132,13 +132,7 @@ def transfer(args: RdmaArgs, pieces: list[Piece], *, report_failure: bool) -> Rd
             detail = f"local pieces exceed the {args.remote_bytes} octets of the peer"
             raise os_error(Refusal.BAD_CMSG, detail)
     return RdmaTransfer(
-        key=key_of(args.cookie),
-        remote_address=remote_address(args.cookie, args.remote_address),
-        token=args.user_token,
-        notify=bool(args.flags & RdmaFlag.NOTIFY_ME),
-        report_failure=report_failure,
-        silent=bool(args.flags & RdmaFlag.SILENT),
-        fence=bool(args.flags & RdmaFlag.FENCE),
+        **_operation_of(args, report_failure=report_failure),
         is_write=is_write,
         pieces=tuple(views),
     )
@@ -157,13 +151,7 @@ def atomic(asked: Atomic, *, report_failure: bool) -> AtomicOperation:
     operand, second, compare_mask, swap_mask = asked.operands
     masks = (compare_mask, swap_mask) if is_compare and is_masked else (_U64_MAX, _U64_MAX)
     return AtomicOperation(
-        key=key_of(asked.cookie),
-        remote_address=remote_address(asked.cookie, asked.remote_address),
-        token=asked.user_token,
-        notify=bool(asked.flags & RdmaFlag.NOTIFY_ME),
-        report_failure=report_failure,
-        silent=bool(asked.flags & RdmaFlag.SILENT),
-        fence=bool(asked.flags & RdmaFlag.FENCE),
+        **_operation_of(asked, report_failure=report_failure),
         is_compare=is_compare,
         operand=operand,
         swap=second if is_compare else 0,
@@ -172,6 +160,19 @@ def atomic(asked: Atomic, *, report_failure: bool) -> AtomicOperation:
         swap_mask=masks[1],
         result=result,
     )
+
+
+def _operation_of(asked: RdmaArgs | Atomic, *, report_failure: bool) -> dict[str, Any]:
+    """Return the fields of `Operation`, which all kinds have."""
+    return {
+        "key": key_of(asked.cookie),
+        "remote_address": remote_address(asked.cookie, asked.remote_address),
+        "token": asked.user_token,
+        "notify": bool(asked.flags & RdmaFlag.NOTIFY_ME),
+        "report_failure": report_failure,
+        "silent": bool(asked.flags & RdmaFlag.SILENT),
+        "fence": bool(asked.flags & RdmaFlag.FENCE),
+    }
 
 
 def _exact(octets: bytes, layout: Struct) -> bytes:

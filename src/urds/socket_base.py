@@ -212,8 +212,8 @@ class SocketBase(system.socket):
 
     def _set_tos(self, value: int) -> None:
         """Choose it, once. Source: linux v6.12 net/rds/af_rds.c (rds_ioctl)."""
-        has_sent = self._mailbox is not None and self._mailbox.has_sent
-        if self._options.tos or has_sent:
+        has_route = self._mailbox is not None and self._mailbox.has_route
+        if self._options.tos or has_route:
             detail = f"type of service is {self._options.tos} for good"
             raise os_error(Refusal.BAD_ARGUMENT, detail)
         if self._options.transport is Transport.IB:

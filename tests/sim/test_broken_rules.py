@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.broken import Patch, instead, nothing
 from tests.sim.simulation import HIGH, LOW, Simulation
 from tests.sim.world import Socket
 from urds.dataplane.base import Release
@@ -28,8 +29,6 @@ from urds.proto.streams import Streams
 pytestmark = pytest.mark.sim
 
 SEEDS_MAX = 150
-
-Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +49,6 @@ def before(owner: type, name: str, extra: Callable[..., None]) -> Patch:
         return original(self, *args, **kwargs)
 
     return lambda patch: patch.setattr(owner, name, broken)
-
-
-def instead(owner: Any, name: str, value: Any) -> Patch:
-    """Put something wrong in place of a method or a constant."""
-    return lambda patch: patch.setattr(owner, name, value)
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 def _acknowledge_one_too_many(patch: pytest.MonkeyPatch) -> None:

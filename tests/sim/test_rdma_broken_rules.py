@@ -7,12 +7,12 @@ world judges it. With the rule whole the same seed is well.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rdma_world import Plan, World
 from urds.constants import RdmaStatus
 from urds.dataplane.reference import noticing
@@ -35,8 +35,6 @@ RESTARTS = Plan(restarts=True)
 CREDITS = Plan(credits=True)
 VISITORS = Plan(visitors=True, gives_up=True, to_itself=True)
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -50,25 +48,6 @@ class Broken:
 
     def run(self, seed: int) -> None:
         World(seed, self.plan).run()
-
-
-def instead(owner: Any, name: str, value: Any) -> Patch:
-    """Put something wrong in place of a method, a property, a function or a constant."""
-    return lambda patch: patch.setattr(owner, name, value)
-
-
-def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Patch:
-    """Call `wrapper` in place of a method, with the method before its arguments."""
-    original = getattr(owner, name)
-
-    def called(self: Any, *arguments: Any, **named: Any) -> Any:
-        return wrapper(original, self, *arguments, **named)
-
-    return lambda patch: patch.setattr(owner, name, called)
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 def _acknowledge_early(original: Any, incoming: Incoming, fields: Any, payload: Any) -> Any:
@@ -261,23 +240,9 @@ BROKEN = [
 ]
 
 
-def failing_seed(broken: Broken) -> tuple[int | None, str]:
-    for seed in range(broken.seed_first, broken.seed_first + SEEDS_MAX):
-        try:
-            broken.run(seed)
-        except AssertionError as failure:
-            return seed, str(failure)
-    return None, ""
-
-
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
 def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken.also is not None:
         broken.also(monkeypatch)
-    with monkeypatch.context() as patch:
-        broken.patch(patch)
-        seed, failure = failing_seed(broken)
-    print(f"{broken.rule}: seed {seed}: {failure}")
-    assert seed is not None, f"none of {SEEDS_MAX} seeds feels it"
-    assert failure.startswith("seed"), f"an assertion inside fell, not the world's: {failure}"
-    broken.run(seed)
+    seeds = range(broken.seed_first, broken.seed_first + SEEDS_MAX)
+    demand_felt(broken.rule, broken.patch, broken.run, seeds, monkeypatch)

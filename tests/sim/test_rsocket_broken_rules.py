@@ -4,12 +4,12 @@ A rule is broken by a patch, then seeds are tried until one fails as the world o
 judges it: in safety or liveness. With the rule whole the same seed is well.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rsocket_world import World
 from urds.rsocket.stream import Memory, Post, exchange
 from urds.rsocket.stream.areas import Area
@@ -25,8 +25,6 @@ pytestmark = pytest.mark.sim
 SEEDS_MAX = 150
 OWN, TO_ORIGINAL = (True, True), (True, False)
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -38,25 +36,6 @@ class Broken:
 
     def run(self, seed: int) -> None:
         World(seed, are_own=self.are_own).run()
-
-
-def instead(owner: Any, name: str, value: Any) -> Patch:
-    """Put something wrong in place of a method, a property or a function."""
-    return lambda patch: patch.setattr(owner, name, value)
-
-
-def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Patch:
-    """Call `wrapper` in place of a method, with the method before its arguments."""
-    original = getattr(owner, name)
-
-    def called(self: Any, *arguments: Any, **named: Any) -> Any:
-        return wrapper(original, self, *arguments, **named)
-
-    return lambda patch: patch.setattr(owner, name, called)
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 def _publish_what_is_unread(original: Any, area: Area, **named: Any) -> Any:
@@ -210,21 +189,6 @@ BROKEN = [
 ]
 
 
-def failing_seed(broken: Broken) -> tuple[int | None, str]:
-    for seed in range(SEEDS_MAX):
-        try:
-            broken.run(seed)
-        except AssertionError as failure:
-            return seed, str(failure)
-    return None, ""
-
-
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
 def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken.patch(monkeypatch)
-    seed, failure = failing_seed(broken)
-    print(f"{broken.rule}: seed {seed}: {failure}")
-    assert seed is not None, f"no seed below {SEEDS_MAX} feels it"
-    assert failure.startswith("seed"), f"an assertion inside fell, not the world's: {failure}"
-    monkeypatch.undo()
-    broken.run(seed)
+    demand_felt(broken.rule, broken.patch, broken.run, range(SEEDS_MAX), monkeypatch)

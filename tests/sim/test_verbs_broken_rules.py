@@ -4,12 +4,11 @@ A rule is broken by a patch, then seeds are tried until one fails: in safety or 
 world of `verbs_world` judges them. With the rule whole the same seed is well.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
+from tests.sim.broken import Patch, demand_felt, instead, nothing
 from tests.sim.verbs_world import World
 from urds.verbs.engine import requester, responder
 from urds.verbs.engine.flight import Flight
@@ -25,8 +24,6 @@ pytestmark = pytest.mark.sim
 SEEDS_MAX = 40
 STEPS_MAX = 6000
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -39,15 +36,6 @@ class Broken:
 
     def run(self, seed: int) -> None:
         World(seed, self.acceptance, shared=True, lossless=self.lossless).run(steps_max=STEPS_MAX)
-
-
-def instead(owner: Any, name: str, value: Any) -> Patch:
-    """Put something wrong in place of a method or a constant."""
-    return lambda patch: patch.setattr(owner, name, value)
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 def _add_again(patch: pytest.MonkeyPatch) -> None:
@@ -159,21 +147,6 @@ BROKEN = [
 ]  # fmt: skip
 
 
-def failing_seed(broken: Broken) -> tuple[int | None, str]:
-    for seed in range(SEEDS_MAX):
-        try:
-            broken.run(seed)
-        except AssertionError as failure:
-            return seed, str(failure)
-    return None, ""
-
-
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule)
 def test_a_broken_rule_is_felt(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken.patch(monkeypatch)
-    seed, failure = failing_seed(broken)
-    print(f"{broken.rule}: seed {seed}: {failure}")
-    assert seed is not None, f"no seed below {SEEDS_MAX} feels it"
-    assert failure.startswith("seed"), f"an assertion inside fell, not the world's: {failure}"
-    monkeypatch.undo()
-    broken.run(seed)
+    demand_felt(broken.rule, broken.patch, broken.run, range(SEEDS_MAX), monkeypatch)

@@ -40,7 +40,7 @@ class FakeMailbox:
         self.refusal: OSError | KeyboardInterrupt | None = None  # of sends
 
     @property
-    def has_sent(self) -> bool:
+    def has_route(self) -> bool:
         """Whether anything was sent."""
         return bool(self.sent)
 

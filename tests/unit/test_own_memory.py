@@ -106,11 +106,10 @@ def test_a_page_behind_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
     memory.close()
 
 
-def test_without_a_list_of_mappings_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_list(*_: object) -> object:
-        raise FileNotFoundError
-
+def test_without_a_list_of_mappings_nothing_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(own_memory, "_libc", OldKernel())
-    monkeypatch.setattr(own_memory, "open", no_list, raising=False)
+    monkeypatch.setattr(own_memory, "_MAPPINGS", tmp_path / "maps")
     held = ctypes.create_string_buffer(8)
     assert refused(ctypes.addressof(held), 8, writable=False)

@@ -337,7 +337,7 @@ class Mailbox(Protocol):
     settings: MailboxSettings  # in force; `configure` replaces it
 
     @property
-    def has_sent(self) -> bool:
+    def has_route(self) -> bool:
         """Whether it has a way to any peer: what belongs to connections is settled then."""
 
     def sendto(

@@ -33,7 +33,7 @@ def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None
     """Unbind; linger in the foreground if asked, else in the background."""
     if linger_ns and not plane.virtual:
         plane.wait(
-            lambda: None if _has_queued(plane, mailbox) and not mailbox.closed else True,
+            lambda: None if _has_queued(mailbox) and not mailbox.closed else True,
             mailbox.room_waiters,
             linger_ns,
             flush=mailbox,
@@ -51,7 +51,7 @@ def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     """Leave the port; keep what is queued for its time, or cancel it. Lock held."""
     mailbox.closed = True
     mailbox.shut(plane)
-    if linger_ns is None and _has_queued(plane, mailbox):
+    if linger_ns is None and _has_queued(mailbox):
         plane.lingering[mailbox] = plane.clock_ns() + plane.limits.linger_ns
         plane.helper.want()
     else:
@@ -60,11 +60,9 @@ def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     plane.touched.add(mailbox)
 
 
-def _has_queued(plane: Plane, mailbox: Mailbox) -> bool:
+def _has_queued(mailbox: Mailbox) -> bool:
     """Tell whether a message, be it empty, may not be with its peer yet. Lock held."""
-    host = plane.hosts[mailbox.local]
-    streams = (path.core.outgoing.holds(mailbox) for path in host.paths)
-    return any(streams) or any(path.holds(mailbox) for path in host.carried)
+    return any(path.holds(mailbox) for path in mailbox.paths())
 
 
 def drain(plane: Plane, drain_ns: int) -> int:
@@ -73,7 +71,7 @@ def drain(plane: Plane, drain_ns: int) -> int:
         return 0
     deadline_ns = plane.clock_ns() + drain_ns
     paths, carried = _all_paths(plane), _all_carried(plane)
-    while left := _undelivered(plane, paths, carried):
+    while left := _undelivered(plane, [*paths, *carried]):
         if plane.clock_ns() >= deadline_ns or plane.virtual:
             break
         for path in paths:
@@ -85,10 +83,9 @@ def drain(plane: Plane, drain_ns: int) -> int:
     return left
 
 
-def _undelivered(plane: Plane, paths: Sequence[StreamPath], carried: Sequence[CarriedPath]) -> int:
+def _undelivered(plane: Plane, paths: Sequence[StreamPath | CarriedPath]) -> int:
     with plane.lock:
-        streams = sum(path.undelivered() for path in paths)
-        return streams + sum(path.undelivered() for path in carried)
+        return sum(path.undelivered() for path in paths)
 
 
 def close(plane: Plane, drain_ns: int) -> int:

@@ -108,7 +108,7 @@ class Mailbox(Inbox):
     # -- sending
 
     @property
-    def has_sent(self) -> bool:
+    def has_route(self) -> bool:
         """Whether it has a way to any peer."""
         return bool(self._routes)
 

@@ -147,8 +147,7 @@ class StreamPath:
         """Tell whether the handshake may still allow a longer message; ask for it. Lock held."""
         if self.core.outgoing.release is not Release.NOT_YET:
             return False
-        if not self.core.attached:
-            self.want()
+        self.want()
         return True
 
     def want(self) -> None:
@@ -350,8 +349,7 @@ class StreamPath:
         self.stream = None
         core.detach()
         self.settle_freed()
-        self.settled = False
-        self.wanted = False
+        self.settled = self.wanted = False
         self.tail_since_ns = None
 
     # -- what the control plane asks for
@@ -457,7 +455,11 @@ class StreamPath:
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged."""
         with self.plane.lock:
-            return self.core.outgoing.holds()
+            return self.holds()
+
+    def holds(self, mailbox: Mailbox | None = None) -> bool:
+        """Tell the same of one mailbox's, or of all. Lock held."""
+        return self.core.outgoing.holds(mailbox)
 
     def undelivered(self) -> int:
         """Return how many messages the peer does not have yet and could get."""

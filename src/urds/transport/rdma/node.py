@@ -143,7 +143,7 @@ class RdmaNode:
         key = host.endpoint.key_for(peer, tos, self.now_ns())
         self._carry_out(host)  # an eviction for it is over before its peer can be resolved anew
         path = self.path(host, key)
-        path.mailboxes.add(mailbox)  # type: ignore[arg-type]  # the plane's own, as in `route`
+        path.mailboxes.add(mailbox)
         mailbox.route(peer, path)
         return path
 

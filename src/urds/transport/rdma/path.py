@@ -20,6 +20,7 @@ from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.events import PeerKey
 
 if TYPE_CHECKING:
+    from urds.dataplane import base
     from urds.dataplane.reference.host import Host
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.outgoing import Owner
@@ -58,7 +59,7 @@ class RdmaPath:
         self.full = False
         self.message_bytes_max = min(limits.message_bytes_max, MAX_MESSAGE_BYTES)
         self.room_wanted: set[Mailbox] = set()
-        self.mailboxes: set[Mailbox] = set()  # routed here; control lock
+        self.mailboxes: set[base.Mailbox] = set()  # routed here; control lock
         self.given_up_messages = 0
         self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
