@@ -25,6 +25,7 @@ _SOCKADDR_IN: Final = Struct("=H2s4s8x")
 _SOCKADDR_IN6: Final = Struct("=H2s4x16sI")
 _FAMILY: Final = Struct("=H")
 _PORT_MAX: Final = 65535
+_SCOPE_DIGITS_MAX: Final = 10  # of an index; what is longer is the name of no interface either
 _LITERALS_MAX: Final = 4096  # reading one takes as long as queueing a message
 _BROADCAST: Final = IPv4Address("255.255.255.255")
 
@@ -135,7 +136,8 @@ def _literal(host: str) -> Address | None:
     address = _plain_literal(plain)
     if address is None or not scope or address.version == 4:
         return address
-    return _scoped(address, int(scope) if scope.isdigit() else socket.if_nametoindex(scope))
+    is_number = scope.isascii() and scope.isdigit() and len(scope) <= _SCOPE_DIGITS_MAX
+    return _scoped(address, int(scope) if is_number else socket.if_nametoindex(scope))
 
 
 @lru_cache(maxsize=_LITERALS_MAX)
@@ -155,7 +157,10 @@ def _lookup(host: str) -> Address:
 
 
 def _scoped(address: Address, scope: int) -> Address:
-    return IPv6Address(f"{address}%{scope}") if scope and address.is_link_local else address
+    """Return an address with its scope, where it needs one; a number outranks that of the text."""
+    if not scope or not address.is_link_local:
+        return address
+    return IPv6Address(f"{str(address).partition('%')[0]}%{scope}")
 
 
 def _check(address: Address, call: Call) -> None:

@@ -275,8 +275,16 @@ def _read(name: str, value: object, source: str) -> object:
     rule: Rule = _RULES[name]
     try:
         return rule.read(value)
-    except (ValueError, TypeError):
-        raise SettingError(f"{name} = {value!r}, in {source}: must be {rule.allowed}") from None
+    except (ValueError, TypeError, OverflowError):
+        text = f"{name} = {_shown(value)}, in {source}: must be {rule.allowed}"
+        raise SettingError(text) from None
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _nearest(name: str) -> str:
@@ -289,14 +297,18 @@ def _nearest(name: str) -> str:
 def _read_file(place: str) -> dict[str, object]:
     import tomllib
 
+    named = f"file {place} ({CONFIG_VARIABLE})"
     try:
         with open(place, "rb") as file:  # noqa: PTH123 - pathlib costs milliseconds at import
             octets = file.read(CONFIG_BYTES_MAX + 1)
-        if len(octets) > CONFIG_BYTES_MAX:
-            raise SettingError(f"file {place} ({CONFIG_VARIABLE}) is over {CONFIG_BYTES_MAX} bytes")
+    except OSError as error:
+        raise SettingError(f"{named}: {error}") from error
+    if len(octets) > CONFIG_BYTES_MAX:
+        raise SettingError(f"{named} is over {CONFIG_BYTES_MAX} bytes")
+    try:
         return tomllib.loads(octets.decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingError(f"file {place} ({CONFIG_VARIABLE}): {error}") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested too deep
+        raise SettingError(f"{named}: {error}") from error
 
 
 _RULES: Final[Mapping[str, Rule]] = {one.name: one.metadata["rule"] for one in fields(Settings)}

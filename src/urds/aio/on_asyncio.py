@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import weakref
 from asyncio import AbstractEventLoop
 from contextlib import suppress
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 class AsyncioSleeper(Sleeper):
     """A task that waits for a future."""
 
-    def __init__(self, loop: AbstractEventLoop, mailbox: Mailbox, *, room: bool) -> None:
-        super().__init__(mailbox, room=room)
-        self._loop = loop
-        self._future: asyncio.Future[None] = loop.create_future()
+    def __init__(self, pump: AsyncioPump, mailbox: Mailbox, *, room: bool) -> None:
+        super().__init__(pump, mailbox, room=room)
+        self._loop = pump.loop
+        self._future: asyncio.Future[None] = pump.loop.create_future()
 
     def _wake(self, *, own_thread: bool) -> bool:
         try:
@@ -41,9 +42,9 @@ class AsyncioSleeper(Sleeper):
         if not self._future.done():
             self._future.set_result(None)
 
-    async def sleep(self) -> None:
-        """Wait until told."""
-        await self._future
+    def sleep(self) -> asyncio.Future[None]:
+        """Return what waits until told."""
+        return self._future
 
 
 class _Reader:
@@ -72,8 +73,11 @@ class AsyncioPump(Pump):
         self._reader: weakref.ref[_Reader] | None = None
 
     def is_here(self) -> bool:
-        """Tell whether the calling task runs in this loop."""
-        return asyncio._get_running_loop() is self.loop
+        """Tell whether the calling task runs in this loop, not in a trio run that it is host to."""
+        if asyncio._get_running_loop() is not self.loop:
+            return False
+        trio = sys.modules.get("trio")
+        return trio is None or not trio.lowlevel.in_trio_task()
 
     def running(self) -> bool:
         """Tell whether the loop watches the plane."""
@@ -109,7 +113,7 @@ class AsyncioPump(Pump):
 
     def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
         """Make what the running task sleeps on."""
-        return AsyncioSleeper(self.loop, mailbox, room=room)
+        return AsyncioSleeper(self, mailbox, room=room)
 
     async def turn(self) -> None:
         """Let the loop make a turn."""

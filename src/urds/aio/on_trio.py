@@ -7,6 +7,7 @@ is rescheduled from the sender, which costs no system call.
 from __future__ import annotations
 
 import threading
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,9 @@ class _Bed:
 class TrioSleeper(Sleeper):
     """A task that waits to be rescheduled."""
 
-    def __init__(self, token: trio.lowlevel.TrioToken, mailbox: Mailbox, *, room: bool) -> None:
-        super().__init__(mailbox, room=room)
-        self._token = token
+    def __init__(self, pump: TrioPump, mailbox: Mailbox, *, room: bool) -> None:
+        super().__init__(pump, mailbox, room=room)
+        self._token = pump.loop
         self._bed = _Bed()
 
     def _wake(self, *, own_thread: bool) -> bool:
@@ -65,9 +66,9 @@ class TrioSleeper(Sleeper):
             return False
         return True
 
-    async def sleep(self) -> None:
-        """Wait until told."""
-        await self._bed.sleep()
+    def sleep(self) -> Coroutine[Any, Any, None]:
+        """Return what waits until told."""
+        return self._bed.sleep()
 
 
 class TrioPump(Pump):
@@ -142,7 +143,7 @@ class TrioPump(Pump):
 
     def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
         """Make what the running task sleeps on."""
-        return TrioSleeper(self.loop, mailbox, room=room)
+        return TrioSleeper(self, mailbox, room=room)
 
     async def turn(self) -> None:
         """Let the run make a turn."""

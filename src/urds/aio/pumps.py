@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ COST_SHIFT: Final = 10
 _TICK_NS: Final = 1_000_000  # how long takers may be left to read by themselves
 
 
+def _stay() -> None:
+    """Have nothing to leave."""
+
+
 class Sleeper(ABC):
     """One task that waits for a message or for room; use it in a `with` block, once.
 
@@ -42,7 +46,8 @@ class Sleeper(ABC):
     for which only this task was told must not wait for the next message.
     """
 
-    def __init__(self, mailbox: Mailbox, *, room: bool) -> None:
+    def __init__(self, pump: Pump, mailbox: Mailbox, *, room: bool) -> None:
+        self._pump = pump
         self.used = False
         self.told = False
         self._forgotten = False
@@ -52,13 +57,19 @@ class Sleeper(ABC):
 
     def __enter__(self) -> Self:
         self._leave = self._mailbox.subscribe(self.tell, room=self._room)
+        self._pump.waiting += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pump.waiting -= 1
         if kind is GeneratorExit:
             # The task is being collected, perhaps inside a call that holds a lock of the plane.
             self._forgotten = True
-        elif not (self.used and self.told):
+        elif self.used and self.told:
+            # The subscription names this object: without the circle it goes now, and not when
+            # the collector comes by, which would be once in a few hundred waits.
+            self._leave = _stay
+        else:
             self._leave()
 
     def tell(self) -> None:
@@ -72,8 +83,8 @@ class Sleeper(ABC):
         """Have the task run on; return False if its loop is gone."""
 
     @abstractmethod
-    async def sleep(self) -> None:
-        """Wait until told."""
+    def sleep(self) -> Awaitable[None]:
+        """Return what waits until told."""
 
 
 class Pump(ABC):
@@ -126,14 +137,6 @@ class Pump(ABC):
         self.flush_due = True
         self.schedule_flush()
         return True
-
-    async def sleep(self, sleeper: Sleeper) -> None:
-        """Wait until the sleeper is told."""
-        self.waiting += 1
-        try:
-            await sleeper.sleep()
-        finally:
-            self.waiting -= 1
 
     @abstractmethod
     def is_here(self) -> bool:

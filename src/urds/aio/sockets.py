@@ -203,7 +203,7 @@ class Socket:
         while True:
             with pump.sleeper(self._socket.mailbox, room=False) as sleeper:
                 self._dry = not sleeper.told  # else one is there already
-                await pump.sleep(sleeper)
+                await sleeper.sleep()
                 sleeper.used = True
             with suppress(BlockingIOError):  # somebody was faster
                 return attempt()
@@ -218,7 +218,7 @@ class Socket:
                 except OSError as refused:
                     if refused.errno not in _NOT_NOW:
                         raise
-                await pump.sleep(sleeper)
+                await sleeper.sleep()
                 sleeper.used = True
 
     async def _turn(self) -> Pump:
@@ -231,6 +231,9 @@ class Socket:
 
     def _join(self) -> Pump:
         """Be served by the running loop."""
+        pump = self._pump
+        if pump is not None and pump.is_here() and pump.running():
+            return pump
         if self.closed:
             raise os_error(Refusal.CLOSED)
         if self._plane is None:

@@ -105,7 +105,7 @@ def parse(octets: bytes) -> Report:
                 for local, port, peer, peer_port in document["connected"]
             },
         )
-    except (KeyError, TypeError, ValueError) as failure:
+    except (LookupError, TypeError, ValueError, RecursionError) as failure:
         raise ValueError(f"no report of this release: {failure!r}") from failure
 
 

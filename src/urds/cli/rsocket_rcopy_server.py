@@ -92,7 +92,10 @@ def placed(name: str, root: Path) -> Path:
     if wanted.is_absolute() or ".." in wanted.parts or "\0" in name or not wanted.name:
         raise OSError(errno.EACCES, "a name that leads out of the folder")
     # A link below the root may still lead out of it: judge where it really leads.
-    folder = (root / wanted).parent.resolve(strict=True)
+    try:
+        folder = (root / wanted).parent.resolve(strict=True)
+    except RuntimeError:  # what Python before 3.13 says
+        raise OSError(errno.ELOOP, "a name that leads in circles") from None
     if not folder.is_relative_to(root):
         raise OSError(errno.EACCES, "a name that leads out of the folder")
     target = folder / wanted.name

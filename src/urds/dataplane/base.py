@@ -253,6 +253,9 @@ class Stream(Protocol):
     def recv(self, octets_max: int, /) -> bytes:
         """Read once; b"" at the end. Raises BlockingIOError or OSError."""
 
+    def recv_into(self, memory: memoryview, /) -> int:
+        """Read once into memory; return the octets, 0 at the end. Raises as `recv` does."""
+
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
         """Write once; return the octets taken. Raises BlockingIOError or OSError."""
 
@@ -262,11 +265,26 @@ class Stream(Protocol):
     def expect(self, octets: int, /) -> None:
         """Be readable only once so many octets are here, or the end is; a hint, 1 ends it."""
 
+    def waiting(self) -> int:
+        """Return how many octets `recv` would give, 0 once closed; never raises."""
+
     def unacknowledged(self) -> int:
         """Return the octets written that the peer's TCP has not acknowledged. Raises OSError."""
 
     def close(self) -> None:
         """Release the descriptor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a path knows of its peer's numbers: it tells a repeat from a new message."""
+
+    sequence_expected: int
+    floor: int | None  # lowest of the last stream with traffic
+    probe_sequence: int | None  # of a kernel's probe
+    generation: int | None  # that a kernel told
+    life: int | None  # that an own node told in its maps
+    watch_restarts: bool  # by its numbers, for a kernel does not always tell
 
 
 class Path(Protocol):
@@ -426,6 +444,12 @@ class Plane(Protocol):
 
     def path(self, *, local: Address, peer: Address, index: int, sequence_first: int) -> Path:
         """Make a path without a stream; its first message gets `sequence_first`."""
+
+    def received(self, path: Path) -> Received:
+        """Return what a path knows of its peer's numbers, for one that is made later."""
+
+    def expect(self, path: Path, received: Received) -> None:
+        """Have a path without a first stream go on where an earlier one to the peer ended."""
 
     def loop(self, *, local: Address, peer: Address) -> Path:
         """Make a path between two addresses of this process, without a stream."""

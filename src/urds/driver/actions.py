@@ -181,6 +181,7 @@ class Actions:
             mailbox.route(action.peer, None)
         for path in paths.paths:
             path.drop_queue()
+            host.remember(action.peer, path.index, self._driver.plane.received(path))
             self._driver.forget_path(path)
 
     # -- notices

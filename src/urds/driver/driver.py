@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from ipaddress import ip_address
 from random import Random
 
 from urds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.dataplane import base
 from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
+from urds.driver.accepting import Acceptor
 from urds.driver.actions import Actions
 from urds.driver.clock import now_ns
 from urds.driver.guard import Guard
@@ -38,8 +38,7 @@ from urds.transport import subnets, tcp
 _PathEvent = base.Wanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
 _S = 1_000 * _MS
-_ACCEPTS_PER_TURN = 64
-_REST_NS = 100 * _MS  # when descriptors or watches are used up
+_REST_NS = 100 * _MS  # when watches are used up
 _HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
 _STARTED_NS = time.time_ns() - time.monotonic_ns()
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
@@ -62,6 +61,7 @@ class Driver:
         self.tcp = tcp_settings_of(settings)
         self.guard = Guard(self)
         self.streams = Streams(self)
+        self.acceptor = Acceptor(self)
         self.actions = Actions(self)
         self.rdma = Rdma(self)
         self._paths: dict[Path, tuple[LocalHost, Address]] = {}
@@ -173,7 +173,7 @@ class Driver:
                 return
             host.endpoint.connection(peer, now_ns())
             # An eviction for it is over before its peer can be resolved anew.
-            self._carry_out(host)
+            self.carry_out(host)
             paths = self.paths_to(host, peer)
             paths.mailboxes.add(mailbox)
             mailbox.route(peer, paths.path_for(mailbox.port))
@@ -200,6 +200,7 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
+            self.acceptor.close()
             self.rdma.stop_listening()
             if self._information is not None:
                 self._information.close()
@@ -218,6 +219,7 @@ class Driver:
             for host in self.hosts.values():
                 host.listener.close()
             self.streams.close()
+            self.acceptor.close()
             self.rdma.close()
             if self._information is not None:
                 self._information.close()
@@ -233,6 +235,7 @@ class Driver:
         for host in self.hosts.values():
             host.listener.close()
         self.streams.close()
+        self.acceptor.close()
         self.rdma.abandon_in_child()
         if self._information is not None:
             self._information.abandon_in_child()
@@ -274,10 +277,13 @@ class Driver:
         return paths
 
     def new_path(self, host: LocalHost, peer: Address, index: int) -> Path:
-        """Make one path."""
+        """Make one path; of a peer that was evicted it goes on where the earlier one ended."""
         path = self.plane.path(
             local=host.address, peer=peer, index=index, sequence_first=first_sequence()
         )
+        received = host.recall(peer, index)
+        if received is not None:
+            self.plane.expect(path, received)
         self._paths[path] = (host, peer)
         return path
 
@@ -305,17 +311,16 @@ class Driver:
         now = now_ns()
         if self._watch_at_ns is not None and self._watch_at_ns <= now:
             self._watch_again()
-        deadlines = [self.streams.handle_timeout(now), self.rdma.turn(now)]
+        self.streams.handle_timeout(now)
+        deadlines = [self.rdma.turn(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:
                 self.guard.run_timers(host, now)
-            self._carry_out(host)
-            if host.listen_at_ns is not None and host.listen_at_ns <= now:
-                host.listen_at_ns = None
-                self._listen(host)
-            deadlines += [host.endpoint.poll_timeout(), host.listen_at_ns]
-        deadlines.append(self._watch_at_ns)
+            accepting_at_ns = self.acceptor.handle_timeout(host, now)
+            self.carry_out(host)
+            deadlines += [host.endpoint.poll_timeout(), accepting_at_ns]
+        deadlines += [self._watch_at_ns, self.streams.next_ns()]
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     def _watch_again(self) -> None:
@@ -323,7 +328,8 @@ class Driver:
         for descriptor, interest in unwatched.items():
             self.serve(descriptor, self._handlers[descriptor], interest)
 
-    def _carry_out(self, host: LocalHost) -> None:
+    def carry_out(self, host: LocalHost) -> None:
+        """Do what the endpoint of an address has decided."""
         while (action := host.endpoint.poll_event()) is not None:
             with self.guard.confine(host, action.peer):
                 self.actions.carry_out(host, action)
@@ -387,7 +393,7 @@ class Driver:
             listener=listener,
         )
         try:
-            self._serve_now(listener.fileno(), lambda: self._accept(host), Interest.READ)
+            self._serve_now(listener.fileno(), self.acceptor.handler(host), Interest.READ)
         except BaseException:
             listener.close()
             raise
@@ -405,26 +411,6 @@ class Driver:
             mailbox.route(peer, None)
         # One that was queued meanwhile stays, and the next send finds the way back by `resolve`.
         return not any(path.holds_messages() for path in paths.paths)
-
-    def _listen(self, host: LocalHost) -> None:
-        self.serve(host.listener.fileno(), lambda: self._accept(host), Interest.READ)
-
-    def _accept(self, host: LocalHost) -> None:
-        """Take what waits; without descriptors to take it, rest, or the thread would spin."""
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                accepted = tcp.accept(host.listener, self.tcp)
-            except OSError:
-                host.listen_at_ns = now_ns() + _REST_NS
-                return
-            if accepted is None:
-                break
-            stream, (name, port) = accepted
-            peer = ip_address(name)
-            number = self.streams.keep(host, peer, stream)
-            with self.guard.confine(host, peer):
-                host.endpoint.handle_accepted(number, peer, port, now_ns())
-        self._listen(host)
 
 
 def first_sequence() -> int:

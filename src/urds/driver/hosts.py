@@ -1,13 +1,20 @@
-"""What the driver keeps for each local address: its endpoint, its listener, its paths."""
+"""What the driver keeps for each local address: its endpoint, listener, paths, and memory of peers.
+
+A peer that was evicted may still repeat what it sent before. The numbers that tell its repeats from
+new messages are therefore kept for longer than anything else of it.
+"""
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
+from typing import Final
 
-from urds.dataplane.base import Address, Agreement, Mailbox, Path
+from urds.dataplane.base import Address, Agreement, Mailbox, Path, Received
 from urds.proto.endpoint import Endpoint
 from urds.proto.paths import path_of_port
+
+_REMEMBERED_MAX: Final = 65_536  # paths of evicted peers; beyond it the oldest is forgotten
 
 
 @dataclass(slots=True)
@@ -32,6 +39,19 @@ class LocalHost:
     address: Address
     endpoint: Endpoint
     listener: socket.socket
-    listen_at_ns: int | None = None  # when to accept again after an accept that failed
+    listen_at_ns: int | None = None  # when to accept again, after a rest
     peers: dict[Address, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
+    remembered: dict[tuple[Address, int], Received] = field(default_factory=dict)
+
+    def remember(self, peer: Address, index: int, received: Received) -> None:
+        """Keep what a path knew of its peer's numbers; of one that sent nothing there is none."""
+        if not received.sequence_expected:
+            return
+        self.remembered[peer, index] = received
+        if len(self.remembered) > _REMEMBERED_MAX:
+            del self.remembered[next(iter(self.remembered))]
+
+    def recall(self, peer: Address, index: int) -> Received | None:
+        """Give back what an earlier path to the peer knew, if that was remembered."""
+        return self.remembered.pop((peer, index), None)

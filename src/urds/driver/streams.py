@@ -2,6 +2,12 @@
 
 The core names a stream by a number. It is here from `keep` until `take` (attached to a path) or
 `refuse`; attempts to connect and knocks are here until they stand, fail, or time out.
+
+TCP is patient: it repeats what nobody acknowledges at ever longer intervals, for a quarter of an
+hour. After an outage that costs as long again as it lasted, and where only the peer's host has
+forgotten the connection, the whole time. So an attempt that is not answered is cut and made anew,
+and an attached stream whose repeats go unanswered is reset. A peer that merely does not read
+answers them: it is waited for.
 """
 
 from __future__ import annotations
@@ -21,6 +27,9 @@ if TYPE_CHECKING:
     from urds.driver.driver import Driver
 
 _KNOCK_NS = 1_000_000_000  # the lower side closes it sooner, if it is there
+_CONNECT_NS = 2_000_000_000  # two of TCP's requests: the first and one repeat
+_LOOK_NS = 1_000_000_000  # between two looks for dead streams
+_REPEATS_MAX = 4  # on a fast network some three seconds; where answers take longer, more
 # These end an attempt that stood for a moment. What the peer sent meanwhile is acknowledged to it
 # and must be read: such a stream is attached, read to its end, and goes down.
 _STOOD = (0, errno.ECONNRESET, errno.EPIPE)
@@ -33,6 +42,15 @@ class _Knock:
     stream: tcp.TcpStream
     until_ns: int
     stands: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    host: LocalHost
+    peer: Address
+    index: int
+    stream: tcp.TcpStream
+    until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +67,10 @@ class Streams:
         self._driver = driver
         self._next_number = 1
         self._kept: dict[int, _Kept] = {}
-        self._connecting: set[tcp.TcpStream] = set()
+        self._attempts: dict[int, _Attempt] = {}
         self._knocks: dict[int, _Knock] = {}
         self._attached: dict[Path, tcp.TcpStream] = {}
+        self._look_ns = 0
 
     def keep(self, host: LocalHost, peer: Address, stream: tcp.TcpStream) -> int:
         """Give a stream a number."""
@@ -116,21 +135,27 @@ class Streams:
         except OSError as failure:
             connection.handle_connect_failed(index, failure.errno or errno.EIO, now_ns())
             return
-        self._connecting.add(stream)
+        attempt = _Attempt(host, peer, index, stream, now_ns() + _CONNECT_NS)
+        descriptor = stream.fileno()
 
         def finish() -> None:
-            self._connecting.discard(stream)
+            del self._attempts[descriptor]
             failure = tcp.connect_error(stream)
             found = host.endpoint.find(peer)
-            if found is None or failure not in _STOOD:
-                stream.close()
-                if found is not None:
-                    found.handle_connect_failed(index, failure, now_ns())
-                return
-            found.handle_connected(index, self.keep(host, peer, stream), now_ns())
+            if found is not None and failure in _STOOD:
+                found.handle_connected(index, self.keep(host, peer, stream), now_ns())
+            else:
+                self._fail(attempt, failure)
 
-        guarded = driver.guard.confined(host, peer, finish)
-        driver.serve(stream.fileno(), guarded, Interest.WRITE)
+        self._attempts[descriptor] = attempt
+        driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
+
+    def _fail(self, attempt: _Attempt, failure: int) -> None:
+        attempt.stream.close()
+        connection = attempt.host.endpoint.find(attempt.peer)
+        if connection is not None:
+            with self._driver.guard.confine(attempt.host, attempt.peer):
+                connection.handle_connect_failed(attempt.index, failure, now_ns())
 
     def knock(self, host: LocalHost, peer: Address) -> None:
         """Connect without sending anything: the lower side answers by connecting itself."""
@@ -172,21 +197,48 @@ class Streams:
             self._driver.stop_serving(descriptor)
             knock.stream.close()
 
-    def handle_timeout(self, at_ns: int) -> int | None:
-        """Close knocks that nobody answered; return when the next is due."""
+    def handle_timeout(self, at_ns: int) -> None:
+        """Close knocks and attempts that nobody answered; look for dead streams."""
         for descriptor, knock in list(self._knocks.items()):
             if knock.until_ns <= at_ns:
                 self._end_knock(descriptor)
                 if not knock.stands:
                     self._connect_failed(knock, errno.ETIMEDOUT)
-        return min((knock.until_ns for knock in self._knocks.values()), default=None)
+        for descriptor, attempt in list(self._attempts.items()):
+            if attempt.until_ns <= at_ns:
+                del self._attempts[descriptor]
+                self._driver.stop_serving(descriptor)
+                self._fail(attempt, errno.ETIMEDOUT)
+        if self._attached and self._look_ns <= at_ns:
+            self._look_ns = at_ns + _LOOK_NS
+            self._end_dead()
+
+    def next_ns(self) -> int | None:
+        """Return when `handle_timeout` has something to do, None while nothing is under way."""
+        deadlines = [knock.until_ns for knock in self._knocks.values()]
+        deadlines += [attempt.until_ns for attempt in self._attempts.values()]
+        if self._attached:
+            deadlines.append(self._look_ns)
+        return min(deadlines, default=None)
+
+    def _end_dead(self) -> None:
+        """Reset every attached stream whose peer's host has stopped to answer."""
+        for path, stream in list(self._attached.items()):
+            if stream.fileno() < 0:  # it has ended by itself
+                del self._attached[path]
+                continue
+            if stream.unanswered_repeats() < _REPEATS_MAX:
+                continue
+            host = self._driver.hosts[path.local]
+            connection = host.endpoint.find(path.peer)
+            if connection is not None:
+                stream.abort_on_close()
+                with self._driver.guard.confine(host, path.peer):
+                    connection.handle_dead(path.index, now_ns())
 
     def close(self) -> None:
         """Close everything that is not attached to a path."""
-        for stream in (*(kept.stream for kept in self._kept.values()), *self._connecting):
-            stream.close()
-        for knock in self._knocks.values():
-            knock.stream.close()
-        self._kept.clear()
-        self._connecting.clear()
-        self._knocks.clear()
+        for under_way in (self._kept, self._attempts, self._knocks):
+            for one in under_way.values():
+                one.stream.close()
+            under_way.clear()

@@ -179,6 +179,13 @@ class Connection(Streams):
             self.stats.refused_by_peer += not frames
             self._lose(path, now_ns)
 
+    def handle_dead(self, index: int, now_ns: int) -> None:
+        """Drop a stream on which the peer's host does not answer, and look for another."""
+        path = self._path(index)
+        if path is not None and path.stream is not None:
+            self.stats.dead += 1
+            self._drop(path, now_ns)
+
     def handle_fault(self, attachments: Sequence[int], now_ns: int) -> None:
         """Take all streams down and look for others, after a rest: a mistake of ours was met.
 
@@ -186,15 +193,19 @@ class Connection(Streams):
         streams; what else the plane may not know is told again with the next stream.
         """
         self._untold = True
-        self._parked.clear()  # the driver closes every stream that no path has
+        for stream in self._parked:  # the driver closes every stream that no path has
+            self._strangers.forget(stream)
+        self._parked.clear()
         for path in self._paths:
             path.attachment = attachments[path.index] if path.index < len(attachments) else 0
             self._rest(path, now_ns)
             if path.stream is not None:
                 self._drop(path, now_ns)
+                if path.sought:
+                    continue
             else:
                 path.move(Input.ANSWERED)  # should an attempt be under way, it may never end
-                self._seek_again(path, now_ns)
+            self._seek_again(path, now_ns)  # messages may wait, of which no report comes
 
     def handle_control(
         self,

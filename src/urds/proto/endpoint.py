@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import nsmallest
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from random import Random
 
 _EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
+_IDLE_FOUND_MAX: Final = 64  # by one look through all peers
+_LOOK_AGAIN_NS: Final = 50_000_000  # after a look that found none
 
 
 class Endpoint:
@@ -60,6 +63,8 @@ class Endpoint:
         self._timers = Timers()
         self._strangers = Strangers(settings, self._timers)
         self._connections: dict[Address, Connection] = {}
+        self._idle: deque[tuple[int, Connection]] = deque()  # idle for longest first; see `_evict`
+        self._look_at_ns = 0
         self._ports: set[int] = set()
         self.timed_peer: Address | None = None  # whose timer runs: whom a fault in it concerns
 
@@ -126,7 +131,7 @@ class Endpoint:
 
     def _make_connection(self, peer: Address, now_ns: int) -> Connection | None:
         """Make a connection; None if there are too many and none is idle."""
-        if len(self._connections) >= self._settings.peers_max and not self._evict():
+        if len(self._connections) >= self._settings.peers_max and not self._evict(now_ns):
             return None
         connection = Connection(
             local=self.local,
@@ -142,11 +147,12 @@ class Endpoint:
         self._connections[peer] = connection
         return connection
 
-    def _evict(self) -> bool:
+    def _evict(self, now_ns: int) -> bool:
         """Forget the connection that is idle for longest; false if none is."""
-        idle = (connection for connection in self._connections.values() if connection.is_idle)
-        oldest = nsmallest(_EVICTION_TRIES, idle, key=lambda connection: connection.used_ns)
-        for connection in oldest:
+        for _ in range(_EVICTION_TRIES):
+            connection = self._longest_idle(now_ns)
+            if connection is None:
+                return False
             if self._may_evict(connection.peer):
                 connection.close()
                 del self._connections[connection.peer]
@@ -154,6 +160,27 @@ class Endpoint:
                 self._actions.append(Forget(connection.peer))
                 return True
         return False
+
+    def _longest_idle(self, now_ns: int) -> Connection | None:
+        """Return the next connection to be evicted.
+
+        A look through all of them takes milliseconds. So it brings several, and follows one in vain
+        after a while only: else a flood of connections from new addresses would cost one each.
+        """
+        while True:
+            if not self._idle:
+                if now_ns < self._look_at_ns:
+                    return None
+                idle = [one for one in self._connections.values() if one.is_idle]
+                oldest = nsmallest(_IDLE_FOUND_MAX, idle, key=lambda one: one.used_ns)
+                if not oldest:
+                    self._look_at_ns = now_ns + _LOOK_AGAIN_NS
+                    return None
+                self._idle.extend((one.used_ns, one) for one in oldest)
+            used_ns, found = self._idle.popleft()
+            known = self._connections.get(found.peer) is found
+            if known and found.used_ns == used_ns and found.is_idle:
+                return found
 
     # -- what comes in
 
@@ -173,6 +200,25 @@ class Endpoint:
         else:
             connection.handle_accepted(stream, source_port, now_ns)
             self._make_room(now_ns)
+
+    def is_crowded(self, peer: Address) -> bool:
+        """Tell whether a stranger's stream has to speak before it is told of: there are many.
+
+        Not one of a peer that would be refused anyway, or that only knocks.
+        """
+        connection = self._connections.get(peer)
+        if connection is not None and connection.facts.kind is not PeerKind.UNKNOWN:
+            return False
+        higher = address_octets(self.local) > address_octets(peer)
+        return higher and self.allows(peer) and self._strangers.are_many(peer)
+
+    def lobby_settings(self) -> EndpointSettings:
+        """Return the bounds of those who have to speak first: the half that is left."""
+        settings = self._settings
+        half, share = settings.strangers_max // 2, settings.strangers_per_address_max // 2
+        return replace(
+            settings, strangers_max=max(1, half), strangers_per_address_max=max(1, share)
+        )
 
     def _make_room(self, now_ns: int) -> None:
         """Drop a stranger if there are too many of them."""

@@ -15,6 +15,7 @@ class Stats:
     first_frames: int = 0
     downs: int = 0
     refused_by_peer: int = 0  # the stream ended before the peer's first frame
+    dead: int = 0  # streams that nobody answered on
     superseded: int = 0
     misplaced: int = 0  # streams dropped because they belong on another path
     parked: int = 0  # accepted before it was known how many paths there are

@@ -34,6 +34,14 @@ class Strangers:
         self._timers.set(key, now_ns + settings.stranger_wait_ns)
         return True
 
+    def are_many(self, peer: Address) -> bool:
+        """Tell whether half of all, or of what one address may have, are here."""
+        settings = self._settings
+        return (
+            2 * len(self._peers) >= settings.strangers_max
+            or 2 * self._per_address[peer] >= settings.strangers_per_address_max
+        )
+
     def one_too_many(self) -> tuple[int, Address] | None:
         """Return the stream that has to go: the eldest of the address that has most."""
         if len(self._peers) <= self._settings.strangers_max:

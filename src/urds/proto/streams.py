@@ -144,11 +144,18 @@ class Streams(Seeker):
         self._end_outage(path)
 
     def _lose(self, path: PathLife, now_ns: int) -> None:
-        """Look for another stream: this one is gone."""
+        """Look for another stream: this one is gone.
+
+        Not for a stranger who is the lower side, if nothing waits here: he connects by himself, and
+        who only opens connections and drops them is not to be called back each time.
+        """
         self._strangers.forget(path.stream)
         self._cancel(path, TimerKind.ANSWER)
         path.end_stream()
-        self._seek_again(path, now_ns)
+        if self.lower or path.wanted or self.facts.kind is not PeerKind.UNKNOWN:
+            self._seek_again(path, now_ns)
+        else:
+            path.sought = False
         if not path.index:
             self._unpark(now_ns)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+from typing import Final
 
-_UNSPECIFIED = bytes(16)  # a socket address of family AF_UNSPEC
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_UNSPECIFIED: Final = bytes(16)  # a socket address of family AF_UNSPEC
 
 
 def reset_in_place(stream: socket.socket) -> None:
@@ -15,7 +17,6 @@ def reset_in_place(stream: socket.socket) -> None:
     Received but unread octets are thrown away, although TCP acknowledged them: as harsh as a
     fault can be. Raises OSError. Source: connect(2), AF_UNSPEC dissolves the association.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.connect(stream.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)) < 0:
+    if _libc.connect(stream.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -22,6 +22,7 @@ from urds.dataplane.base import Address
 from urds.errors import Refusal, os_error
 
 _BACKLOG = 64
+_SIOCINQ = 0x541B
 _SIOCOUTQ = 0x5411
 _INT = Struct("i")
 _LINGER = Struct("ii")
@@ -59,6 +60,13 @@ class TcpStream(socket.socket):
         with suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, octets)
 
+    def waiting(self) -> int:
+        """Return the octets that `recv` would give, 0 once closed. Source: tcp(7), SIOCINQ."""
+        octets = 0
+        with suppress(OSError, ValueError):  # another thread may close it at any time
+            octets = _INT.unpack(fcntl.ioctl(self, _SIOCINQ, bytes(_INT.size)))[0]
+        return octets
+
     def unacknowledged(self) -> int:
         """Return the octets written that the peer's TCP has not acknowledged; true after a reset.
 
@@ -67,10 +75,25 @@ class TcpStream(socket.socket):
         octets: int = _INT.unpack(fcntl.ioctl(self, _SIOCOUTQ, bytes(_INT.size)))[0]
         return octets
 
-    def reset(self) -> None:
-        """Close with a reset: nothing stays in TIME_WAIT, the peer learns at once."""
+    def unanswered_repeats(self) -> int:
+        """Return how often TCP has repeated its oldest octets since the peer last took any.
+
+        A peer with a closed window is asked, not repeated to, and counts 0 while it answers. Before
+        the connection stands, its request counts. Source: tcp(7), TCP_INFO; linux v6.12
+        include/uapi/linux/tcp.h (tcpi_retransmits), net/ipv4/tcp_timer.c.
+        """
+        with suppress(OSError):
+            return self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2]
+        return 0
+
+    def abort_on_close(self) -> None:
+        """Have the descriptor end with a reset, which drops what is not acknowledged."""
         with suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
+
+    def reset(self) -> None:
+        """Close with a reset: nothing stays in TIME_WAIT, the peer learns at once."""
+        self.abort_on_close()
         self.close()
 
 
@@ -126,17 +149,21 @@ def connect(
     """
     for port in (0,) if source_ports is None else source_ports:
         stream = TcpStream.take(_new_socket(local))
+        taken: tuple[int, ...] = (errno.EADDRINUSE,)
         try:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _prepare(stream, settings)
             stream.bind(_tcp_address(local, port))
+            # Of a bound socket it means that the port is taken; of `bind`, that no interface has
+            # the address, and no other port would help.
+            taken = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
             failure = stream.connect_ex(_tcp_address(peer, settings.port))
         except OSError as error:
             failure = error.errno or errno.EIO
         if failure in (0, errno.EINPROGRESS):
             return stream
         stream.close()
-        if source_ports is None or failure not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        if source_ports is None or failure not in taken:
             raise OSError(failure, f"{os.strerror(failure)}: from {local} to {peer}")
     raise OSError(errno.EADDRINUSE, f"no source port is free from {local} to {peer}")
 

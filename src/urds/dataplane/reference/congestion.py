@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Congested
+from urds.dataplane.base import Address, Congested, PeerMap
 
 if TYPE_CHECKING:
+    from urds.dataplane.reference.host import Host
     from urds.dataplane.reference.inbox import Pausable
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
+    from urds.wire.congestion_map import CongestionMap
 
 _GROUPS = 64
+
+
+def own_map(plane: Plane, address: Address) -> CongestionMap:
+    """Return the map of an address of this process. Plane's lock held."""
+    return plane._host(address).congested
 
 
 def settle(plane: Plane) -> None:
@@ -70,6 +77,16 @@ def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
                 sender.note_map(groups)
                 plane.touched.add(sender)
     plane.emit(Congested(mailbox.local, mailbox.port, on))
+
+
+def note_peer_map(plane: Plane, host: Host, peer: Address, octets: bytes, *, exact: bool) -> None:
+    """See `Plane.note_peer_map`. Lock held."""
+    plane.counters.cong_update_received += 1
+    groups = host.replace_peer_map(peer, octets)
+    for mailbox in host.inboxes.values():
+        mailbox.note_map(groups, exact=exact)
+        plane.touched.add(mailbox)
+    plane.emit(PeerMap(host.address, peer))
 
 
 def resumed(plane: Plane, mailbox: Mailbox) -> list[Pausable]:

@@ -8,11 +8,15 @@ polls, else whoever pumps or the helper.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from urds.dataplane.reference.waiting import Doing
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.plane import Plane
+    from urds.dataplane.reference.stream_path import StreamPath
 
 
 def next_ns(plane: Plane) -> int | None:
@@ -25,10 +29,21 @@ def next_ns(plane: Plane) -> int | None:
         elif earliest is None or due_ns < earliest:
             earliest = due_ns
     looks = (mailbox.look_again_ns() for mailbox in plane.looks)
-    for at_ns in (*looks, *plane.lingering.values(), *plane.carried_dues.values()):
+    owed = islice(plane.owing.values(), 1)
+    for at_ns in (*owed, *looks, *plane.lingering.values(), *plane.carried_dues.values()):
         if at_ns is not None and (earliest is None or at_ns < earliest):
             earliest = at_ns
     return earliest
+
+
+def note_owed(plane: Plane, path: StreamPath, at_ns: int) -> None:
+    """Have a path acknowledge at a time, unless what it owes leaves before. Lock held."""
+    if plane.owing.get(path) != at_ns:  # an earlier time is of what leaves in a write just now
+        plane.owing.pop(path, None)
+        plane.owing[path] = at_ns
+        leader = plane.desk.leader
+        if leader is None or leader.doing is Doing.IN_POLL:
+            plane.helper.want()
 
 
 def serve(plane: Plane) -> None:
@@ -40,6 +55,7 @@ def serve(plane: Plane) -> None:
             for path in plane._dirty
             if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
         ]
+        due += _take_owing(plane, now_ns)
         carried = _take_carried(plane, now_ns) if plane.carried_dues else ()
         looks, plane.looks = plane.looks, set()
         plane.touched |= looks
@@ -52,6 +68,29 @@ def serve(plane: Plane) -> None:
     for other in carried:
         other.serve()
     plane.settle()
+
+
+def _take_owing(plane: Plane, now_ns: int) -> list[StreamPath]:
+    """Take the paths whose acknowledgement is due: one pass over as many, however many owe."""
+    paths: list[StreamPath] = []
+    for path, at_ns in plane.owing.items():
+        if at_ns > now_ns:
+            break
+        paths.append(path)
+    for path in paths:
+        del plane.owing[path]
+    return paths
+
+
+def flush_tails(plane: Plane) -> None:
+    """Send what was left to coalesce. No lock held."""
+    plane.tails = False
+    if not plane._dirty:
+        return
+    with plane.lock:
+        paths = [path for path in plane._dirty if path.core.wants_to_write()]
+    for path in paths:
+        path.flush()
 
 
 def _take_carried(plane: Plane, now_ns: int) -> Sequence[CarriedPath]:

@@ -22,31 +22,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from itertools import repeat
+from typing import NamedTuple, cast
 
 from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.dataplane.base import DownReason, Limits, SocketAddress
+from urds.dataplane.reference.alike import RUN_MIN, payloads_of_run
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.peer_lives import (
+    PROBE_PORT,
+    RETRANSMITTED,
+    Fields,
+    PeerLives,
+    extension_of,
+)
 from urds.dataplane.reference.runs import Run
-from urds.wire.checksum import header_intact
-from urds.wire.exthdr import parse_handshake
 from urds.wire.header import HEADER, HEADER_BYTES
 
-_RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
-_PROBE_PORT = 1
 _FIRST_PORT = 2
 _NO_NUMBER = 1 << 64  # above every sequence number
 _CONTROL_PAYLOAD_BYTES = 64
 # A message that is not wholly here is collected apart from this length on; below it, it is
 # carried to the next read with its header.
 _BODY_BYTES = 8192
+_LIKE_FROM, _LIKE_TO = 16, 24  # length and ports in a header: the same in like messages
+_LOOK_MESSAGES = 4  # that follow a look at a message which is not like its neighbour
 _READ_BYTES = 65536
 # From this length on a payload is read alone and in one piece, so that what the system call
 # returns is the payload, uncopied; while such messages come, headers are read alone as well.
-_ALONE_BYTES = 32768
+# Between the two lengths several are read at once into warm memory (`stream_reading`).
+_ALONE_BYTES = 262144
 _READ_BYTES_MAX = 4 << 20
 
 
@@ -59,10 +67,6 @@ class ControlMessage(NamedTuple):
     target_port: int
     extension: bytes
     payload: bytes
-
-
-# Header fields in the order of wire.header.HEADER.
-_Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
 class Incoming:
@@ -92,16 +96,15 @@ class Incoming:
         self._lowest: int | None = None  # on this stream, dropped repeats included
         self._accepted = False  # a number on this stream
         self._floor: int | None = None  # lowest of the last stream with traffic
-        self._probe_sequence: int | None = None
-        self._generation: int | None = None  # a kernel's
-        self._life: int | None = None  # the generation in an own node's maps
+        self.lives = PeerLives()
         # The stream.
         self.frames = 0
         self._carry = b""
-        self._long: _Fields | None = None  # header of the long message being collected
-        self._body: list[bytes] = []
+        self._long: Fields | None = None  # header of the long message being collected
+        self._body: list[bytes | memoryview] = []
         self._body_missing = 0
         self._long_before = False  # the last payload was long, the next one may be
+        self._bulk = False  # what came last was longer than `_BODY_BYTES` on the average
         # What we owe.
         self.messages_owed = 0
         self.bytes_owed = 0
@@ -114,6 +117,11 @@ class Incoming:
         self.touched: list[tuple[Inbox, int]] = []
         self.restarted = False
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether a number below the expected one is old: one was accepted on this stream."""
+        return self.acknowledging and self._lowest is not None
+
     def octets_wanted(self) -> int:
         """Return how much to read at once."""
         if self._body_missing >= _ALONE_BYTES:
@@ -121,6 +129,14 @@ class Incoming:
         if self._long_before and not self._carry and not self._body_missing:
             return HEADER_BYTES
         return self._body_missing + _READ_BYTES
+
+    def wants_plain_read(self) -> bool:
+        """Tell whether nothing is begun and no long payload expected."""
+        return not (self._carry or self._body_missing or self._long_before or self._bulk)
+
+    def wants_warm_memory(self) -> bool:
+        """Tell whether to read as much as there is into memory that is used again."""
+        return self._bulk and not self._long_before and self._body_missing < _ALONE_BYTES
 
     def octets_expected(self) -> int:
         """Return how much of a long payload must arrive before reading is worth a wake-up."""
@@ -165,15 +181,18 @@ class Incoming:
 
     def remember_generation(self, generation: int | None) -> None:
         """Note a kernel's generation; None if it sends none (up to linux v6.19)."""
-        self._generation = generation
+        self.lives.generation = generation
 
-    def receive_data(self, data: bytes, now_ns: int) -> DownReason | None:
-        """Take octets off the stream; return why the stream must end, None while it is well."""
+    def receive_data(self, data: bytes | memoryview, now_ns: int) -> DownReason | None:
+        """Take octets off the stream; return why the stream must end, None while it is well.
+
+        A `memoryview` is memory of the reader's: what is kept of it is copied.
+        """
         offset = 0
         if self._long is not None:
             offset = self._body_missing
             if len(data) < offset:
-                self._body.append(data)
+                self._body.append(bytes(data))
                 self._body_missing -= len(data)
                 return None
             self._body.append(data if len(data) == offset else data[:offset])
@@ -191,48 +210,8 @@ class Incoming:
         elif self._carry:
             data = self._carry + data
             self._carry = b""
-        elif self._take_single(data):
-            return None
-        return self._parse(data, offset, now_ns) if offset < len(data) else None
-
-    def _take_single(self, data: bytes) -> bool:
-        """Take a read that is one plain message and nothing else, as requests and replies are.
-
-        What is not plainly next is left to `_parse`, untouched; the result is the same.
-        """
-        octets = len(data) - HEADER_BYTES
-        if octets < 0:
-            return False
-        fields = HEADER.unpack_from(data)
-        sequence, acknowledgement, payload_bytes, source_port, target_port, flags = fields[:6]
-        inbox = self.inboxes.get(target_port)
-        if (
-            octets != payload_bytes
-            or octets > self.limits.frame_bytes_max
-            or flags
-            or source_port < _FIRST_PORT
-            or self._lowest is None
-            or sequence < self.sequence_expected
-            or inbox is None
-            or inbox.detailed
-            or fields[9]
-            or fields[10]
-            or (self.checksum and fields[8] and not header_intact(fields))
-        ):
-            return False
-        self._long_before = False
-        self.frames += 1
-        if acknowledgement > self.acknowledged:
-            self.acknowledged = acknowledgement
-        item, queue = (data[HEADER_BYTES:], self.source(source_port)), inbox.queue
-        try:
-            queue.append(item)
-        finally:  # an interrupt must not part the message from its number
-            if queue and queue[-1] is item:
-                self.sequence_expected = sequence + 1
-                inbox.receive_queued_bytes += octets
-        self.count(inbox, 1, octets)
-        return True
+        # A memoryview is unpacked and cut as bytes are.
+        return self._parse(cast("bytes", data), offset, now_ns) if offset < len(data) else None
 
     def _forget_body(self) -> None:
         self._long = None
@@ -240,24 +219,18 @@ class Incoming:
         self._body_missing = 0
 
     def _parse(self, data: bytes, offset: int, now_ns: int) -> DownReason | None:
-        """Take every whole message from `offset` on; keep the rest for the next read.
-
-        The loop keeps in local names what it touches for each message, and settles at the end of
-        a run: a message to the same socket from the same socket as the one before.
-        """
+        """Take every whole message from `offset` on; keep the rest for the next read."""
         unpack, end, checked = HEADER.unpack_from, len(data) - HEADER_BYTES, self.checksum
-        payload_bytes_max = self.limits.frame_bytes_max
-        expected, acknowledged = self._expected(), self.acknowledged
-        run = Run(self)
-        run_target = run_source = sequence = -1
-        frames, required, reason = self.frames, 0, None
+        bytes_max, acknowledged, reason = self.limits.frame_bytes_max, self.acknowledged, None
+        run, run_target, run_source, run_from, sequence, required = Run(self), -1, -1, 0, -1, 0
+        expected, frames, is_view = self._expected(), self.frames, type(data) is not bytes
         try:
             while offset <= end:
                 (
                     sequence, acknowledgement, payload_bytes, source_port, target_port,
                     flags, credit, padding, checksum, high, low,
                 ) = fields = unpack(data, offset)  # fmt: skip
-                if payload_bytes > payload_bytes_max:
+                if payload_bytes > bytes_max:
                     reason = DownReason.TOO_LONG
                     break
                 if checked and checksum and (
@@ -270,17 +243,16 @@ class Incoming:
                 if following > end + HEADER_BYTES:
                     break
                 payload = data[offset + HEADER_BYTES : following]
+                payload = bytes(payload) if is_view else payload
                 offset, frames = following, frames + 1
                 if acknowledgement > acknowledged:
                     acknowledged = acknowledgement
                 if flags == _ACK_REQUIRED:
-                    required += 1
-                    flags = 0
+                    required, flags = required + 1, 0
                 if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
                     if expected != _NO_NUMBER:
                         self.sequence_expected = expected
-                    verdict = self._judge(fields, payload)
-                    expected = self._expected()
+                    verdict, expected = self._judge(fields, payload), self._expected()
                     if verdict is not True:
                         if verdict:
                             reason = verdict
@@ -294,24 +266,48 @@ class Incoming:
                 else:
                     run.append_detailed(payload, high, low, now_ns)
                 expected = sequence + 1
-                run.octets += payload_bytes
-                run.messages += 1
+                run.octets, run.messages = run.octets + payload_bytes, run.messages + 1
+                if offset >= run_from and run.plain:
+                    count, run_from = self._take_run(run, data, offset, fields)
+                    offset += count * (HEADER_BYTES + payload_bytes)
+                    expected, frames = expected + count, frames + count
+            self._settle_parse(run, expected, required)
         except BaseException:
             self._settle_interrupted(run, sequence, expected)
             raise
-        self.frames, self.acknowledged = frames, acknowledged
-        self._settle_parse(expected, required)
-        run.settle()
-        self._keep_rest(data, offset)
+        self.acknowledged = acknowledged
+        self._keep_rest(data, offset, frames)
         return reason
 
-    def _settle_parse(self, expected: int, required: int) -> None:
-        """Keep what `_parse` had in local names: the expected number, ACK_REQUIRED seen."""
+    def _take_run(self, run: Run, data: bytes, offset: int, fields: Fields) -> tuple[int, int]:
+        """Take the run of like messages that goes on at `offset` after one with header `fields`.
+
+        Return how many there are, and the offset from which it is worth to look for another.
+        """
+        payload_bytes = fields[2]
+        step = HEADER_BYTES + payload_bytes
+        like, following = (data[at + _LIKE_FROM : at + _LIKE_TO] for at in (offset - step, offset))
+        if like != following or len(data) - offset < RUN_MIN * step:
+            return 0, offset + _LOOK_MESSAGES * step
+        payloads, asking = payloads_of_run(data, offset, fields, bool(fields[8]))
+        count = len(payloads)
+        if count:
+            run.extend(zip(payloads, repeat(run.source)))
+            run.octets += count * payload_bytes
+            run.messages += count
+        if asking:
+            self.acknowledgement_due = True
+            self.counters.recv_ack_required += asking
+        return count, offset + (count + RUN_MIN) * step  # a look in vain has its price
+
+    def _settle_parse(self, run: Run, expected: int, required: int) -> None:
+        """Keep what `_parse` had in local names: the expected number, ACK_REQUIRED seen, a run."""
         if expected != _NO_NUMBER:
             self.sequence_expected = expected
         if required:
             self.acknowledgement_due = True
             self.counters.recv_ack_required += required
+        run.settle()
 
     def _settle_interrupted(self, run: Run, sequence: int, expected: int) -> None:
         """Keep numbers and accounts true when an interrupt ended a run: the last may be uncounted.
@@ -319,30 +315,32 @@ class Incoming:
         The stream ends with it and its peer repeats what it was not told of: what lies in an inbox
         must be below the expected number, and what does not must not.
         """
-        if run.count_last():
-            expected = sequence + 1
-        self._settle_parse(expected, 0)
-        run.settle()
+        missed = run.count_last()
+        if missed:  # one message with that number, or a run behind it
+            expected = max(sequence, expected) + missed
+        self._settle_parse(run, expected, 0)
 
     def _expected(self) -> int:
         """Return the number below which `_judge` decides: all of them before one was accepted."""
         return self.sequence_expected if self._accepted else _NO_NUMBER
 
-    def _keep_rest(self, data: bytes, offset: int) -> None:
+    def _keep_rest(self, data: bytes, offset: int, frames: int) -> None:
         """Keep an incomplete message; a long one is collected apart, without more copies."""
+        self._bulk = len(data) >= _BODY_BYTES * max(1, frames - self.frames)
+        self.frames = frames
         self._long_before = False
         rest = len(data) - offset
         if rest >= HEADER_BYTES:
             fields = HEADER.unpack_from(data, offset)
             if fields[2] >= _BODY_BYTES:
                 self._long = fields
-                self._body = [data[offset + HEADER_BYTES :]] if rest > HEADER_BYTES else []
+                self._body = [bytes(data[offset + HEADER_BYTES :])] if rest > HEADER_BYTES else []
                 self._body_missing = HEADER_BYTES + fields[2] - rest
                 self._long_before = fields[2] >= _ALONE_BYTES
                 return
-        self._carry = data[offset:] if rest else b""
+        self._carry = bytes(data[offset:]) if rest else b""
 
-    def _deliver(self, fields: _Fields, payload: bytes, now_ns: int) -> None:
+    def _deliver(self, fields: Fields, payload: bytes, now_ns: int) -> None:
         """Put one long message into its inbox."""
         run = Run(self)
         run.begin(fields[4], fields[3])
@@ -394,7 +392,7 @@ class Incoming:
 
     # -- what is rare
 
-    def _judge(self, fields: _Fields, payload: bytes) -> DownReason | bool:
+    def _judge(self, fields: Fields, payload: bytes) -> DownReason | bool:
         """Decide on a message that is not plainly next: true if it is for an inbox.
 
         Its number then counts as received once it lies there, which the caller sees to.
@@ -412,8 +410,8 @@ class Incoming:
             if fields[9]:
                 self._note_life(fields)
             return False
-        flagged = bool(flags & _RETRANSMITTED)
-        is_control = not target_port or (not source_port and target_port == _PROBE_PORT)
+        flagged = bool(flags & RETRANSMITTED)
+        is_control = not target_port or (not source_port and target_port == PROBE_PORT)
         if not sequence and not flagged and is_control:
             # A hello, its answer, or an acknowledgement of an own node: all outside the numbers.
             if source_port or target_port:
@@ -427,8 +425,8 @@ class Incoming:
             self.restarted = True
         # Dropped repeats count: a stream may be cut before it repeats what the next one repeats.
         self._lowest = sequence if self._lowest is None else min(self._lowest, sequence)
-        if source_port == _PROBE_PORT and not target_port:
-            self._probe_sequence = sequence
+        if source_port == PROBE_PORT and not target_port:
+            self.lives.probe_sequence = sequence
         if flagged and sequence < self.sequence_expected:
             self.counters.recv_drop_old_seq += 1
             return False
@@ -440,41 +438,20 @@ class Incoming:
             self._keep_control(fields, payload)
         return False
 
-    def _note_life(self, fields: _Fields) -> None:
-        """Count the numbers of an own node afresh if a map tells another life of it.
-
-        A first word on it begins no life: a node that took us for a kernel kept it to itself.
-        """
-        handshake = parse_handshake(_extension_of(fields))
-        if handshake.mark is None or handshake.generation is None:
-            return
-        known, self._life = self._life, handshake.generation
-        if known not in (None, handshake.generation):
+    def _note_life(self, fields: Fields) -> None:
+        """Count the numbers of an own node afresh if a map tells another life of it."""
+        if self.lives.is_new_by_map(extension_of(fields)):
             self.sequence_expected = 0
             self._floor = None
 
-    def _is_new_life(self, fields: _Fields) -> bool:
+    def _is_new_life(self, fields: Fields) -> bool:
         """Tell whether a kernel began anew (rules b and c); looked at before the duplicates."""
-        sequence, _, _, source_port, target_port, flags = fields[:6]
-        flagged = bool(flags & _RETRANSMITTED)
-        below_floor = flagged and self._floor is not None and sequence < self._floor
-        if below_floor and sequence < self.sequence_expected:
-            return True
-        if source_port != _PROBE_PORT or target_port:
-            return False
-        handshake = parse_handshake(_extension_of(fields))
-        if handshake.mark is not None:
-            return False  # an own node tells in its maps
-        if handshake.generation is not None:
-            # Noted here too: the next probe may come before the control plane has read this one.
-            known, self._generation = self._generation, handshake.generation
-            return known not in (None, handshake.generation)
-        if self._probe_sequence is None:
-            return False
-        # Without generations a second probe means a new life, unless it is the first repeated.
-        return not (flagged and sequence == self._probe_sequence)
+        sequence = fields[0]
+        repeated = fields[5] & RETRANSMITTED and sequence < self.sequence_expected
+        below_floor = self._floor is not None and sequence < self._floor
+        return bool(repeated and below_floor) or self.lives.is_new_by_probe(fields)
 
-    def _keep_control(self, fields: _Fields, payload: bytes) -> None:
+    def _keep_control(self, fields: Fields, payload: bytes) -> None:
         if len(self.controls) >= self.limits.control_events_max:
             self.controls_dropped += 1
             return
@@ -484,11 +461,7 @@ class Incoming:
                 acknowledgement=fields[1],
                 source_port=fields[3],
                 target_port=fields[4],
-                extension=_extension_of(fields),
+                extension=extension_of(fields),
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
-
-
-def _extension_of(fields: _Fields) -> bytes:
-    return (fields[9] << 64 | fields[10]).to_bytes(16, "big")

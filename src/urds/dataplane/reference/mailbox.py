@@ -34,11 +34,12 @@ from urds.dataplane.base import (
     SocketAddress,
 )
 from urds.dataplane.operations import Operation, OperationNotice
-from urds.dataplane.reference import congestion, noticing, queueing
+from urds.dataplane.reference import alone, congestion, noticing, queueing
 from urds.dataplane.reference.host import Host
-from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.inbox import Inbox, Item
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Outgoing
+from urds.dataplane.reference.path import LONG_WRITE_BYTES
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Waiter, Waiters
 from urds.errors import Refusal, os_error
@@ -60,7 +61,7 @@ _LOOK_AGAIN: tuple[bytes, SocketAddress] = (
     ("", 0),
 )  # something came that is not a plain message
 # What one destination needs: its path, the queue of it, the port, the octets of the peer's map.
-_Flow = tuple[StreamPath, Outgoing, int, bytearray]
+Flow = tuple[StreamPath, Outgoing, int, bytearray]
 
 
 class Mailbox(Inbox):
@@ -77,7 +78,7 @@ class Mailbox(Inbox):
         self.given_up = 0
         self.receive_waiters = Waiters()
         self.room_waiters = Waiters()
-        self._flows: dict[SocketAddress, _Flow] = {}
+        self._flows: dict[SocketAddress, Flow] = {}
         self._routes: dict[Address, StreamPath | LoopPath | CarriedPath] = {}
         self._failed: set[Address] = set()
         self.notices: deque[OperationNotice] = deque()
@@ -86,6 +87,7 @@ class Mailbox(Inbox):
         self._wait_groups = 0  # groups that answered ENOBUFS while the monitor was on
         self._saw_congestion = False  # an ENOBUFS since the last map update: poll must wake
         self._map_news = False
+        self._takes_long = False  # the last message that was waited for was long
         self.descriptor: ReadinessDescriptor | None = None
         self._apply(settings)
 
@@ -95,12 +97,14 @@ class Mailbox(Inbox):
         self.clear_below_bytes = max(1, self.buffer_bytes // 2) if self.congested else 0
         self._send_bytes_max = settings.send_bytes_max
         self.quarter_bytes = settings.send_bytes_max // 4
+        self.burst_bytes = min(LONG_WRITE_BYTES, self.quarter_bytes)  # of long messages
         self.look_at_bytes = self.quarter_bytes  # queued so much, look for acknowledgements
         virtual = self._plane.virtual
         self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
         # What every peer takes; a longer message must ask its path.
         self._plain_bytes_max = min(self._payload_bytes_max, MAX_MESSAGE_BYTES)
+        self._alone_bytes_max = min(self._plain_bytes_max, REFERENCE_BYTES - 1)
         self.detailed = settings.timestamps or bool(settings.traces)
         if not settings.monitor:
             self._notice_groups = self._wait_groups = 0
@@ -126,11 +130,21 @@ class Mailbox(Inbox):
         elif flags_or_address:
             wait_ns = self._wait_of_flags(flags_or_address, wait_ns)
         if type(payload) is not bytes:
-            payload = _frozen(payload)
+            payload = queueing.frozen(payload)
         payload_bytes = len(payload)
+        # Alone is who has nothing on its way: one comparison for each message of a burst.
+        if not self.send_queued_bytes and payload_bytes <= self._alone_bytes_max:
+            flow = self._flows.get(address)  # type: ignore[arg-type]  # None is no key: a miss
+            if (
+                flow is not None
+                and flow[1].plain
+                and not flow[1].unacked
+                and alone.send(self, flow, address, payload)
+            ):
+                return payload_bytes
         pending = 0  # stays so if this is not the common case
         with self._lock:
-            flow = self._flows.get(address)  # type: ignore[arg-type]  # None is no key: a miss
+            flow = self._flows.get(address)  # type: ignore[arg-type]  # as above
             if (
                 flow is not None
                 and self.send_queued_bytes < self._send_bytes_max
@@ -145,8 +159,8 @@ class Mailbox(Inbox):
         if not pending or flow is None:
             return queueing.queue(self, payload, address, b"", wait_ns)
         path = flow[0]
-        if not path.settled or pending >= self._plane.flush_bytes:
-            path.push()
+        if not path.settled or pending >= path.flush_bytes:
+            path.push(self.burst_bytes)
             if self.send_queued_bytes >= self.look_at_bytes:
                 self._look_for_room(path)
         if self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
@@ -163,7 +177,7 @@ class Mailbox(Inbox):
         operations: Sequence[Operation] = (),
     ) -> int:
         """Queue one message gathered from `buffers`, which are copied unless there is only one."""
-        payload = _frozen(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
+        payload = queueing.frozen(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
         return queueing.queue(self, payload, address, extension, wait_ns, operations)
 
     def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:
@@ -184,6 +198,7 @@ class Mailbox(Inbox):
         bytes_max = self._send_bytes_max
         if self.send_queued_bytes * 2 >= bytes_max:
             path.core.outgoing.acknowledgement_wanted = True
+            path.core.outgoing.plain = False
         path.look_for_acknowledgements()
         self.look_at_bytes = max(self.quarter_bytes, self.send_queued_bytes + bytes_max // 8)
 
@@ -192,30 +207,21 @@ class Mailbox(Inbox):
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `payload_bytes_max` is discarded."""
         if not flags and not self.special:
-            payload_bytes = 0
-            with self._lock:
-                item = self.queue.popleft() if self.queue else None
-                if item is not None:
-                    payload_bytes = len(item[0])
-                    self.receive_queued_bytes -= payload_bytes
-            if item is not None:
+            item: Item | None = None
+            if self.queue:  # else another look under the lock follows
+                with self._lock:
+                    item = self.queue.popleft() if self.queue else None
+                    if item is not None:
+                        self.receive_queued_bytes -= len(item[0])
                 self._plane.driven = True
+            if item is None and self._receive_wait_ns != 0:
+                item = self._wait_plain(self._receive_wait_ns)
+            if item is not None and item is not _LOOK_AGAIN:
                 if self.receive_queued_bytes < self.clear_below_bytes:
                     self._clear_congestion()
-                if payload_bytes <= payload_bytes_max and len(item) == 2:
+                if len(item[0]) <= payload_bytes_max and len(item) == 2:
                     return item
                 return item[0][: max(0, payload_bytes_max)], item[1]
-            if self._receive_wait_ns != 0:
-                waited = self._plane.wait_reading(
-                    self._take_plain, self.receive_waiters, self._receive_wait_ns, self
-                )
-                if waited is None:
-                    self._map_news = False
-                    raise os_error(Refusal.TIMED_OUT)
-                if waited is not _LOOK_AGAIN:
-                    if self.receive_queued_bytes < self.clear_below_bytes:
-                        self._clear_congestion()
-                    return waited[0][: max(0, payload_bytes_max)], waited[1]
         if payload_bytes_max < 0:
             raise ValueError("negative buffersize in recvfrom")
         if flags & _NEVER_QUEUED:
@@ -230,13 +236,30 @@ class Mailbox(Inbox):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return message.payload[:payload_bytes_max], message.source
 
+    def _wait_plain(self, wait_ns: int | None) -> Item:
+        """Wait for a message, or for a reason to look again. Raises ETIMEDOUT."""
+        plane = self._plane
+        end_ns = 0 if wait_ns is None else plane.clock_ns() + wait_ns
+        item: Item | None = None
+        if not self._takes_long:  # such do not come whole, or several at once
+            item = alone.receive(self, -1 if wait_ns is None else wait_ns / 1e9)
+        if item is None:
+            left_ns = None if wait_ns is None else max(0, end_ns - plane.clock_ns())
+            waited = plane.wait_reading(self._take_plain, self.receive_waiters, left_ns, self)
+            item = cast("Item | None", waited)
+            if item is None:
+                self._map_news = False
+                raise os_error(Refusal.TIMED_OUT)
+        self._takes_long = len(item[0]) >= REFERENCE_BYTES
+        return item
+
     def _clear_congestion(self) -> None:
         """Have our bit judged: the queue is below half of the buffer. No lock held."""
         with self._lock:
             self._plane.note_taken(self)
         self._plane.settle()
 
-    def _take_plain(self) -> tuple[bytes, SocketAddress] | None:
+    def _take_plain(self) -> Item | None:
         """Take a message if that is all there is to do, else say so. Lock held."""
         if self.special:
             return _LOOK_AGAIN
@@ -244,7 +267,7 @@ class Mailbox(Inbox):
             return None
         item = self.queue.popleft()
         self.receive_queued_bytes -= len(item[0])
-        return item[0], item[1]
+        return item
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
@@ -474,16 +497,3 @@ class Mailbox(Inbox):
 
 
 _LAST_POSITION = 2  # from queueing to the application; the earlier stages fall together here
-
-
-def _frozen(payload: Buffer) -> bytes | memoryview:
-    """Return a payload that does not change: a copy if small, else the caller's own buffer."""
-    if type(payload) is bytes:
-        return payload
-    view = memoryview(payload)
-    octets = view if view.contiguous and view.format == "B" else None
-    if octets is None:
-        if not view.contiguous:
-            return view.tobytes()
-        octets = view.cast("B")
-    return octets if len(octets) >= REFERENCE_BYTES else bytes(octets)

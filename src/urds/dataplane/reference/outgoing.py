@@ -20,16 +20,19 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Protocol
 
-from urds.constants import HeaderFlag
+from urds.constants import PROBE_PORT, HeaderFlag
 from urds.dataplane.base import Buffer, Limits, Release
+from urds.dataplane.reference.alike import RUN_MIN
 from urds.dataplane.reference.counters import Counters
+from urds.dataplane.reference.outgoing_runs import frame_run
+from urds.dataplane.reference.rare_frames import emit_header
 from urds.wire.header import HEADER, HEADER_BYTES
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
-_CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
 REFERENCE_BYTES = 8192  # payloads from here up travel as buffers of their own, never joined
 _NO_EXTENSION = b""
+_SINGLES = 32
 
 
 class Owner(Protocol):
@@ -71,6 +74,7 @@ class Outgoing:
         "gate",
         "limits",
         "pending_bytes",
+        "plain",
         "position",
         "release",
         "repeats",
@@ -97,6 +101,7 @@ class Outgoing:
         self.unacked_bytes_left = limits.unacked_bytes_max
         self.fences: list[Fence] = []
         self.gate: Fence | None = None  # on another path: nothing new leaves before it opens
+        self.plain = False  # the next message may become octets at once; `PathCore.is_plain`
         self.freed: set[Owner] = set()  # accounts that gained room since the shell looked
 
     # -- queueing
@@ -121,6 +126,10 @@ class Outgoing:
         if owner is not None:
             owner.send_queued_bytes += len(payload)
 
+    def is_long(self) -> bool:
+        """Tell whether what waits has 8 KiB on the average: then each costs a buffer or two."""
+        return self.pending_bytes >= REFERENCE_BYTES * len(self.unsent)
+
     def message_count(self) -> int:
         """Return how many messages are queued or unacknowledged."""
         return len(self.unsent) + len(self.unacked) + len(self.repeats)
@@ -128,6 +137,7 @@ class Outgoing:
     def fence(self) -> Fence:
         """Return a fence behind everything queued now."""
         fence = Fence()
+        self.plain = False
         self.unsent.append(fence)
         self.fences.append(fence)
         self._open_fences()
@@ -145,22 +155,42 @@ class Outgoing:
         made = self._frame_repeats(out, octets_max, acknowledgement) if self.repeats else 0
         if self.unsent and made < octets_max:
             if self.gate is None or self._gate_is_open():
-                made += self._frame_new(out, octets_max - made, acknowledgement)
+                made += self._frame_unsent(out, octets_max - made, acknowledgement)
             else:
                 self.counters.mprds_catchup_tx0_retries += 1
         return made
 
+    def _frame_unsent(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
+        """Frame new messages, runs of like ones as a whole and others one after the other."""
+        made = 0
+        small: list[Buffer] = []
+        while self.unsent and made < octets_max:
+            run, framed = 0, list[Buffer]()
+            if len(self.unsent) > RUN_MIN and not self.fences:
+                run = frame_run(self, framed, octets_max - made, acknowledgement)
+            made += run or self._frame_new(framed, octets_max - made, acknowledgement)
+            small += framed
+            if len(framed) > 1:  # long payloads among them are buffers of their own
+                out += small
+                small = []
+        if small:
+            out.append(b"".join(small))
+        return made
+
     def _frame_new(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-        """Frame new messages; local names hold what the loop touches for each of them."""
+        """Frame new messages, at most 32, for then there may be a run.
+
+        Local names hold what the loop touches for each of them.
+        """
         pieces: list[Buffer] = []
         unsent, keep, pack = self.unsent, self.unacked.append, HEADER.pack
         sequence, position, checksum = self.sequence_next, self.position, self.checksum
         acknowledging = self.release is Release.PEER_ACKNOWLEDGED
         packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
         fenced = bool(self.fences)
-        end = position + octets_max
+        end, stop = position + octets_max, sequence + _SINGLES
         try:
-            while unsent and position < end:
+            while unsent and position < end and sequence < stop:
                 message = unsent[0]
                 if fenced and isinstance(message, Fence):
                     message.sequence = sequence - 1
@@ -203,25 +233,25 @@ class Outgoing:
                 sequence += 1
                 unsent.popleft()
         except BaseException:
-            self._settle_interrupted(sequence)
+            self.settle_interrupted(sequence)
             raise
         if pieces:
             out.append(b"".join(pieces))
         self.unacked_packets_left, self.unacked_bytes_left = packets_left, bytes_left
-        return self._framed(sequence, position)
+        return self.framed(sequence, position)
 
-    def _settle_interrupted(self, sequence: int) -> None:
+    def settle_interrupted(self, sequence: int) -> None:
         """Give numbers to what was kept when an interrupt ended `_frame_new`, and the stream.
 
         A message is kept before it leaves `unsent`, so that an interrupt in between loses none.
         """
-        if self.unacked and self.unacked[-1][0] == sequence:
+        while self.unacked and self.unacked[-1][0] >= sequence:
             self.unsent.popleft()
             sequence += 1
         if sequence > self.sequence_next:
-            self._framed(sequence, self.unacked[-1][1])
+            self.framed(sequence, self.unacked[-1][1])
 
-    def _framed(self, sequence: int, position: int) -> int:
+    def framed(self, sequence: int, position: int) -> int:
         """Settle what a run of `_frame_new` numbered and made; return its octets."""
         if not self.unsent:
             self.acknowledgement_wanted = False
@@ -280,12 +310,11 @@ class Outgoing:
         """Turn everything unacknowledged into repeats, in its old order."""
         if self.repeats and self.unacked and self.unacked[-1][0] == self.repeats[0][0]:
             self.repeats.popleft()  # an interrupt came between keeping a repeat and this
-        self.unacked.extend(self.repeats)
-        self.repeats, self.unacked = self.unacked, self.repeats
-        self.unacked.clear()
+        repeats, unacked = deque(chain(self.unacked, self.repeats)), deque[Sent]()
+        self.repeats, self.unacked = repeats, unacked  # in one step: an interrupt may repeat this
         self.position = 0
-        self.unacked_packets_left = self.limits.unacked_packets_max
-        self.unacked_bytes_left = self.limits.unacked_bytes_max
+        self.plain = False
+        self.allow_unacked()
 
     # -- acknowledgements
 
@@ -294,18 +323,28 @@ class Outgoing:
         if sequence >= self.sequence_next:
             return False
         unacked = self.unacked
+        before, freed_bytes = None, 0  # neighbours of one owner are settled together
         while unacked and unacked[0][0] <= sequence:
-            message = unacked.popleft()
-            owner = message[2]
-            if owner is not None:
-                owner.send_queued_bytes -= len(message[5])
-                self.freed.add(owner)
+            _, _, owner, _, _, payload, _ = unacked.popleft()
+            if owner is not before:
+                if before is not None:
+                    before.send_queued_bytes -= freed_bytes
+                before, freed_bytes = owner, 0
+                if owner is not None:
+                    self.freed.add(owner)
+            freed_bytes += len(payload)
+        if before is not None:
+            before.send_queued_bytes -= freed_bytes
         if not unacked:  # nothing is out: a request and its reply need no further asking
-            self.unacked_packets_left = self.limits.unacked_packets_max
-            self.unacked_bytes_left = self.limits.unacked_bytes_max
+            self.allow_unacked()
         if self.fences:
             self._open_fences()
         return True
+
+    def allow_unacked(self) -> None:
+        """Begin to count anew how much may be out before an acknowledgement is asked for."""
+        self.unacked_packets_left = self.limits.unacked_packets_max
+        self.unacked_bytes_left = self.limits.unacked_bytes_max
 
     def handle_stream_acknowledged(self, octets: int) -> None:
         """Free what lies wholly within the first `octets` of the current stream."""
@@ -340,6 +379,19 @@ class Outgoing:
         self.fences = [fence for fence in self.fences if not fence.open]
 
     # -- taking messages out
+
+    def forget_probes(self) -> None:
+        """Repeat no handshake any more, and send none that waits: another follows, and says more.
+
+        A stranger who connects and leaves acknowledges none of them. Kept, they would become more
+        with each of his connections, and all go out again on the next.
+        """
+        self.repeats = deque(sent for sent in self.repeats if not _is_probe(*sent[2:5]))
+        self.unacked = deque(sent for sent in self.unacked if not _is_probe(*sent[2:5]))
+        for message in [one for one in self.unsent if not isinstance(one, Fence)]:
+            if _is_probe(*message[:3]):
+                self.unsent.remove(message)
+                self.pending_bytes -= HEADER_BYTES
 
     def cancel(self, owner: Owner, target_port: int | None) -> int:
         """Remove the owner's messages, to one port or to all; return how many.
@@ -404,6 +456,10 @@ class Outgoing:
         return count
 
 
+def _is_probe(owner: Owner | None, source_port: int, target_port: int) -> bool:
+    return owner is None and PROBE_PORT in (source_port, target_port)
+
+
 def _matches(message: Unsent, owner: Owner, target_port: int | None) -> bool:
     return message[0] is owner and target_port in (None, message[2])
 
@@ -417,42 +473,3 @@ def _without(queue: deque[Sent], owner: Owner, target_port: int | None) -> tuple
         else:
             kept.append(message)
     return kept, len(queue) - len(kept)
-
-
-def emit_header(
-    *,
-    sequence: int,
-    acknowledgement: int,
-    payload_bytes: int,
-    source_port: int,
-    target_port: int,
-    flags: int,
-    extension: bytes,
-    checksum: bool,
-) -> bytes:
-    """Return the octets of one header of a rare frame: a repeat, a map, an acknowledgement."""
-    high = int.from_bytes(extension[:8], "big")
-    low = int.from_bytes(extension[8:], "big")
-    sum_field = 0
-    if checksum:
-        total = sequence + acknowledgement + payload_bytes + source_port + target_port
-        sum_field = 65535 - (total + (flags << 8) + high + low) % 65535
-    return HEADER.pack(
-        sequence, acknowledgement, payload_bytes, source_port, target_port,
-        flags, 0, 0, sum_field, high, low,
-    )  # fmt: skip
-
-
-def emit_map(octets: bytes, *, extension: bytes = _NO_EXTENSION, checksum: bool) -> bytes:
-    """Return a congestion map frame: number 0, ports 0, exactly the flag CONG_BITMAP."""
-    header = emit_header(
-        sequence=0,
-        acknowledgement=0,
-        payload_bytes=len(octets),
-        source_port=0,
-        target_port=0,
-        flags=_CONG_BITMAP,
-        extension=extension,
-        checksum=checksum,
-    )
-    return header + octets

@@ -22,15 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from urds.constants import Capability
+from urds.constants import PROBE_PORT, Capability
 from urds.dataplane.base import Buffer, DownReason, Hold, Limits, Release, SocketAddress
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.incoming import Incoming
-from urds.dataplane.reference.outgoing import Fence, Outgoing, Owner, emit_header, emit_map
+from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Fence, Outgoing, Owner
+from urds.dataplane.reference.rare_frames import emit_header, emit_map
 from urds.wire.exthdr import Handshake, Mark, emit_handshake
 
 _WRITE_BYTES = 65536
+# Long messages travel as buffers of their own, so a write costs by their number: more of them fit.
+LONG_WRITE_BYTES = 524288
 _NO_EXTENSION = b""
 _NO_CAPABILITY = Capability(0)
 
@@ -104,6 +107,7 @@ class PathCore:
     def agree(self, *, release: Release, checksum: bool) -> None:
         """Set what the handshake found out about the peer."""
         own_node = release is Release.PEER_ACKNOWLEDGED
+        self.outgoing.plain = False
         self.outgoing.release = release
         self.outgoing.checksum = checksum
         self.incoming.checksum = checksum
@@ -141,12 +145,15 @@ class PathCore:
         if hello:
             self._hellos[source_port, target_port] = extension
         else:
+            if PROBE_PORT in (source_port, target_port):
+                self.outgoing.forget_probes()
             self.outgoing.queue(None, source_port, target_port, b"", extension, ahead=True)
             self.counters.send_pong += 1
 
     def hold_behind(self, fence: Fence) -> None:
         """Hold new messages back until another path's fence is open."""
         self.outgoing.gate = fence
+        self.outgoing.plain = False
 
     def wants_to_write(self) -> bool:
         """Tell whether `poll_transmit` would return octets."""
@@ -161,13 +168,28 @@ class PathCore:
             return False
         return bool(outgoing.repeats) or (bool(outgoing.unsent) and not self.is_gated())
 
+    def is_plain(self) -> bool:
+        """Tell whether the next message may become octets at once, if no other waits for that."""
+        outgoing = self.outgoing
+        return (
+            self.attached
+            and self.hold is Hold.NOTHING
+            and outgoing.release is Release.PEER_ACKNOWLEDGED
+            and outgoing.gate is None
+            and not (self._out or self.map_due or self._hellos)
+            and not (outgoing.repeats or outgoing.fences or outgoing.acknowledgement_wanted)
+            and self.limits.path_messages_max > 1  # else one more fills it
+            and self.limits.unacked_packets_max > 1  # else each asks for an acknowledgement
+            and self.limits.unacked_bytes_max > REFERENCE_BYTES
+        )
+
     def is_gated(self) -> bool:
         """Tell whether new messages wait for another path's fence."""
         gate = self.outgoing.gate
         return gate is not None and not gate.open
 
     def poll_transmit(self) -> list[Buffer]:
-        """Return buffers for the stream, up to 64 KiB or one long message; [] if there is nothing.
+        """Return buffers for the stream, 64 KiB or some long messages; [] if there is nothing.
 
         The same buffers are returned until `transmitted` says that they were taken.
         """
@@ -210,7 +232,8 @@ class PathCore:
     def _frame_messages(self) -> None:
         outgoing, incoming = self.outgoing, self.incoming
         acknowledgement = max(0, incoming.sequence_expected - 1) if incoming.acknowledging else 0
-        made = outgoing.frame(self._out, _WRITE_BYTES - self._out_octets, acknowledgement)
+        octets_max = LONG_WRITE_BYTES if outgoing.is_long() else _WRITE_BYTES
+        made = outgoing.frame(self._out, octets_max - self._out_octets, acknowledgement)
         self._out_octets += made
         if made and incoming.acknowledging:
             incoming.reset_owed()  # every data header carries it
@@ -241,6 +264,11 @@ class PathCore:
         self._out_octets += len(octets)
         self.outgoing.position += len(octets)
 
+    def resume_with(self, octets: bytes) -> None:
+        """Have `poll_transmit` give octets that were framed apart from it."""
+        self._out.append(octets)
+        self._out_octets += len(octets)
+
     def transmitted(self, octets: int) -> None:
         """Note that the stream took the first `octets` of what `poll_transmit` gave."""
         self.octets_written += octets
@@ -260,7 +288,7 @@ class PathCore:
 
     # -- what comes in
 
-    def receive_data(self, data: bytes, now_ns: int) -> DownReason | None:
+    def receive_data(self, data: bytes | memoryview, now_ns: int) -> DownReason | None:
         """Take octets off the stream; return why it must end, None while it is well."""
         incoming = self.incoming
         reason = incoming.receive_data(data, now_ns)

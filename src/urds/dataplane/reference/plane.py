@@ -22,10 +22,11 @@ from urds.dataplane.base import (
     Interest,
     Limits,
     MailboxSettings,
-    PeerMap,
+    Path,
+    Received,
     Snapshot,
 )
-from urds.dataplane.reference import carrying, closing, congestion, dues
+from urds.dataplane.reference import alone, carrying, closing, congestion, dues, remembering
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
@@ -36,8 +37,8 @@ from urds.dataplane.reference.poll_set import PollSet
 from urds.dataplane.reference.snapshots import take_snapshot
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
+from urds.dataplane.reference.warm_memory import WarmMemory
 from urds.errors import Refusal
-from urds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
@@ -67,6 +68,7 @@ class Plane:
         self.counters = Counters()
         self.hosts: dict[Address, Host] = {}
         self.poll_set = PollSet(self)
+        self.warm_memory = WarmMemory()
         self.desk = WaitingDesk(self.lock)
         self.poll_set.add_kick(self.desk.kick)
         self.helper = Helper(self)
@@ -77,6 +79,8 @@ class Plane:
         self.closed_refusal = Refusal.CLOSED  # why a closed mailbox refuses
         self._events: list[Event] = []
         self._dirty: dict[StreamPath, None] = {}
+        # When to acknowledge what a path owes; all wait equally long, so the first is due first.
+        self.owing: dict[StreamPath, int] = {}
         self.full_paths: set[object] = set()  # at their bound of messages
         self.touched: set[Mailbox] = set()  # judged and shown at the end of the pass
         self.maps_due: set[CarriedPath] = set()  # our map changed: pushed at the end of the pass
@@ -101,6 +105,18 @@ class Plane:
             path = StreamPath(self, host, peer=peer, index=index, sequence_first=sequence_first)
             host.paths.append(path)
         return path
+
+    def received(self, path: Path) -> Received:
+        """Return what a path knows of its peer's numbers."""
+        assert isinstance(path, StreamPath)
+        with self.lock:
+            return remembering.received_by(path.core.incoming)
+
+    def expect(self, path: Path, received: Received) -> None:
+        """Have a path go on where an earlier one to the same peer ended."""
+        assert isinstance(path, StreamPath)
+        with self.lock:
+            remembering.expect(path.core.incoming, received)
 
     def loop(self, *, local: Address, peer: Address) -> LoopPath:
         """Make a path between two addresses of this process."""
@@ -218,24 +234,22 @@ class Plane:
 
     def _leave(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> None:
         with self.lock:
-            unled = self.desk.stand_up(waiter, waiters, used=used)
-            self.driven = True
-            if unled and self.helper.asleep:
-                if self._dirty or self.looks or self.carried_dues:
-                    self.helper.want()
-                else:
-                    self.helper.leader_left()
+            self.leave(waiter, waiters, used=used)
         self.deliver()
+
+    def leave(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> None:
+        """End a wait, whatever for; see `waiting`. Lock held."""
+        unled = self.desk.stand_up(waiter, waiters, used=used)
+        self.driven = True
+        if unled and self.helper.asleep:
+            if self._dirty or self.owing or self.looks or self.carried_dues:
+                self.helper.want()
+            else:
+                self.helper.leader_left()
 
     def flush_tails(self) -> None:
         """Send what was left to coalesce: whoever is about to sleep has nothing to add."""
-        self.tails = False
-        if not self._dirty:
-            return
-        with self.lock:
-            paths = [path for path in self._dirty if path.core.wants_to_write()]
-        for path in paths:
-            path.flush()
+        dues.flush_tails(self)
 
     def deliver(self) -> None:
         """Wake whoever was told something; called without the lock."""
@@ -247,6 +261,7 @@ class Plane:
     def forget_stream(self, path: StreamPath) -> None:
         """Stop watching a path's stream; nothing of it is due any more. Lock held."""
         self._dirty.pop(path, None)
+        self.owing.pop(path, None)
         self.poll_set.remove(path)
 
     # -- what arrives
@@ -260,6 +275,11 @@ class Plane:
                 leader = desk.leader
                 if leader is not None and leader.doing is Doing.IN_POLL:
                     leader.doing = Doing.RUNNING
+        return self._serve(ready, leading=leading)
+
+    def _serve(self, ready: list[tuple[int, int]], *, leading: bool = False) -> int:
+        """Serve what is ready; return how many descriptors were."""
+        desk = self.desk
         for descriptor, mask in ready:
             if descriptor == desk.kick:
                 desk.read_kick(leading=leading)
@@ -318,16 +338,7 @@ class Plane:
 
         With `exact` monitors hear of the groups that it cleared only, as over RDMA.
         """
-        self.counters.cong_update_received += 1
-        groups = host.replace_peer_map(peer, octets)
-        for mailbox in host.inboxes.values():
-            mailbox.note_map(groups, exact=exact)
-            self.touched.add(mailbox)
-        self.emit(PeerMap(host.address, peer))
-
-    def own_congestion(self, address: Address) -> CongestionMap:
-        """Return the map of an address of this process. Lock held."""
-        return self._host(address).congested
+        congestion.note_peer_map(self, host, peer, octets, exact=exact)
 
     def is_over_hard_bound(self, inbox: Inbox) -> bool:
         """Tell whether a mailbox is so full that its peers' streams must wait."""
@@ -361,6 +372,10 @@ class Plane:
 
     def has_dues(self) -> bool:
         """Tell whether time may make something due. Lock held."""
+        return bool(self.owing or self.has_rare_dues())
+
+    def has_rare_dues(self) -> bool:
+        """Tell the same of all but acknowledgements. Lock held."""
         return bool(self._dirty or self.looks or self.lingering or self.carried_dues)
 
     def next_due_ns(self, now_ns: int) -> int | None:
@@ -369,7 +384,7 @@ class Plane:
 
     def serve_due(self) -> None:
         """Do what time made due: tails, acknowledgements, second looks, ended lingers."""
-        if self._dirty or self.looks or self.lingering or self.carried_dues:
+        if self.has_dues():  # a hint without the lock; a look under it follows
             dues.serve(self)
 
     # -- the control plane's calls
@@ -421,8 +436,12 @@ class Plane:
     def pump(self) -> int:
         """Make one pass without blocking."""
         self.driven = True
-        self.flush_tails()
-        served = self.serve_ready(0.0)
+        if self.tails:
+            self.flush_tails()
+        ready = self.poll_set.poll(0.0)
+        if len(ready) == 1 and alone.serve(self, *ready[0]):
+            return 1  # what time makes due comes in another pass, or the helper does it
+        served = self._serve(ready)
         self.serve_due()
         return served
 

@@ -25,6 +25,8 @@ class PollSet:
     def __init__(self, plane: Plane) -> None:
         self._lock = plane.lock
         self._set = select.epoll()
+        # For who waits alone: seconds (-1 for ever), how many; descriptors and masks.
+        self.wait = self._set.poll
         self.paths: dict[int, StreamPath] = {}  # by descriptor
         self._watched: dict[int, Interest] = {}
 

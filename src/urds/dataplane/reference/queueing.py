@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from urds.addresses import parse_target
 from urds.dataplane.base import Address, Buffer, SocketAddress
 from urds.dataplane.operations import Operation
+from urds.dataplane.reference.congestion import own_map
 from urds.dataplane.reference.loop_path import LoopPath
+from urds.dataplane.reference.outgoing import REFERENCE_BYTES
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.errors import Refusal, os_error
 
@@ -73,7 +75,7 @@ def queue(
     if queued is None:
         raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
     if isinstance(path, StreamPath):
-        path.push()
+        path.push(mailbox.burst_bytes)
         if mailbox.send_queued_bytes >= mailbox.look_at_bytes:
             mailbox._look_for_room(path)
     else:
@@ -133,7 +135,8 @@ def _try(
         raise os_error(Refusal.NOT_SUPPORTED, f"no operations on the way to {peer}")
     mailbox._map_news = False
     loop = isinstance(path, LoopPath)
-    congested = mailbox._plane.own_congestion(peer) if loop else mailbox._host.congested_at(peer)
+    host = mailbox._host
+    congested = own_map(mailbox._plane, peer) if loop else host.congested_at(peer)
     if congested.test(port):
         if not isinstance(path, LoopPath):
             path.want()  # without a connection no map would ever come that says otherwise
@@ -165,3 +168,16 @@ def _try(
         mailbox._flows.clear()
     mailbox._flows[address] = (path, outgoing, port, congested.octets)
     return None
+
+
+def frozen(payload: Buffer) -> bytes | memoryview:
+    """Return a payload that does not change: a copy if small, else the caller's own buffer."""
+    if type(payload) is bytes:
+        return payload
+    view = memoryview(payload)
+    octets = view if view.contiguous and view.format == "B" else None
+    if octets is None:
+        if not view.contiguous:
+            return view.tobytes()
+        octets = view.cast("B")
+    return octets if len(octets) >= REFERENCE_BYTES else bytes(octets)

@@ -6,7 +6,7 @@ inbox first and counted after, so that the queue's length tells whether the last
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import SocketAddress
@@ -24,6 +24,7 @@ class Run:
         "_inbox",
         "_incoming",
         "append",
+        "extend",
         "messages",
         "octets",
         "plain",
@@ -35,6 +36,7 @@ class Run:
         self._inbox: Inbox | None = None
         self._counted = 0  # length of its queue when the run began
         self.append: Callable[[Item], None] = _discard
+        self.extend: Callable[[Iterable[Item]], None] = _discard
         self.plain = False
         self.source: SocketAddress = ("", 0)
         self.messages = self.octets = 0
@@ -47,6 +49,7 @@ class Run:
         counted = 0 if inbox is None else len(inbox.queue)
         self._inbox, self._counted = inbox, counted
         self.append = _discard if inbox is None else inbox.queue.append
+        self.extend = _discard if inbox is None else inbox.queue.extend
         self.plain = inbox is None or not inbox.detailed
 
     def append_detailed(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
@@ -65,15 +68,15 @@ class Run:
         self.messages = self.octets = 0
         self._incoming.count(inbox, messages, octets)
 
-    def count_last(self) -> bool:
-        """Count the last message if it was appended and not counted; return whether it was so."""
+    def count_last(self) -> int:
+        """Count what was appended last and not counted; return how many."""
         inbox = self._inbox
-        if inbox is None or len(inbox.queue) == self._counted + self.messages:
-            return False
-        self.messages += 1
-        self.octets += len(inbox.queue[-1][0])
-        return True
+        missed = 0 if inbox is None else len(inbox.queue) - self._counted - self.messages
+        if inbox is not None and missed:
+            self.messages += missed
+            self.octets += missed * len(inbox.queue[-1][0])  # one, or several of one length
+        return missed
 
 
-def _discard(_: Item) -> None:
-    """Take a message for a port without a socket; the run counts it."""
+def _discard(_: object) -> None:
+    """Take messages for a port without a socket; the run counts them."""

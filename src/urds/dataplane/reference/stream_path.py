@@ -1,8 +1,8 @@
 """The shell of a path: its stream, who reads and writes it, and when a tail leaves.
 
 Writing. Whoever finds `writing` set leaves; the writer looks again before it clears it, so nothing
-stays. A send on an idle path writes in the caller's thread (credits); in a burst messages coalesce
-to `flush_bytes`. A write error does not end the stream, for what the peer sent before is
+stays. A send on an idle path writes in the caller's thread; in a burst messages coalesce
+(`stream_tails`). A write error does not end the stream, for what the peer sent before is
 acknowledged to it already and must be read first. How it is read: `stream_reading`.
 
 Whatever says so is called with the plane's lock held; no system call that may block is made under
@@ -30,18 +30,16 @@ from urds.dataplane.base import (
     Stream,
     Wanted,
 )
-from urds.dataplane.reference import stream_dues, stream_reading
+from urds.dataplane.reference import stream_dues, stream_reading, stream_tails
 from urds.dataplane.reference.host import Host, socket_address
 from urds.dataplane.reference.outgoing import Fence
 from urds.dataplane.reference.path import PathCore
-from urds.dataplane.reference.stream_writing import end_direction, write
+from urds.dataplane.reference.stream_writing import end_direction, write_all
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
 
-_GAP_NS = 20_000  # a pause that makes the next two sends leave at once
-_CREDITS = 2
 _LEAVING_POLL_S = 0.0002
 _BUFFERS_MAX = 1024  # of one sendmsg. Source: linux v6.12 include/uapi/linux/uio.h (UIO_MAXIOV)
 
@@ -70,6 +68,7 @@ class StreamPath:
         self.stream: Stream | None = None
         self.attachment = 0
         self.writing = False
+        self.left_to_writer = False  # somebody came to flush meanwhile
         self.reading = False
         self.blocked = False  # the stream took less than offered: wait for POLLOUT
         self.broken = False  # writing failed; what the peer sent is still read
@@ -77,12 +76,13 @@ class StreamPath:
         self.polled = False  # the stream is in the plane's poll set
         # Nothing to decide before `flush_bytes` are pending: a tail is noted, or no stream is.
         self.settled = False
+        self.flush_bytes = plane.flush_bytes  # more while a burst of long messages is a tail
         self.wanted = False
         self.full = False
         self.message_bytes_max = MAX_MESSAGE_BYTES  # more only once the peer said so
         self.room_wanted: set[Mailbox] = set()
         self.dependents: list[StreamPath] = []  # held behind a fence of ours
-        self._credits = 0
+        self.credits = 0  # writes at once before tails are noted
         self.idle_since_ns = 0
         self.tail_since_ns: int | None = None
         self.ack_poll_ns = 0
@@ -90,47 +90,24 @@ class StreamPath:
         self.first_frame_told = False
         self.controls_unfetched = 0
         self.controls_dropped = 0
+        self.vain = False  # the last read brought nothing for anybody here
         self.expected_octets = 1
         self._doomed: list[Stream] = []  # closed once nobody writes to them
 
     # -- sending
 
-    def push(self) -> None:
-        """Decide, after a message was queued, whether it leaves now."""
+    def push(self, burst_bytes: int = 0) -> None:
+        """Decide, after a message was queued, whether it leaves now (`stream_tails`)."""
         plane = self.plane
         with plane.lock:
-            now = self._leaves_now()
+            now = stream_tails.leaves_now(self, burst_bytes)
         if now:
             self.flush()
         if self.full:
             plane.settle()
         plane.deliver()
 
-    def _leaves_now(self) -> bool:
-        """Spend a credit of an idle path, or note a tail. Lock held."""
-        plane = self.plane
-        if not self.core.attached:
-            self._judge_full()
-            self.want()
-            self.settled = True
-            return False
-        if self.core.outgoing.pending_bytes >= plane.flush_bytes:
-            return True
-        now_ns = plane.clock_ns()
-        if now_ns - self.idle_since_ns > _GAP_NS:
-            self._credits = _CREDITS
-        self.idle_since_ns = now_ns
-        if self._credits:
-            self._credits -= 1
-            return True
-        self._judge_full()
-        self.settled = True
-        self.tail_since_ns = now_ns
-        plane.tails = True
-        plane.mark_dirty(self)
-        return False
-
-    def _judge_full(self) -> None:
+    def judge_full(self) -> None:
         """Compare the queue with its bound of messages. Lock held."""
         full = self.core.outgoing.message_count() >= self.plane.limits.path_messages_max
         if full is not self.full:
@@ -140,6 +117,7 @@ class StreamPath:
     def flush_soon(self) -> None:
         """Have whoever serves what is due flush this path next. Lock held."""
         if self.core.wants_to_write():
+            self.core.outgoing.plain = False  # a message that is alone would leave this behind
             self.tail_since_ns = self.plane.clock_ns() - stream_dues.TAIL_NS
             self.plane.mark_dirty(self)
 
@@ -163,23 +141,16 @@ class StreamPath:
         try:
             with plane.lock:
                 if self.writing or self.blocked or self.broken or self.stream is None:
+                    self.left_to_writer = self.writing
                     return
                 self.writing = True
                 stream = self.stream
                 buffers = self._poll_transmit()
-            while buffers:
-                assert stream is not None, "nothing is left to write without a stream"
-                taken, failure = write(stream, buffers)
-                with plane.lock:
-                    buffers = self._advance(stream, taken, failure)
-                    stream = self.stream
+            write_all(self, stream, buffers)
         except BaseException:
             if stream is not None:
-                self._abort_write(stream)
+                self.abort_write(stream)
             raise
-        if self.blocked:
-            plane.poll_set.update(self)
-        plane.deliver()
 
     def _poll_transmit(self) -> list[Buffer]:
         """Return what to write next; with nothing left, stop writing. Lock held.
@@ -193,7 +164,7 @@ class StreamPath:
             self._written()
         return buffers
 
-    def _advance(self, stream: Stream, taken: int, failure: OSError | None) -> list[Buffer]:
+    def advance(self, stream: Stream, taken: int, failure: OSError | None) -> list[Buffer]:
         """Count what the stream took; return what to write next. Lock held."""
         if self.stream is None:
             self._written()
@@ -208,7 +179,7 @@ class StreamPath:
                 return []
         return self._poll_transmit()
 
-    def _abort_write(self, stream: Stream) -> None:
+    def abort_write(self, stream: Stream) -> None:
         """End our direction after an interrupt: how much the stream took is not known."""
         with self.plane.lock:
             self.broken = self.stream is stream
@@ -219,10 +190,14 @@ class StreamPath:
         """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
         self.writing = False
         outgoing = self.core.outgoing
+        outgoing.plain = self.core.is_plain() and not (self.blocked or self.broken)
+        self.left_to_writer = False
+        if self.core.poll_timeout() is None:
+            self.plane.owing.pop(self, None)  # what was owed has left
         self.idle_since_ns = self.plane.clock_ns()
         self.tail_since_ns = None
         self.settled = False  # also without a stream: the next send must ask for one
-        self._judge_full()
+        self.judge_full()
         if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
             self.ack_poll_delay_ns = stream_dues.ACK_POLL_NS
             self.ack_poll_ns = self.idle_since_ns + stream_dues.ACK_POLL_NS
@@ -256,7 +231,7 @@ class StreamPath:
             self.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
         outgoing.freed.clear()
         if self.full or self.room_wanted:
-            self._judge_full()
+            self.judge_full()
             if not self.full:
                 for mailbox in self.room_wanted:
                     self.plane.note_room(mailbox)
@@ -346,8 +321,8 @@ class StreamPath:
             # Still true after a reset: what the peer's TCP had is delivered, for a kernel.
             core.handle_stream_acknowledged(core.octets_written - stream.unacknowledged())
         self.plane.forget_stream(self)
-        self.stream = None
         core.detach()
+        self.stream = None  # last: until then an interrupted reader ends the stream anew
         self.settle_freed()
         self.settled = self.wanted = False
         self.tail_since_ns = None

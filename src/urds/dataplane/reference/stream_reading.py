@@ -21,12 +21,18 @@ from urds.dataplane.base import (
     PeerRestarted,
     Stream,
 )
+from urds.dataplane.reference.dues import note_owed
 from urds.dataplane.reference.inbox import Inbox
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.stream_path import StreamPath
 
 _READS_PER_PASS = 8
+_PASS_BYTES = 4 << 20  # then others have their turn
+# Of a stream whose last read brought nothing for anybody. Measured with `tests.tcp.siege`, load 20:
+# the 99th of a neighbour's round trips beside a flood of messages for nobody, pings, or maps took
+# 147, 358, 92 ms with 8 reads of 64 KiB in a pass, 36, 80, 48 ms with one, 11, 20, 4 ms with this.
+_VAIN_BYTES = 16384
 _EXPECT_BYTES = 131072
 _DRAIN_READS = 1024
 _COUNTER_OF_BREACH = {
@@ -39,29 +45,37 @@ _COUNTER_OF_BREACH = {
 
 def read(path: StreamPath) -> bool:
     """Read what is there, a bounded number of times; return whether anything came."""
-    plane = path.plane
-    with plane.lock:
-        stream = path.stream
-        if stream is None or path.reading or path.paused:
-            plane.driven = plane.driven or path.reading
-            return False
-        path.reading = True
-    read = 0
+    stream: Stream | None = None  # until we are the one who reads
+    reads = octets = 0
+    more = True
     try:
-        while read < _READS_PER_PASS and _read_once(path, stream):
-            read += 1
-        if path.core.incoming.octets_expected() or path.expected_octets != 1:
-            _expect(path, stream)
+        with path.plane.lock:
+            if path.stream is None or path.reading or path.paused:
+                path.plane.driven = path.plane.driven or path.reading
+                return False
+            stream, path.reading = path.stream, True
+        while more and reads < _READS_PER_PASS and octets < _PASS_BYTES:
+            octets_read, more = _read_once(path, stream)
+            octets += octets_read
+            reads += 1
+            more = more and not path.vain and _has_come(path, stream)
+        expect(path, stream)
     except BaseException:
-        _abort(path, stream)
+        abort(path, stream)
         raise
     finally:
-        path.reading = False
+        if stream is not None:
+            path.reading = False
+    finish(path)
+    return octets > 0
+
+
+def finish(path: StreamPath) -> None:
+    """Do what a read made necessary, once nobody reads: pause, answer. No lock held."""
     if path.paused:
-        plane.poll_set.update(path)
+        path.plane.poll_set.update(path)
     if path.core.wants_to_write():
         path.flush()
-    return read > 0
 
 
 def drain(path: StreamPath, stream: Stream) -> None:
@@ -80,53 +94,95 @@ def drain(path: StreamPath, stream: Stream) -> None:
                     return
 
 
-def _abort(path: StreamPath, stream: Stream) -> None:
-    """End the stream after an interrupt: octets may be lost on their way from it to us."""
+def abort(path: StreamPath, stream: Stream | None) -> None:
+    """End the stream that we read after an interrupt: octets may be lost on their way to us."""
     with path.plane.lock:
-        if path.stream is stream:
+        if stream is not None and path.stream is stream:
             _settle(path)  # what did arrive has its waiters, too
             path.end(DownReason.ERROR, errno.EINTR)
 
 
-def _expect(path: StreamPath, stream: Stream) -> None:
-    """Sleep through the pieces of a long payload: one wake-up, and one read, for most of it."""
+def _has_come(path: StreamPath, stream: Stream) -> bool:
+    """Tell whether to read on: not while most of a long payload is still on its way.
+
+    A payload that is read as a whole is what the system call returns; read in pieces it is copied
+    once more, and each piece costs a wake-up.
+    """
+    expected = path.core.incoming.octets_expected()
+    return expected < _EXPECT_BYTES or stream.waiting() >= expected
+
+
+def expect(path: StreamPath, stream: Stream) -> None:
+    """Sleep through the pieces of a long payload: one wake-up, and one read, for most of it.
+
+    For the thread that reads: what it asks for must not outlive what the next reader finds.
+    """
     expected = path.core.incoming.octets_expected()
     if expected < _EXPECT_BYTES:
         expected = 1
     if expected != path.expected_octets and path.stream is stream:
+        path.plane.warm_memory.keep_freed()
         path.expected_octets = expected
         stream.expect(expected)
 
 
-def _read_once(path: StreamPath, stream: Stream) -> bool:
-    """Read once and take the octets in; return whether there may be more."""
-    plane, core = path.plane, path.core
-    octets_max = core.incoming.octets_wanted()
+def _read_once(path: StreamPath, stream: Stream) -> tuple[int, bool]:
+    """Read once and take the octets in; return how many, and whether to read on.
+
+    A read into warm memory is the last of a pass: the payloads go while they are in the cache.
+    """
+    if path.core.incoming.wants_warm_memory():
+        memory = path.plane.warm_memory.take()
+        if memory is not None:
+            try:
+                return _take_in(path, stream, memory)[0], False
+            finally:
+                path.plane.warm_memory.give_back(memory)
+    return _take_in(path, stream, None)
+
+
+def _take_in(path: StreamPath, stream: Stream, memory: memoryview | None) -> tuple[int, bool]:
+    """Read once, into `memory` if it is given; return as `_read_once` does."""
+    octets_max = path.core.incoming.octets_wanted() if memory is None else len(memory)
+    if path.vain:
+        octets_max = min(octets_max, _VAIN_BYTES)
+    data: bytes | memoryview = b""
     error = 0
     try:
-        data = stream.recv(octets_max)
+        if memory is None:
+            data = stream.recv(octets_max)
+        else:
+            data = memory[: stream.recv_into(memory[:octets_max])]
     except BlockingIOError:
-        return False
+        return 0, False
     except OSError as failure:
-        data, error = b"", failure.errno or 0
-    with plane.lock:
+        error = failure.errno or 0
+    with path.plane.lock:
         if path.stream is not stream:
-            return False
-        if not data:
-            path.end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
-            return False
-        reason = core.receive_data(data, plane.clock_ns())
-        _settle(path)
-        if reason is not None:
-            _count_breach(path, reason)
-            path.end(reason, 0)
-            return False
-    return len(data) == octets_max
+            return 0, False
+        return len(data), digest(path, data, error) and len(data) == octets_max
+
+
+def digest(path: StreamPath, data: bytes | memoryview, error: int) -> bool:
+    """Take in what a read gave, none at the end or after an error; return whether all is well.
+
+    Lock held.
+    """
+    if not data:
+        path.end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
+        return False
+    reason = path.core.receive_data(data, path.plane.clock_ns())
+    _settle(path)
+    if reason is not None:
+        _count_breach(path, reason)
+        path.end(reason, 0)
+    return reason is None
 
 
 def _settle(path: StreamPath) -> None:
     """Report what a read brought: arrivals, room, control messages, maps. Lock held."""
     plane, incoming = path.plane, path.core.incoming
+    path.vain = not (incoming.touched or path.core.outgoing.freed or incoming.remaining()[1])
     for inbox, messages in incoming.touched:
         plane.note_arrival(inbox, messages)
         if inbox.may_be_too_full() and plane.is_over_hard_bound(inbox):
@@ -146,8 +202,9 @@ def _settle(path: StreamPath) -> None:
     if incoming.peer_map is not None:
         octets, incoming.peer_map = incoming.peer_map, None
         plane.note_peer_map(path.host, path.peer, octets)
-    if path.core.poll_timeout() is not None:
-        plane.mark_dirty(path)
+    owed_ns = path.core.poll_timeout()
+    if owed_ns is not None:
+        note_owed(plane, path, owed_ns)
 
 
 def _count_breach(path: StreamPath, reason: DownReason) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Buffer, Stream
 
+if TYPE_CHECKING:
+    from urds.dataplane.reference.stream_path import StreamPath
 
-def write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:
+
+def write(stream: Stream, buffers: Sequence[Buffer]) -> tuple[int, OSError | None]:
     """Write once; return the octets taken and why the stream takes no more. No lock held."""
     try:
         return stream.sendmsg(buffers), None
@@ -17,6 +22,31 @@ def write(stream: Stream, buffers: list[Buffer]) -> tuple[int, OSError | None]:
     except OSError as failure:
         end_direction(stream)  # whatever failed, the stream comes to its end and is read to it
         return 0, failure
+
+
+def write_all(path: StreamPath, stream: Stream | None, buffers: list[Buffer]) -> None:
+    """Write, as the one who does, until nothing is left or the stream takes no more."""
+    while buffers:
+        assert stream is not None, "nothing is left to write without a stream"
+        taken, failure = write(stream, buffers)
+        with path.plane.lock:
+            buffers = path.advance(stream, taken, failure)
+            stream = path.stream
+    if path.blocked:
+        path.plane.poll_set.update(path)
+    path.plane.deliver()
+
+
+def write_on(
+    path: StreamPath, stream: Stream, octets: bytes, taken: int, failure: OSError | None
+) -> None:
+    """Go on after the first write of a message that was alone and is not any more."""
+    with path.plane.lock:
+        if path.stream is stream:
+            path.core.resume_with(octets)
+        buffers = path.advance(stream, taken, failure)
+        now = path.stream
+    write_all(path, now, buffers)
 
 
 def end_direction(stream: Stream) -> None:

@@ -45,8 +45,9 @@ class Waiter:
     def __init__(self, callback: Callable[[], None] | None = None) -> None:
         self.doing = Doing.RUNNING
         self.callback = callback
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        if callback is None:
+            self.gate = threading.Lock()
+            self.gate.acquire()
 
 
 class Waiters:
@@ -55,7 +56,8 @@ class Waiters:
     __slots__ = ("_queue",)
 
     def __init__(self) -> None:
-        self._queue: deque[Waiter] = deque()
+        # A list: there are few, and an empty deque takes 0.6 KiB, thrice for each socket.
+        self._queue: list[Waiter] = []
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -67,9 +69,13 @@ class Waiters:
 
     def remove(self, waiter: Waiter) -> bool:
         """Take a waiter off; return false if it was told and is off already."""
-        listed = waiter in self._queue
+        queue = self._queue
+        if queue and queue[0] is waiter:  # as a rule it is the only one
+            queue.pop(0)
+            return True
+        listed = waiter in queue
         if listed:
-            self._queue.remove(waiter)
+            queue.remove(waiter)
         return listed
 
     def tell(self, count: int, desk: WaitingDesk) -> None:
@@ -80,13 +86,13 @@ class Waiters:
             leader.doing = Doing.NOTIFIED  # should an interrupt end its wait, it passes this on
             count -= 1
         while count > 0 and self._queue:
-            desk.notify(self._queue.popleft())
+            desk.notify(self._queue.pop(0))
             count -= 1
 
     def tell_all(self, desk: WaitingDesk) -> None:
         """Notify everybody: what they wait for changed for all."""
         while self._queue:
-            desk.notify(self._queue.popleft())
+            desk.notify(self._queue.pop(0))
 
 
 class WaitingDesk:
@@ -177,15 +183,16 @@ class WaitingDesk:
     def stand_up(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
         """Leave for whatever reason; return true if nobody leads now. Lock held."""
         waiters.remove(waiter)
-        if waiter in self.followers:
-            self.followers.remove(waiter)
         told = waiter.doing is Doing.NOTIFIED
         waiter.doing = Doing.RUNNING
         if told and not used:
             waiters.tell(1, self)
-        if self.leader is waiter:
+        if self.leader is waiter:  # and so no follower
             self.leader = None
-        self.name_leader()
+        elif waiter in self.followers:
+            self.followers.remove(waiter)
+        if self.followers:
+            self.name_leader()
         return self.leader is None
 
     def name_leader(self) -> None:

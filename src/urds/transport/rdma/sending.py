@@ -407,6 +407,7 @@ class Outgoing:
         for message in messages:
             for task in message.tasks:
                 self._take_back(task, status)
+            message.tasks = ()  # see `_free`
 
     def _take_back(self, task: Task, status: RdmaStatus) -> None:
         """End an operation now, or when the pieces that the device has are done."""
@@ -435,6 +436,9 @@ class Outgoing:
         return count
 
     def _free(self, message: Message) -> None:
+        # Tasks name their message. In a circle with it they would keep the buffers of operations
+        # that have ended, until the collector comes by.
+        message.tasks = ()
         owner = message.owner
         if owner is not None:
             owner.send_queued_bytes -= len(message.payload)

@@ -88,6 +88,7 @@ class ShmAdapter(PacketAdapter):
         self.lending = LendingKeys(
             self.allocations,
             lambda: [channel.reader for channel in self.peers],
+            chance=chance,
             on_overdue=lambda reader: self.call_soon(partial(self.peers.break_off_reader, reader)),
         )
         self.keys = self.lending

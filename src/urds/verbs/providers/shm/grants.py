@@ -20,7 +20,7 @@ import mmap
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from urds.errors import RemoteProtocolError
 from urds.verbs.engine.keys import KeyTable, Region
@@ -33,6 +33,9 @@ from urds.verbs.providers.shm.memory import (
 )
 from urds.verbs.providers.shm.messages import Borrow, Decline, Lend
 from urds.verbs.providers.shm.ring import Fence, Octets, RingReader, RingWriter
+
+if TYPE_CHECKING:
+    from random import Random
 
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
 _REVOKE_STEP_S: Final = 0.000_05
@@ -49,15 +52,17 @@ class LendingKeys(KeyTable):
         allocations: Allocations,
         borrowers: Callable[[], Iterable[RingReader]],
         *,
+        chance: "Random | None" = None,
         on_overdue: Callable[[RingReader], None],
         pause: Callable[[], None] = lambda: time.sleep(_REVOKE_STEP_S),
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Lend from `allocations`; `borrowers` gives the rings of all peers that are there.
 
-        `on_overdue` gets the ring of a peer that says for a second that it is copying.
+        Keys are drawn from `chance`, as in every key table. `on_overdue` gets the ring of a peer
+        that says for a second that it is copying.
         """
-        super().__init__()
+        super().__init__(chance=chance)
         self._allocations = allocations
         self._borrowers = borrowers
         self._on_overdue = on_overdue

@@ -1,0 +1,138 @@
+"""Runs of messages that are alike: from one socket to one socket, of one length, in a row.
+
+Their headers differ in two fields only: the number grows by one, so the checksum falls by one;
+here and there one asks for an acknowledgement. So a run is framed as a whole, column by column: the
+octet at one place of all headers is one slice of the batch with the length of a frame as its step.
+It costs 0.2 us per message where the loop over messages costs 1.8 (two busy vCPUs, CPython 3.11,
+200 messages of 64 octets).
+
+The receiver needs no second description of a run: what a sender would have framed for these
+payloads is compared with what came. Equal octets are equal in every field, checked sum included;
+whatever differs is left to the loop, which judges each message by itself.
+
+A value machine: no I/O, no clock, no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import islice
+from struct import Struct
+from typing import TYPE_CHECKING, Any, cast
+
+from urds.constants import HeaderFlag
+from urds.dataplane.base import Buffer
+from urds.wire.header import HEADER, HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from urds.dataplane.reference.outgoing import Fence, Unsent
+
+RUN_MIN = 16  # below it the loop is as fast
+RUN_BYTES_MAX = 2048  # of a payload: for longer ones the copying costs more than the loop
+_ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
+_ASKING_OR_NOT = bytes((0, _ACK_REQUIRED))
+_NUMBERS = 256  # one octet counts them
+_FLAGS, _SEQUENCE, _SUM = 24, 7, 30  # places in a header: flags, last octet of number, checksum
+_PAIR = Struct(">H")
+_HOLE = bytearray(HEADER_BYTES)
+_RISING = bytes(range(_NUMBERS)) * 2
+_FALLING = _RISING[::-1]
+
+
+def emit(header: bytes, payloads: Sequence[Buffer], asking: Iterable[int]) -> bytearray:
+    """Return frames for payloads of one length, the first with `header`; see `count_max`.
+
+    Those with the indices `asking` have ACK_REQUIRED.
+    """
+    count, step = len(payloads), HEADER_BYTES + len(payloads[0])
+    octets = _HOLE.join((b"", *payloads))
+    for place, value in enumerate(header):
+        if value:
+            octets[place::step] = bytes((value,)) * count
+    first = header[_SEQUENCE]
+    octets[_SEQUENCE::step] = _RISING[first : first + count]
+    high, low = header[_SUM], header[_SUM + 1]
+    if high or low:
+        first = _NUMBERS - 1 - low
+        octets[_SUM + 1 :: step] = _FALLING[first : first + count]
+        if count > low + 1:
+            octets[_SUM::step] = bytes((high,)) * (low + 1) + bytes((high - 1,)) * (count - low - 1)
+    for index in asking:
+        at = index * step
+        octets[at + _FLAGS] = _ACK_REQUIRED
+        if high or low:
+            sum_field = (high << 8) + low - index - (_ACK_REQUIRED << 8)
+            _PAIR.pack_into(octets, at + _SUM, sum_field if sum_field > 0 else sum_field + 65535)
+    return octets
+
+
+def count_max(sequence: int, sum_field: int) -> int:
+    """Return how long a run from that number on may be: neither octet nor checksum wraps."""
+    count = _NUMBERS - (sequence & _NUMBERS - 1)
+    return min(count, sum_field) if sum_field else count
+
+
+def sum_of(sequence: int, acknowledgement: int, payload_bytes: int, ports: int) -> int:
+    """Return the checksum of a header without flags and extension; `ports` is their sum."""
+    # 2**16 is 1 modulo 65535: see `outgoing`.
+    return 65535 - (sequence + acknowledgement + payload_bytes + ports) % 65535
+
+
+def payloads_at_head(unsent: deque[Unsent | Fence], count: int) -> Sequence[Buffer]:
+    """Return the payloads of the first `count` messages if they are alike, else none.
+
+    There is no fence among them.
+    """
+    messages = cast("Any", islice(unsent, count))
+    owners, sources, targets, payloads, extensions = zip(*messages, strict=True)
+    alike = (
+        owners.count(owners[0]) == count
+        and targets.count(targets[0]) == count
+        and sources.count(sources[0]) == count
+        and not any(extensions)
+        and len(set(map(len, payloads))) == 1
+    )
+    return payloads if alike else ()
+
+
+def payloads_of_run(
+    data: bytes | memoryview, offset: int, fields: Sequence[int], checksum: bool
+) -> tuple[Sequence[bytes], int]:
+    """Return the payloads of the run at `offset`, none if none, and how many of them ask.
+
+    It goes on after a message with the header `fields`.
+    """
+    sequence, acknowledgement, payload_bytes, source_port, target_port = fields[:5]
+    step, sequence, sum_field = HEADER_BYTES + payload_bytes, sequence + 1, 0
+    if checksum:
+        sum_field = sum_of(sequence, acknowledgement, payload_bytes, source_port + target_port)
+    count = min((len(data) - offset) // step, count_max(sequence, sum_field))
+    flags = bytes(data[offset + _FLAGS : offset + count * step : step])
+    count -= len(flags.lstrip(_ASKING_OR_NOT))  # any other flag ends it
+    if count < RUN_MIN:
+        return (), 0
+    asking = _places(flags, count)
+    header = HEADER.pack(
+        sequence, acknowledgement, payload_bytes, source_port, target_port, 0, 0, 0, sum_field, 0, 0
+    )
+    payloads = _layout(payload_bytes, count).unpack_from(data, offset)
+    if emit(header, payloads, asking) != bytes(data[offset : offset + count * step]):
+        return (), 0
+    return payloads, len(asking)
+
+
+def _places(flags: bytes, count: int) -> list[int]:
+    """Return the indices below `count` of those that ask."""
+    places, place = [], flags.find(_ACK_REQUIRED, 0, count)
+    while place >= 0:
+        places.append(place)
+        place = flags.find(_ACK_REQUIRED, place + 1, count)
+    return places
+
+
+@lru_cache(maxsize=512)  # two lengths or so, at every count
+def _layout(payload_bytes: int, count: int) -> Struct:
+    return Struct(f"{HEADER_BYTES}x{payload_bytes}s" * count)

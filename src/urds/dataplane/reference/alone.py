@@ -1,0 +1,398 @@
+"""The way of the message that is alone: a request or a reply, with nothing beside it on its path.
+
+The general way serves every pass alike: it queues, frames a batch, writes until nothing is left,
+polls, reads each stream, settles what the pass touched. For one message of 64 octets that is 66
+calls on each side, and in two processes that take turns on one vCPU, with cold caches, they cost
+four times what the kernel does (docs/benchmarks.md). Here the same steps stand in a row, for the
+case that is plain:
+
+    send      a path on which nothing waits and nothing is unacknowledged sends at once: as with
+              Nagle's rule there is nothing to wait for, so no clock is read and no credit spent
+    receive   the only waiter of a plane polls, reads once, and takes what came if that is one
+              plain message for its own mailbox
+
+Whatever is not plain goes the general way, from the point where it turned out: octets that were
+read to `stream_reading`, a stream that took less than offered to `StreamPath`. The rules of
+`waiting` hold here too, each with its scenario in tests/sockets/test_wakeups.py.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Buffer, SocketAddress, Stream
+from urds.dataplane.reference import stream_reading
+from urds.dataplane.reference.inbox import Item
+from urds.dataplane.reference.stream_writing import write, write_on
+from urds.dataplane.reference.waiting import Doing, Waiter
+from urds.wire.header import HEADER, HEADER_BYTES, PLAIN_HEADER
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.mailbox import Flow, Mailbox
+    from urds.dataplane.reference.plane import Plane
+    from urds.dataplane.reference.stream_path import StreamPath
+
+_READABLE = select.EPOLLIN
+_READY_MAX = 64
+_READ_BYTES = 65536
+_FIRST_PORT = 2
+_TARGET_PORT = slice(22, 24)  # of a header
+# A global is one dictionary away, a member of an enumeration two and a descriptor.
+_IN_POLL, _RUNNING, _NOTIFIED = Doing.IN_POLL, Doing.RUNNING, Doing.NOTIFIED
+
+
+# -- sending
+
+
+def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: Buffer) -> bool:
+    """Send a message at once if it is alone; false leaves all as it was. No lock held.
+
+    After an interrupt it is not known what the stream took: it ends, and its peer gets the message
+    on the next one.
+    """
+    path, outgoing, port, congested = flow
+    stream: Stream | None = None
+    try:
+        with path.plane.lock:
+            if (
+                not outgoing.plain
+                or outgoing.unacked
+                or outgoing.unsent
+                or path.writing
+                # From a quarter on there is more to do: look for room, show that there is none.
+                or mailbox.send_queued_bytes + len(payload) >= mailbox.quarter_bytes
+                or mailbox._flows.get(address) is not flow  # type: ignore[arg-type]  # a flow has an address
+                or (congested and congested[port >> 3] >> (port & 7) & 1)
+            ):
+                return False
+            stream = path.stream
+            assert stream is not None, "a plain path has a stream"
+            path.writing = True
+            octets = _frame(path, mailbox, port, payload)
+        taken, failure = write(stream, (octets,))
+        with path.plane.lock:
+            # Whoever came meanwhile and found `writing` set has left: look for what he left.
+            if (
+                taken == len(octets)
+                and path.stream is stream
+                and not outgoing.unsent
+                and not path.left_to_writer
+            ):
+                path.core.octets_written += taken
+                path.writing = False
+                return True
+        write_on(path, stream, octets, taken, failure)
+    except BaseException:
+        if stream is not None:
+            path.abort_write(stream)
+        raise
+    return True
+
+
+def _frame(path: StreamPath, mailbox: Mailbox, target_port: int, payload: Buffer) -> bytes:
+    """Give a message its number, keep it, and return its octets. Lock held.
+
+    It is kept last: an interrupt cannot come between the numbers, which are no calls.
+    """
+    core = path.core
+    outgoing, incoming, counters = core.outgoing, core.incoming, core.counters
+    sequence, acknowledgement = outgoing.sequence_next, incoming.sequence_expected
+    if acknowledgement:
+        acknowledgement -= 1
+    source_port, payload_bytes, sum_field = mailbox.port, len(payload), 0
+    if outgoing.checksum:  # see `outgoing`
+        sum_field = 65535 - (
+            sequence + acknowledgement + payload_bytes + source_port + target_port
+        ) % 65535  # fmt: skip
+    octets = PLAIN_HEADER.pack(
+        sequence, acknowledgement, payload_bytes, source_port, target_port, sum_field
+    ) + payload  # fmt: skip
+    path.plane.owing.pop(path, None)
+    path.settled = False  # without a tail nothing is due, and the next message decides anew
+    if path.plane._dirty:
+        path.plane._dirty.pop(path, None)
+    incoming.messages_owed = incoming.bytes_owed = 0  # the header tells it
+    incoming.acknowledgement_due = False
+    core._owed_since_ns = None
+    counters.send_queued += 1
+    counters.copy_from_user += payload_bytes
+    mailbox.send_queued_bytes += payload_bytes
+    outgoing.unacked_packets_left -= 1
+    outgoing.unacked_bytes_left -= payload_bytes
+    outgoing.sequence_next = sequence + 1
+    outgoing.position = position = outgoing.position + HEADER_BYTES + payload_bytes
+    outgoing.unacked.append((sequence, position, mailbox, source_port, target_port, payload, b""))
+    return octets
+
+
+# -- receiving
+
+
+def receive(mailbox: Mailbox, timeout_s: float) -> Item | None:
+    """Wait once and take what came for `mailbox`; None leaves the wait to the general way.
+
+    `timeout_s` -1 waits for ever. Only for a plane in which nobody waits and nothing is due; who
+    comes later follows us.
+    """
+    plane, waiters = mailbox._plane, mailbox.receive_waiters
+    desk, poll_set = plane.desk, plane.poll_set
+    waiter = desk.waiter()
+    item: Item | None = None
+    seated = False
+    if plane.owing:
+        timeout_s = _pay(plane, timeout_s)
+    try:
+        with plane.lock:
+            if (
+                desk.leader is not None
+                or desk.followers
+                or mailbox.queue
+                or mailbox.special
+                or plane.tails
+                or plane.has_rare_dues()
+            ):
+                return None
+            seated = True
+            waiters.add(waiter)
+            desk.leader = waiter
+            waiter.doing = _IN_POLL
+        for descriptor, mask in poll_set.wait(timeout_s, _READY_MAX):
+            if descriptor == desk.kick:
+                desk.read_kick(leading=True)
+                item = _take_told(mailbox, waiter)
+                break
+            path = poll_set.paths.get(descriptor) if mask == _READABLE else None
+            item = None if path is None else _read(path, mailbox, waiter)
+            if item is not None:  # what else is ready is so at the next poll
+                break
+    finally:
+        if seated and item is None:
+            plane._leave(waiter, waiters, used=False)
+    return item
+
+
+def _take_told(mailbox: Mailbox, waiter: Waiter) -> Item | None:
+    """Take what another thread put into the mailbox and kicked us for; leave the wait with it."""
+    plane, item = mailbox._plane, None
+    with plane.lock:
+        if mailbox.queue and not mailbox.special:
+            item = mailbox._take_plain()
+            plane.leave(waiter, mailbox.receive_waiters, used=True)
+    plane.deliver()
+    return item
+
+
+def _pay(plane: Plane, timeout_s: float) -> float:
+    """Acknowledge what is due; return how long to wait before the next is. No lock held."""
+    now_ns = plane.clock_ns()
+    with plane.lock:
+        first_ns = next(iter(plane.owing.values()), None)
+    if first_ns is not None and first_ns <= now_ns:
+        plane.serve_due()
+        with plane.lock:
+            first_ns = next(iter(plane.owing.values()), None)
+    if first_ns is None:
+        return timeout_s
+    left_s = max(0, first_ns - now_ns) / 1e9
+    return left_s if timeout_s < 0 else min(timeout_s, left_s)
+
+
+def _read(path: StreamPath, mailbox: Mailbox, waiter: Waiter) -> Item | None:
+    """Read a path once, as its leader; return an item, with the wait left behind, or None."""
+    plane = path.plane
+    stream: Stream | None = None  # until we are the one who reads
+    item, plain = None, False
+    try:
+        with plane.lock:
+            if (
+                path.stream is None
+                or path.reading
+                or path.paused
+                or path.vain
+                or waiter.doing is _NOTIFIED  # told of something else
+                or not path.core.incoming.wants_plain_read()
+            ):
+                return None
+            waiter.doing = _RUNNING
+            stream, path.reading = path.stream, True
+        read = _receive_octets(stream)
+        if read is None:
+            return None
+        data, error = read
+        with plane.lock:
+            plane.counters.tcp_data_ready_calls += 1
+            if path.stream is stream:
+                item = _take(path, mailbox, data)
+                plain = item is not None
+                if not plain:
+                    stream_reading.digest(path, data, error)
+                    if mailbox.queue and not mailbox.special:
+                        item = mailbox._take_plain()
+                if item is not None:
+                    plane.leave(waiter, mailbox.receive_waiters, used=True)
+        if not plain:
+            stream_reading.expect(path, stream)
+    except BaseException:
+        stream_reading.abort(path, stream)
+        raise
+    finally:
+        if stream is not None:
+            path.reading = False
+    _finish(path, plain=plain)
+    return item
+
+
+def _receive_octets(stream: Stream) -> tuple[bytes, int] | None:
+    """Read once; return octets and no error, or none and an errno; None if nothing is there."""
+    try:
+        return stream.recv(_READ_BYTES), 0
+    except BlockingIOError:
+        return None
+    except OSError as failure:
+        return b"", failure.errno or 0
+
+
+def _finish(path: StreamPath, *, plain: bool) -> None:
+    """Do what a read made necessary; after a plain message that is little. No lock held."""
+    plane = path.plane
+    if not plain:
+        stream_reading.finish(path)
+    if plane.touched or plane.desk.due or plane.helper.wake_due:
+        plane.settle()
+
+
+def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
+    """Take octets that are one plain message for `mailbox`; None leaves them to be digested.
+
+    The rules are those of `Incoming`, and so is the result. Lock held.
+    """
+    core = path.core
+    incoming, counters, octets = core.incoming, core.counters, len(data) - HEADER_BYTES
+    if octets < 0 or mailbox.queue or mailbox.special or mailbox.detailed:
+        return None
+    (
+        sequence, acknowledgement, payload_bytes, source_port, target_port,
+        flags, credit, padding, checksum, high, low,
+    ) = HEADER.unpack_from(data)  # fmt: skip
+    if (
+        octets != payload_bytes
+        or octets > incoming.limits.frame_bytes_max
+        or flags
+        or high
+        or low
+        or source_port < _FIRST_PORT
+        or incoming.inboxes.get(target_port) is not mailbox
+        or sequence < incoming.sequence_expected
+        or not incoming.is_counting
+        or acknowledgement >= core.outgoing.sequence_next  # a breach, or nothing sent so far
+        or incoming.messages_owed + 1 >= incoming.limits.acknowledge_messages
+        or incoming.bytes_owed + octets >= incoming.limits.acknowledge_bytes
+        or (checksum and incoming.checksum and (
+            sequence + acknowledgement + octets + source_port + target_port
+            + credit + padding + checksum
+        ) % 65535)
+    ):  # fmt: skip
+        return None
+    if acknowledgement > incoming.acknowledged:
+        incoming.acknowledged = acknowledgement
+        _free(path, acknowledgement)
+    incoming.frames += 1
+    incoming.sequence_expected = sequence + 1
+    incoming.messages_owed += 1
+    incoming.bytes_owed += octets
+    if core._owed_since_ns is None:
+        core._owed_since_ns = path.plane.clock_ns()
+        # Whoever leaves next wakes the helper, should it sleep.
+        path.plane.owing[path] = core._owed_since_ns + core.limits.acknowledge_delay_ns
+    counters.recv_queued += 1
+    counters.recv_bytes_added_to_sock += octets
+    return data[HEADER_BYTES:], incoming.source(source_port)
+
+
+def serve(plane: Plane, descriptor: int, mask: int) -> bool:
+    """Read the one stream that is ready for whoever waits; false leaves it to the general way.
+
+    The way of an event loop, which polls itself and has the plane read for its tasks.
+    """
+    path = plane.poll_set.paths.get(descriptor)
+    if path is None or mask != _READABLE:
+        return False
+    stream: Stream | None = None  # until we are the one who reads
+    plain = False
+    try:
+        with plane.lock:
+            held = path.reading or path.paused or path.vain
+            if path.stream is None or held or not path.core.incoming.wants_plain_read():
+                return False
+            stream, path.reading = path.stream, True
+        read = _receive_octets(stream)
+        if read is None:
+            return True
+        data, error = read
+        with plane.lock:
+            plane.counters.tcp_data_ready_calls += 1
+            if path.stream is stream:
+                plain = _put(path, data)
+                if not plain:
+                    stream_reading.digest(path, data, error)
+        if not plain:
+            stream_reading.expect(path, stream)
+    except BaseException:
+        stream_reading.abort(path, stream)
+        raise
+    finally:
+        if stream is not None:
+            path.reading = False
+    _finish(path, plain=plain)
+    return True
+
+
+def _put(path: StreamPath, data: bytes) -> bool:
+    """Put octets that are one plain message into their mailbox; return whether they are.
+
+    Lock held.
+    """
+    incoming, plane = path.core.incoming, path.plane
+    mailbox = incoming.inboxes.get(int.from_bytes(data[_TARGET_PORT], "big"))
+    if mailbox is None or mailbox.queue:
+        return False
+    expected = incoming.sequence_expected
+    try:
+        item = _take(path, mailbox, data)  # type: ignore[arg-type]  # inboxes are mailboxes here
+        if item is None:
+            return False
+        mailbox.queue.append(item)
+        mailbox.receive_queued_bytes = len(item[0])
+        if plane.helper.asleep:
+            plane.helper.want()  # the acknowledgement is due later
+        plane.note_arrival(mailbox, 1)
+    except BaseException:  # an interrupt must not part the message from its number
+        if mailbox.queue:
+            incoming.touched.append((mailbox, 1))  # `abort` tells whom it concerns
+        else:
+            incoming.sequence_expected = expected
+        mailbox.receive_queued_bytes = sum(len(item[0]) for item in mailbox.queue)
+        raise
+    return True
+
+
+def _free(path: StreamPath, acknowledgement: int) -> None:
+    """Free what a reply acknowledges: as a rule the one message that was asked with. Lock held."""
+    outgoing = path.core.outgoing
+    unacked = outgoing.unacked
+    if len(unacked) == 1 and outgoing.plain and not path.full and not path.dependents:
+        sequence, _, owner, _, _, payload, _ = unacked[0]
+        if sequence <= acknowledgement and owner is not None and not path.room_wanted:
+            payload_bytes = len(payload)
+            try:
+                owner.send_queued_bytes -= payload_bytes
+                unacked.popleft()
+                outgoing.allow_unacked()
+                path.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
+            except BaseException:  # an interrupt: `abort` tells those who wait for room
+                outgoing.freed.add(owner)
+                raise
+            return
+    outgoing.handle_peer_acknowledged(acknowledgement)
+    path.settle_freed()

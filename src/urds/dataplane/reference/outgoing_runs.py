@@ -1,0 +1,68 @@
+"""How a path frames a run of messages that are alike (`alike`): all of them in a few slices.
+
+The result is that of the loop in `Outgoing`, message by message: numbers, stream positions, which
+of them ask for an acknowledgement, counters. A value machine: no I/O, no clock, no lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import repeat, starmap
+from typing import TYPE_CHECKING, cast
+
+from urds.dataplane.base import Buffer, Release
+from urds.dataplane.reference import alike
+from urds.wire.header import HEADER, HEADER_BYTES
+
+if TYPE_CHECKING:
+    from urds.dataplane.reference.outgoing import Outgoing, Unsent
+
+
+def frame_run(own: Outgoing, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
+    """Frame the run at the head of `unsent`, if there is one; return the octets made.
+
+    The last message of all is not in it: whether that one asks is decided apart.
+    """
+    sequence, position, sum_field = own.sequence_next, own.position, 0
+    owner, source_port, target_port, payload, _ = cast("Unsent", own.unsent[0])
+    payload_bytes = len(payload)
+    step, ports = HEADER_BYTES + payload_bytes, source_port + target_port
+    if own.checksum:
+        sum_field = alike.sum_of(sequence, acknowledgement, payload_bytes, ports)
+    before = len(own.unsent)
+    count = min(before - 1, octets_max // step, alike.count_max(sequence, sum_field))
+    if count < alike.RUN_MIN or payload_bytes > alike.RUN_BYTES_MAX:
+        return 0
+    payloads = alike.payloads_at_head(own.unsent, count)
+    if not payloads or count * payload_bytes >= own.unacked_bytes_left:
+        return 0
+    asking = range(0)
+    if own.release is Release.PEER_ACKNOWLEDGED:
+        first = max(0, own.unacked_packets_left - 1)  # none are left where many were cancelled
+        asking = range(first, count, own.limits.unacked_packets_max)
+    fields = (sequence, acknowledgement, payload_bytes, source_port, target_port)
+    octets = alike.emit(HEADER.pack(*fields, 0, 0, 0, sum_field, 0, 0), payloads, asking)
+    numbers = range(sequence, sequence + count)
+    ends = range(position + step, position + len(octets) + 1, step)
+    same = (repeat(one) for one in (owner, source_port, target_port))
+    messages = zip(numbers, ends, *same, payloads, repeat(b""))
+    try:
+        own.unacked.extend(messages)
+        deque(starmap(own.unsent.popleft, repeat((), count)), 0)
+    except BaseException:
+        own.settle_interrupted(sequence + before - len(own.unsent))
+        raise
+    out.append(octets)
+    if own.release is Release.PEER_ACKNOWLEDGED:
+        _count_down(own, asking, count, payload_bytes)
+    return own.framed(sequence + count, position + len(octets))
+
+
+def _count_down(own: Outgoing, asking: range, count: int, payload_bytes: int) -> None:
+    """Count down, behind the last message that asked, to the next that has to."""
+    if asking:
+        own.allow_unacked()
+        own.counters.send_ack_required += len(asking)
+        count -= asking[-1] + 1
+    own.unacked_packets_left -= count
+    own.unacked_bytes_left -= count * payload_bytes
