@@ -9,13 +9,17 @@ BIN    := $(VENV)/bin
 TIMED  := $(BIN)/python tools/timed.py
 PYTEST := $(BIN)/python -m pytest
 REPORT := .reports
+# `make interop KERNEL=7 SHORT=1`: another kernel, and the tests marked `short` alone.
+KERNEL ?= 6.1
+INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim interop bench fuzz lint types docs native lock clean python \
+.PHONY: help demo test check sim interop namespaces bench interop-bench bench-page faults fuzz soak lint \
+        types docs native lock clean python \
         environment lint-environment
 
 help:  ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: python  ## Run hosts on 127.0.0.x that lose their connections and no message (1 min)
 	@if $(PYTHON) tools/environment.py --at $(VENV) --brief --timeout-s 5 --retries 0 \
@@ -29,24 +33,47 @@ check: environment  ## Run unit, vector, property, health tests and a short simu
 	    --short-sim 10 --junitxml=$(REPORT)/check.xml \
 	    $(wildcard tests/unit tests/vectors tests/property tests/health tests/sim)
 
-test: environment  ## Run every test that needs neither root nor a virtual machine (15 min)
-	@$(TIMED) --name test --budget-s 900 -- tools/suite.sh "$(PYTEST) -q -m" $(REPORT)
+test: environment  ## Run every test that needs neither root nor a virtual machine (20 min)
+	@$(TIMED) --name test --budget-s 1200 -- tools/suite.sh "$(PYTEST) -q -m" $(REPORT)
 
 sim: environment  ## Run the simulations alone, all seeds
 	@$(TIMED) --name sim --budget-s 600 -- $(PYTEST) -n 2 -q --junitxml=$(REPORT)/sim.xml tests/sim
 
-interop: environment  ## Talk with a Linux kernel in a virtual machine; needs root (20 min)
-	@URDS_INTEROP_REQUIRED=$(if $(CI),1) $(TIMED) --name interop --budget-s 1200 -- $(PYTEST) -q -m interop \
-	    --junitxml=$(REPORT)/interop.xml tests/interop
-	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/interop.xml; fi
+interop: environment  ## Talk with Linux KERNEL=6.1, 6.12 or 7 in a virtual machine; needs root (20 min)
+	@KERNEL=$(KERNEL) URDS_INTEROP_REQUIRED=$(if $(CI),1) $(TIMED) --name $(INTEROP) --budget-s 1200 -- \
+	    $(PYTEST) -q -m "interop$(if $(SHORT), and short)" --interop-report $(REPORT)/$(INTEROP).json \
+	    --junitxml=$(REPORT)/$(INTEROP).xml tests/interop
+	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/$(INTEROP).xml; fi
 
-bench: python  ## Measure against pyzmq and raw TCP, side by side
+namespaces: environment  ## Run suites between two network namespaces, IPv4 and IPv6; needs root (6 min)
+	@reason=$$($(BIN)/python -m tests.places); \
+	if [ -n "$$reason" ] && [ -z "$$CI" ]; then echo "make namespaces: $$reason"; exit 0; fi; \
+	URDS_PLACES=netns4,netns6 $(TIMED) --name namespaces --budget-s 600 -- $(PYTEST) -n 2 -q \
+	    --junitxml=$(REPORT)/namespaces.xml tests/namespaces tests/tcp tests/faults/test_runs.py \
+	    tests/rsocket/test_socket_processes.py tests/verbs/test_conformance_processes.py
+	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/namespaces.xml; fi
+
+bench: python  ## Measure against pyzmq, raw TCP and others, side by side (10 min)
 	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench
-	@$(VENV)-bench/bin/python benches/run.py
+	@$(VENV)-bench/bin/python benches/run.py --json $(REPORT)/bench.json
 
-fuzz: python  ## Feed the parsers octets for five minutes per target
+interop-bench: python  ## Measure against the kernel's RDS in one virtual machine; needs root (5 min)
+	@PYTHONPATH=src:. $(PYTHON) benches/interop.py --json $(REPORT)/interop-bench.json
+
+bench-page: python  ## Write figures and plots of docs/benchmarks.md anew from the last runs
+	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench
+	@$(VENV)-bench/bin/python benches/page.py \
+	    $$(ls $(REPORT)/bench.json $(REPORT)/interop-bench.json 2>/dev/null)
+
+fuzz: python  ## Feed parsers and machines octets; ARGS="--jobs 2" (5 min for each target)
 	@$(PYTHON) tools/environment.py --at $(VENV)-fuzz build fuzz
-	@$(VENV)-fuzz/bin/python fuzz/run.py
+	@$(VENV)-fuzz/bin/python fuzz/run.py $(ARGS)
+
+faults: environment  ## Break connections between processes in every way; ARGS="--scenario resets" (10 min)
+	@$(BIN)/python -m tests.faults $(ARGS)
+
+soak: environment  ## Run a mix of processes; watch messages, memory, descriptors (1 h)
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: lint-environment  ## Check style and format
 	@$(BIN)/ruff check .
@@ -55,8 +82,9 @@ lint: lint-environment  ## Check style and format
 types: lint-environment  ## Check types, strictly
 	@$(BIN)/mypy
 
-docs: environment  ## Write docs/conformance.md anew from the rules and the last test results
+docs: environment  ## Write docs/conformance.md and docs/interop.md anew from the last test results
 	@$(BIN)/python -m tools.conformance
+	@$(BIN)/python -m tools.interop_page
 
 native:  ## Build the native data plane: not part of this release, so it fails and says so
 	@echo "The native data plane is not part of this release; the Python plane carries all." >&2

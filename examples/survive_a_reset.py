@@ -45,8 +45,8 @@ def main() -> None:
         threading.Thread(target=cut, args=(over.wait, resets), daemon=True).start()
         for number in range(MESSAGES):
             sock.sendto(b"%d" % number, RECEIVER)  # waits while the queue is full
+        over.set()  # the receiver ends after its verdict, and gives it a second to leave
         verdict, _ = sock.recvfrom(100)
-        over.set()
     print(f"{MESSAGES} messages, {sum(resets)} resets: {verdict.decode()}")
     receiver.join(5)
     assert receiver.exitcode == 0

@@ -9,6 +9,7 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests import places
 from tools.rules import Results, known_ids
 
 # One profile everywhere: a failure seen in CI is seen at home, with the same octets.
@@ -31,7 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop seeds of a short simulation; hand the rules of each test to the reports."""
+    """Drop what is not asked for; hand the rules of each test to the reports."""
+    if not places.is_loopback():
+        dropped = [item for item in items if item.get_closest_marker("loopback_only")]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
     seeds_max = config.getoption("--short-sim")
     if seeds_max is not None:
         dropped = [item for item in items if _seed(item) >= seeds_max]

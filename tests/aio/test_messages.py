@@ -1,6 +1,7 @@
 """Sending and receiving in tasks: echo, timeouts, congestion, closing."""
 
 import errno
+import gc
 import socket as system
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import urds
 from tests.aio.nodes import Node, fresh_host
 from tests.docs.pages import ROOT, environment
 from urds import aio
+from urds.aio.pumps import Sleeper
 
 pytestmark = [pytest.mark.anyio, pytest.mark.carried("shm0"), pytest.mark.timeout(30)]
 
@@ -53,6 +55,22 @@ async def test_an_echo_within_the_process(own: Node) -> None:
             assert await asking.send_to(payload, answering.getsockname()) == len(payload)
             assert await asking.recv_from() == (payload, answering.getsockname())
         answering.close()
+
+
+async def test_a_wait_that_got_its_message_leaves_nothing_to_the_collector(own: Node) -> None:
+    async with await own.bind() as receiving, await own.bind() as sending:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(receiving.recv)
+                    await anyio.sleep(0.001)  # it waits
+                    await sending.send_to(b"x", receiving.getsockname())
+            left = sum(isinstance(one, Sleeper) for one in gc.get_objects())
+        finally:
+            gc.enable()
+        assert left < 10
 
 
 async def test_an_echo_between_two_nodes(own: Node, other: Node) -> None:

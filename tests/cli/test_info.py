@@ -249,7 +249,13 @@ def test_a_report_survives_the_way_between_processes() -> None:
     assert processes.parse(processes.emit(REPORT)) == replace(REPORT, snapshot=snapshot)
 
 
-@pytest.mark.parametrize("octets", [b"", b"[]", b"{}", b'{"pid": 1}', b"\xff"])
+_ROW_OF_A_LIST = b"""{"pid": 7, "program": "a", "counters": {}, "mailboxes": [], "paths": [],
+    "send_queue": [[4001]]}"""
+
+
+@pytest.mark.parametrize(
+    "octets", [b"", b"[]", b"{}", b'{"pid": 1}', b"\xff", b"[" * 100_000, _ROW_OF_A_LIST]
+)
 def test_what_is_no_report_is_refused(octets: bytes) -> None:
     with pytest.raises(ValueError, match="no report of this release"):
         processes.parse(octets)

@@ -180,6 +180,13 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: str) -> None:
     assert refused.value.errno in (errno.EACCES, errno.EISDIR)
 
 
+def test_a_name_that_leads_in_circles_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError) as refused:
+        placed("circle/x", tmp_path.resolve())
+    assert refused.value.errno == errno.ELOOP
+
+
 def test_names_below_the_folder_are_taken(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     assert placed("sub/x", tmp_path.resolve()) == tmp_path.resolve() / "sub" / "x"

@@ -4,13 +4,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
 from .lab.guest import GUEST, HIGHER, LOWER, Lab, missing_requirement
-from .lab.image import ensure_image
+from .lab.image import SERIES, Image, chosen_series, ensure_image
 from .lab.remote import Remote, RemoteFailure, RemoteHang
 from .lab.wire import Orders
+from .report import COUNTS, Report
 
 KERNEL_PORT, OUR_PORT = 4000, 5000
 OUR_SOCKETS = """
@@ -22,6 +25,8 @@ def new_socket(kind=urds.SOCK_SEQPACKET, protocol=0):
 OUR_SETTINGS = {"URDS_NPATHS": "1", "URDS_WMEM_MAX": "16777216", "URDS_RMEM_MAX": "16777216"}
 
 OpenOurs = Callable[..., AbstractContextManager[Remote]]
+Note = Callable[..., None]
+REPORT = pytest.StashKey[Report]()
 
 # Nothing outlives this: not the kernel's connections, sequence numbers or congestion maps.
 RELOAD_RDS = "run('rmmod rds_tcp rds && modprobe rds_tcp')"
@@ -30,8 +35,8 @@ BUFFER_BYTES_MAX = 16 << 20
 # A line that its printer left open, without a line feed, cannot be read before the next one.
 END_LAST_LINE = "run('echo \"<6>end of test\" > /dev/kmsg')"
 GRAVE_LEVELS = "emerg,alert,crit,err,warn"
-# What an emulated processor on a busy host complains of.
-HARMLESS_WORDS = ("hrtimer: interrupt took", "clocksource: ")
+# What an emulated processor on a busy host complains of; what RDS says of a reset while it sends.
+HARMLESS_WORDS = ("hrtimer: interrupt took", "clocksource: ", "disconnecting and reconnecting")
 GRAVE_WORDS = ("WARNING", "BUG", "Oops", "Call Trace", "unknown exthdr")
 
 
@@ -50,15 +55,52 @@ class Ends:
         self.ours("s = open_socket(*address)", address=self.us)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--interop-report FILE`."""
+    parser.addoption("--interop-report", type=Path, metavar="FILE", help="what the kernel showed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the mark of the short run; keep a report if one is wanted."""
+    config.addinivalue_line("markers", "short: part of a short run with one more kernel")
+    if path := config.getoption("--interop-report", None):
+        config.stash[REPORT] = report = Report(path)
+        config.pluginmanager.register(report)
+
+
+def pytest_sessionstart() -> None:
+    """Refuse a kernel that there is not before anything is built."""
+    try:
+        chosen_series()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Boot the guest once. Without root or QEMU: skip, or fail where URDS_INTEROP_REQUIRED is 1."""
     if reason := missing_requirement():
         if os.environ.get("URDS_INTEROP_REQUIRED") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    with Lab(ensure_image(os.environ.get("KERNEL", "6.1"))) as booted:
+    with Lab(_image()) as booted:
+        if report := request.config.stash.get(REPORT, None):
+            with booted.open_guest() as remote:
+                report.series, report.release = chosen_series(), remote("run('uname -rv').strip()")
         yield booted
+
+
+def _image() -> Image:
+    """Build the image; a failure is a failure of every test, and says why in one line."""
+    series = chosen_series()
+    try:
+        return ensure_image(series)
+    except CalledProcessError as error:
+        reason = f"{error.cmd[0]} says {error.stderr.strip()[-500:]!r}"
+    except LookupError as error:
+        reason = str(error)
+    origin = f"Debian's {SERIES[series].suite}, which may be out of reach"
+    pytest.fail(f"no image of Linux {series} from {origin}: {reason}", pytrace=False)
 
 
 @pytest.fixture
@@ -95,6 +137,12 @@ def _renew_rds(lab: Lab) -> None:
             remote(RELOAD_RDS)
     except (RemoteFailure, RemoteHang, OSError):
         lab.reboot()
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Note:
+    """Give the function that keeps a test's counts for docs/interop.md."""
+    return lambda **counts: request.node.user_properties.append((COUNTS, counts))
 
 
 @pytest.fixture

@@ -4,7 +4,10 @@ A second plane is put beside the reference by one more entry in `PLANES`; every 
 then runs on it too.
 """
 
+import fcntl
 import socket
+import struct
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
@@ -37,6 +40,9 @@ class PairStream(socket.socket):
 
     unacknowledged_octets = 0
     expected_octets = 1
+
+    def waiting(self) -> int:
+        return struct.unpack("i", fcntl.ioctl(self, termios.FIONREAD, bytes(4)))[0]
 
     def unacknowledged(self) -> int:
         return self.unacknowledged_octets

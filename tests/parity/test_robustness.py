@@ -8,7 +8,17 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.parity.planes import EMPTY_MAP, PEER, PEER_PORT, PairStream, Remote, World, take
+from tests.parity.planes import (
+    EMPTY_MAP,
+    PEER,
+    PEER_PORT,
+    PORT,
+    PairStream,
+    Remote,
+    World,
+    message,
+    take,
+)
 from urds.constants import HeaderFlag
 from urds.dataplane.base import Down, DownReason, Hold, Release
 
@@ -111,3 +121,23 @@ def test_an_idle_path_takes_little_memory(world: World) -> None:
     finally:
         tracemalloc.stop()
     assert (used - before) / count < IDLE_PATH_BYTES_MAX
+
+
+def test_a_flood_for_nobody_leaves_others_their_turn(world: World) -> None:
+    """What brings nothing for any socket is read in small portions, one for each pass."""
+    mailbox = world.mailbox()
+    remote = world.attach()
+    remote.say_map()
+    world.turn()
+    flood = [message(n, source_port=PEER_PORT, target_port=PORT + 1) for n in range(1, 1501)]
+    useful = message(1501, b"for us", source_port=PEER_PORT, target_port=PORT)
+    remote.write(*flood, useful)
+    waiting = remote.stream.waiting()
+    passes = 0
+    while waiting and passes < 100:
+        world.plane.pump()
+        before, waiting = waiting, remote.stream.waiting()
+        assert before - waiting <= 16_384
+        passes += 1
+    assert passes >= 4
+    assert take(mailbox) == [b"for us"]

@@ -22,14 +22,23 @@ FRAMES = st.tuples(
 )
 
 
-def result(octets: bytes, cuts: list[int]) -> tuple[object, ...]:
-    """Return everything that a receiver has learnt from the octets."""
+def result(
+    octets: bytes, cuts: list[int], *, memory: bytearray | None = None
+) -> tuple[object, ...]:
+    """Return everything that a receiver has learnt from the octets.
+
+    With `memory` each piece is read into it, over the one before.
+    """
     side = Side(release=Release.PEER_ACKNOWLEDGED)
     side.attach()
     places = [0, *sorted(cut % (len(octets) + 1) for cut in cuts), len(octets)]
     for start, end in pairwise(places):
         if start < end:
-            assert side.receive(octets[start:end]) is None
+            piece: bytes | memoryview = octets[start:end]
+            if memory is not None:
+                memory[: end - start] = piece
+                piece = memoryview(memory)[: end - start]
+            assert side.receive(piece) is None
         assert side.incoming.octets_wanted() > 0
     return (
         list(side.inbox.queue),
@@ -66,7 +75,9 @@ def test_any_split_gives_the_same_result(
         octets += message(number, payload, flags=flags, source_port=source, target_port=target,
                           extension=extension)  # fmt: skip
     octets += message(99, bytes(60_000))[:kept]
-    assert result(octets, cuts) == result(octets, [])
+    whole = result(octets, [])
+    assert result(octets, cuts) == whole
+    assert result(octets, cuts, memory=bytearray(len(octets))) == whole
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))

@@ -1,43 +1,32 @@
 """What a siege costs, by hand: `PYTHONPATH=src python -m tests.rdma.siege_figures shm0`.
 
-Prints the neighbour's round trips (median and 99th of a hundred) alone and during each flood, and
-the victim's memory and descriptors for what strangers make it keep. SECURITY.md has the figures.
+Prints the neighbour's round trips alone and during each flood, with their ratio, and the victim's
+memory and descriptors for what strangers make it keep. SECURITY.md has the figures.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
-from tests.rdma.hostile_peer import Siege, Stranger, message, wait_until
+from tests.rdma.hostile_peer import RECEIVES, Siege, Stranger, message, wait_until
 from tests.rdma.test_hostile_load import flood
-
-ROUND_TRIPS = 500
-MIB = 1 << 20
+from tests.siege import during
 
 
-def during(siege: Siege, what: str, act: Callable[[threading.Event], None]) -> None:
-    """Measure round trips of the neighbour while something happens, and memory behind it."""
+@contextmanager
+def acting(act: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Have something go on meanwhile."""
     ended = threading.Event()
     thread = threading.Thread(target=act, args=(ended,), daemon=True)
-    before = siege.victim.rss_bytes, siege.victim.descriptor_count
     thread.start()
-    time.sleep(0.3)
-    took_ns = sorted(siege.others_are_well(ROUND_TRIPS))
+    yield
     ended.set()
     thread.join(30)
-    median_us, late_us = took_ns[len(took_ns) // 2] / 1e3, took_ns[len(took_ns) * 99 // 100] / 1e3
-    grown = (siege.victim.rss_bytes - before[0]) / MIB
-    descriptors = siege.victim.descriptor_count - before[1]
-    print(
-        f"{siege.name} {what}: median {median_us:.0f} us, 99th {late_us:.0f} us, "
-        f"memory {grown:+.1f} MiB, descriptors {descriptors:+}",
-        flush=True,
-    )
-    siege.dismiss()
 
 
 def keep_sending(
@@ -83,6 +72,24 @@ def keep_breaking(siege: Siege) -> Callable[[threading.Event], None]:
     return act
 
 
+def attacks(siege: Siege) -> dict[str, Callable[[], Callable[[threading.Event], None]]]:
+    """Return what makes each attack."""
+
+    def messages(target_port: int, receives: int) -> Callable[[threading.Event], None]:
+        stranger = siege.connected(receives=receives)
+        return keep_sending(
+            stranger, lambda number: message(b"", sequence=number, target_port=target_port)[0]
+        )
+
+    return {
+        "messages to no port": lambda: messages(9, RECEIVES),
+        "pings, answers not taken": lambda: messages(0, 0),
+        "pings, answers taken": lambda: messages(0, RECEIVES),
+        "connects": lambda: keep_connecting(siege),
+        "breaches": lambda: keep_breaking(siege),
+    }
+
+
 def main() -> None:
     """Print all figures of the devices named."""
     for name in sys.argv[1:] or ["shm0", "tcp0"]:
@@ -93,27 +100,11 @@ def main() -> None:
         descriptors = siege.victim.descriptor_count - before[1]
         print(f"{name} idle peer: {rss:.0f} KiB; descriptors of 100: {descriptors:+}")
         siege.dismiss()
-        during(siege, "nobody", lambda ended: None)
-        during(
-            siege,
-            "messages to no port",
-            keep_sending(siege.connected(), lambda n: message(b"", sequence=n, target_port=9)[0]),
-        )
-        during(
-            siege,
-            "pings, answers not taken",
-            keep_sending(
-                siege.connected(receives=0), lambda n: message(b"", sequence=n, target_port=0)[0]
-            ),
-        )
-        during(
-            siege,
-            "pings, answers taken",
-            keep_sending(siege.connected(), lambda n: message(b"", sequence=n, target_port=0)[0]),
-        )
-        during(siege, "connects", keep_connecting(siege))
-        during(siege, "breaches", keep_breaking(siege))
-        during(siege, "nobody", lambda ended: None)
+        measure = partial(during, siege, after=siege.dismiss)
+        measure = partial(measure, alone=measure("nobody"))
+        for what, make in attacks(siege).items():
+            measure(what, acting(make()))
+        measure("nobody")
         one = siege.address()
         crowd = [siege.connected(one, receives=1, tos=tos) for tos in range(256)]
         print(f"{name} 256 connections of one host: links {siege.victim.ask('kept')['links']}")

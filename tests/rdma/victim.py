@@ -22,6 +22,7 @@ from typing import Any
 
 import urds
 from tests.health.sources import ROOT
+from tests.siege import round_trips
 from urds.backend import process
 from urds.backend.inprocess import InProcess
 from urds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
@@ -71,14 +72,7 @@ class Node:
 
     def talk(self, target: str, count: int, payload_bytes: int = 100) -> list[int]:
         """Exchange messages with a node's echo; return how many ns each round trip took."""
-        took_ns = []
-        for number in range(count):
-            payload = str(number).encode().ljust(payload_bytes, b".")
-            began_ns = time.perf_counter_ns()
-            self._asker.sendto(payload, (target, ECHO_PORT))
-            assert self._asker.recvfrom(1 << 20) == (payload, (target, ECHO_PORT))
-            took_ns.append(time.perf_counter_ns() - began_ns)
-        return took_ns
+        return round_trips(self._asker, (target, ECHO_PORT), count, payload_bytes)
 
     def collect(self, count: int, wait_s: float = WAIT_S) -> list[str]:
         """Take messages until there are `count` and no more come; return their payloads."""

@@ -1,4 +1,4 @@
-"""The other process of the tests of sockets: `python -m tests.rsocket.socket_peer WORD`.
+"""The other process of the tests of sockets: `python -m tests.rsocket.socket_peer WORD HOST`.
 
 Prints its address as `host port`, then does what the word says with one connection after another.
 """
@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 
-from tests.rsocket.socket_pairs import HOST
+from tests.places import family_of
 from urds.rsocket import create_server
 from urds.rsocket.sockets import Socket
 
@@ -40,8 +40,8 @@ def leave(one: Socket) -> None:
 
 def main() -> None:
     act = {"echo": echo, "count": count, "sleep": sleep, "leave": leave}[sys.argv[1]]
-    with create_server((HOST, 0)) as listener:
-        host, port = listener.getsockname()
+    with create_server((sys.argv[2], 0), family=family_of(sys.argv[2])) as listener:
+        host, port = listener.getsockname()[:2]
         print(host, port, flush=True)
         while True:
             accepted, _ = listener.accept()

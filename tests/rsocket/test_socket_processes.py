@@ -13,20 +13,45 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from tests import places
 from tests.health.sources import ROOT
-from tests.rsocket.socket_pairs import DEVICES, WAIT_S, Task, receive_exactly, using
-from urds.rsocket import create_connection
+from tests.places import Place
+from tests.rsocket.socket_pairs import WAIT_S, Task, receive_exactly
+from urds.rsocket import create_connection, devices
 from urds.rsocket.devices import DEVICES_VARIABLE
 from urds.rsocket.sockets import Socket
+from urds.verbs.device import find_device
+
+# Shared memory reaches no other host.
+DEVICES = ("shm0", "tcp0", "udp0") if places.is_loopback() else ("tcp0", "udp0")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have tests run at each place of `URDS_PLACES`."""
+    places.generate_tests(metafunc, "place")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Have this process be host 0 of a place; the peer is host 1."""
+    with places.taken(request) as taken, taken.inside(taken.address(0)):
+        yield taken
 
 
 class Peer:
     """A process that listens, and its address."""
 
-    def __init__(self, word: str, devices: str) -> None:
-        environ = {**os.environ, DEVICES_VARIABLE: devices, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+    def __init__(self, place: Place, word: str, names: str) -> None:
+        environ = {**os.environ, DEVICES_VARIABLE: names, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rsocket.socket_peer", word],
+            [
+                *place.prefix(1),
+                sys.executable,
+                "-m",
+                "tests.rsocket.socket_peer",
+                word,
+                place.address(1),
+            ],
             env=environ,
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -51,19 +76,33 @@ class Peer:
 
 
 @contextmanager
-def talking_to(word: str, devices: str, *, own: str | None = None) -> Iterator[tuple[Peer, Socket]]:
-    """Start a peer and connect to it."""
-    peer = Peer(word, devices)
+def opened(names: str) -> Iterator[None]:
+    """Open devices for the sockets made meanwhile: each at the place where this thread is."""
+    adapters = [find_device(name).open_adapter() for name in names.split(",")]
     try:
-        with using(own or devices), create_connection(peer.address, WAIT_S) as client:
+        with devices.use(*adapters):
+            yield
+    finally:
+        for adapter in adapters:
+            adapter.close()
+
+
+@contextmanager
+def talking_to(
+    place: Place, word: str, names: str, *, own: str | None = None
+) -> Iterator[tuple[Peer, Socket]]:
+    """Start a peer and connect to it."""
+    peer = Peer(place, word, names)
+    try:
+        with opened(own or names), create_connection(peer.address, WAIT_S) as client:
             yield peer, client
     finally:
         peer.close()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_octets_come_back_from_another_process(device: str) -> None:
-    with talking_to("echo", device) as (_, client):
+def test_octets_come_back_from_another_process(place: Place, device: str) -> None:
+    with talking_to(place, "echo", device) as (_, client):
         chance = random.Random(9)
         for byte_count in (1, 100, 70_000, 1_000_000):
             data = chance.randbytes(byte_count)
@@ -75,8 +114,8 @@ def test_octets_come_back_from_another_process(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_everything_sent_before_a_half_close_is_counted(device: str) -> None:
-    with talking_to("count", device) as (_, client):
+def test_everything_sent_before_a_half_close_is_counted(place: Place, device: str) -> None:
+    with talking_to(place, "count", device) as (_, client):
         for _ in range(20):
             client.sendall(bytes(300_000))
         client.shutdown(socket.SHUT_WR)
@@ -84,16 +123,16 @@ def test_everything_sent_before_a_half_close_is_counted(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_process_that_ends_in_order_leaves_its_octets(device: str) -> None:
-    with talking_to("leave", device) as (peer, client):
+def test_a_process_that_ends_in_order_leaves_its_octets(place: Place, device: str) -> None:
+    with talking_to(place, "leave", device) as (peer, client):
         assert receive_exactly(client, 200_000) == b"x" * 100_000
         assert peer.process.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_killed_peer_is_an_error_to_who_reads_and_who_writes(device: str) -> None:
+def test_a_killed_peer_is_an_error_to_who_reads_and_who_writes(place: Place, device: str) -> None:
     """rsocket.md 19, point 10."""
-    with talking_to("sleep", device) as (peer, client):
+    with talking_to(place, "sleep", device) as (peer, client):
         assert client.recv(6, socket.MSG_WAITALL) == b"asleep"
         task = Task(lambda: client.recv(1))
         peer.kill()
@@ -105,8 +144,8 @@ def test_a_killed_peer_is_an_error_to_who_reads_and_who_writes(device: str) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_killed_peer_ends_a_send_that_waits(device: str) -> None:
-    with talking_to("sleep", device) as (peer, client):
+def test_a_killed_peer_ends_a_send_that_waits(place: Place, device: str) -> None:
+    with talking_to(place, "sleep", device) as (peer, client):
         client.settimeout(None)
         assert client.recv(6, socket.MSG_WAITALL) == b"asleep"
         task = Task(lambda: client.sendall(bytes(64 << 20)))
@@ -116,14 +155,15 @@ def test_a_killed_peer_ends_a_send_that_waits(device: str) -> None:
             task.result()
 
 
-def test_the_first_device_on_which_somebody_listens_is_taken() -> None:
-    with talking_to("echo", "shm0,tcp0") as (_, client):
+@pytest.mark.loopback_only("shm0 reaches no other host")
+def test_the_first_device_on_which_somebody_listens_is_taken(place: Place) -> None:
+    with talking_to(place, "echo", "shm0,tcp0") as (_, client):
         assert client.link.opening.name == "shm0"
-    with talking_to("echo", "tcp0", own="shm0,tcp0") as (_, client):
+    with talking_to(place, "echo", "tcp0", own="shm0,tcp0") as (_, client):
         assert client.link.opening.name == "tcp0"
         client.sendall(b"over the second")
         assert receive_exactly(client, 15) == b"over the second"
-    with talking_to("echo", "shm0,tcp0", own="tcp0") as (_, client):
+    with talking_to(place, "echo", "shm0,tcp0", own="tcp0") as (_, client):
         assert client.link.opening.name == "tcp0"
         client.sendall(b"to the second")
         assert receive_exactly(client, 13) == b"to the second"

@@ -23,9 +23,11 @@ from tests.sockets.conftest import NewSocket, backend_with
 from tests.sockets.hosts import host
 from tests.sockets.recording import DONTWAIT, poll_bits, readable, sockaddr6
 from tests.sockets.remote import RemotePeer
+from tests.tcp.faults import silent_host
 from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
+from urds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
 from urds.dataplane.reference.inbox import LOOK_AGAIN_NS, Inbox
+from urds.driver import streams
 from urds.proto.peer import emit_ours
 from urds.proto.settings import ConnectionSettings
 from urds.wire.exthdr import parse_handshake
@@ -424,6 +426,19 @@ def test_difference_long_messages() -> None:
         refused = refusal(sender.sendto, payload, (host(2), 4000))
         assert refused.errno == errno.EMSGSIZE
         assert "max_message_bytes" in str(refused)
+
+
+@pytest.mark.carried(False)
+def test_difference_silent_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that stood before have their tests in tests/tcp/test_dead_streams.py."""
+    monkeypatch.setattr(streams, "_CONNECT_NS", 100_000_000)
+    with silent_host(NOBODY[0], RDS_TCP_PORT), backend_with() as backend, urds.Socket() as sock:
+        sock.bind((host(1), 0))
+        sock.sendto(b"x", NOBODY)
+        deadline = time.monotonic() + ARRIVAL_S
+        while backend.counters()["connects"] < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert backend.counters()["connects"] > 1
 
 
 # -- on the wire

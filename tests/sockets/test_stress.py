@@ -340,7 +340,7 @@ def test_nobody_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> N
         assert run.tally.done() and not run.tally.wrong and not run.failures, run.verdict()
         assert run.tally.silence_s < SILENCE_S, run.verdict()
         downs = nodes[0].backend.counters()["rdma_downs"]
-        assert (downs >= 10) is breaks
+        assert (downs >= 3) is breaks  # how many depends on the machine
         print(f"{downs} breaks, {run.verdict()}")
     finally:
         run.close()

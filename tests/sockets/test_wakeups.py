@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.sockets import wakeup_alone as alone
 from tests.sockets import wakeup_helping as helping
 from tests.sockets import wakeup_waiting as waiting
 from tests.sockets.wakeup_world import Breakage, Scenario, world
@@ -100,6 +101,26 @@ RULES = [
         "an open fence flushes",
         helping.a_fence_that_tcp_opens_lets_the_next_path_go,
         helping.a_fence_opens_silently,
+    ),
+    Rule("alone, look again", alone.a_message_during_a_lone_write_leaves, alone.no_second_look),
+    Rule("alone, be kicked", alone.a_lone_receiver_hears_of_a_local_message, waiting.no_kick),
+    Rule(
+        "alone, sit before sleeping",
+        alone.a_message_before_lone_sleep_is_seen,
+        alone.it_is_not_known_to_sleep,
+    ),
+    Rule("alone, name a successor", alone.a_follower_takes_over, waiting.no_successor),
+    Rule("alone, tell others", alone.what_it_reads_for_others_is_told, alone.it_tells_nobody),
+    Rule(
+        "alone, pay what is due",
+        alone.what_is_due_leaves_while_it_waits,
+        alone.it_waits_as_if_nothing_were_due,
+    ),
+    Rule("alone, pass it on", alone.an_interrupted_one_passes_it_on, waiting.keep_it),
+    Rule(
+        "alone, wake the helper",
+        alone.what_it_owes_is_acknowledged,
+        helping.nobody_tells_the_helper,
     ),
     Rule("close wakes everybody", helping.close_wakes_everybody, helping.closing_tells_nobody),
 ]

@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
+from tests.parity.planes import Remote
 from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.plane import Plane
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
@@ -21,6 +23,11 @@ def a_message_during_a_write_leaves(scene: World) -> bool:
     remote = scene.attach()
     mailbox.sendto(b"route", PEER_ADDRESS)
     scene.wait_for(lambda: bool(remote.messages()))
+    return sends_behind_a_write(scene, mailbox, remote)
+
+
+def sends_behind_a_write(scene: World, mailbox: Mailbox, remote: Remote) -> bool:
+    """Send while a write is under way; return whether both messages leave."""
     pause = scene.pause(remote.stream, "sendmsg", after=True)
     scene.start(lambda: mailbox.sendto(b"first", PEER_ADDRESS))
     pause.reached.wait(scene.bound_s)
@@ -42,7 +49,7 @@ def no_second_look(patch: pytest.MonkeyPatch) -> None:
         self._written()
         return []
 
-    patch.setattr(StreamPath, "_advance", advance)
+    patch.setattr(StreamPath, "advance", advance)
 
 
 # -- a waiter lists itself in the critical section that found nothing

@@ -112,6 +112,13 @@ class World:
         self.wait_for(lambda: self.waiting() > before)
         return results
 
+    def receive_plain(self, mailbox: Mailbox) -> list[object]:
+        """Do the same by `recvfrom`, which waits alone if nobody else does."""
+        before = self.waiting()
+        results = self.start(lambda: mailbox.recvfrom(100))
+        self.wait_for(lambda: self.waiting() > before)
+        return results
+
     def leave_a_tail(self, mailbox: Mailbox) -> bytes:
         """Send until a message waits for more; return it. On a slow machine many leave at once."""
         for number in range(10_000):
@@ -148,7 +155,7 @@ class World:
         """Stop the next `times` calls of a method, before or after their work."""
         pause = Pause()
         self._pauses.append(pause)
-        original = getattr(owner, name)
+        original, placed = getattr(owner, name), name in vars(owner)
         left = [times]
 
         def paused(*arguments: object, **named: object) -> object:
@@ -163,7 +170,9 @@ class World:
             return result
 
         setattr(owner, name, paused)
-        self._restore.append(lambda: delattr(owner, name))
+        self._restore.append(
+            lambda: setattr(owner, name, original) if placed else delattr(owner, name)
+        )
         return pause
 
     def close(self) -> None:

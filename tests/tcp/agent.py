@@ -7,17 +7,23 @@ line. Payloads travel as text.
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
 import sys
+import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+from tests.siege import round_trips
 from tests.tcp.nodes import PORT, Node
 from urds.constants import MSG_DONTWAIT
 
+ECHO_PORT = 4001  # what comes there goes back
+ASKER_PORT = 4002  # of who talks to an echo
 _POLL_S = 0.0005
 _NUMBER_BYTES = 12
 
@@ -27,6 +33,7 @@ class Agent:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._asker: Any = None  # the mailbox of `talk`
 
     def send(self, target: str, count: int, payload_bytes: int = 0, break_every: int = 0) -> int:
         """Send numbers, padded; break all connections after each `break_every`.
@@ -83,6 +90,28 @@ class Agent:
         while self.queued(target) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         return taken, broken
+
+    def serve_echo(self) -> None:
+        """Send back whatever comes to `ECHO_PORT`, in a thread, until the process ends."""
+        mailbox = self._node.bind(ECHO_PORT)
+
+        def send_back() -> None:
+            while True:
+                payload, source = mailbox.recvfrom(1 << 20)
+                mailbox.sendto(payload, source)
+
+        threading.Thread(target=send_back, daemon=True).start()
+
+    def talk(self, target: str, count: int, payload_bytes: int) -> list[int]:
+        """Exchange messages with a node's echo; return how many ns each round trip took."""
+        if self._asker is None:
+            self._asker = self._node.bind(ASKER_PORT)
+        return round_trips(self._asker, (target, ECHO_PORT), count, payload_bytes)
+
+    def traced_bytes(self) -> int:
+        """Return the memory of Python's objects, 0 unless the process was started to trace it."""
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
 
     def _sent(self, payload: bytes, target: str) -> bool:
         """Send without waiting; tell whether there was room."""

@@ -1,66 +1,117 @@
-"""Addresses and endings of the TCP tests: 127.8.x.y, an x for each test; all is closed after it."""
+"""Addresses and endings of the TCP tests; all is closed after each.
+
+The hosts are addresses of 127.8.x, an x for each test; with `URDS_PLACES=netns4,netns6` they are
+in two network namespaces, those with an even number in one and those with an odd one in the other.
+"""
 
 from __future__ import annotations
 
-import itertools
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
+from tests import carriers, places
+from tests.carriers import carrier  # noqa: F401 - pytest's
 from tests.tcp.kernel_peer import KernelPeer
 from tests.tcp.nodes import Node
 from tests.tcp.processes import NodeProcess
 from tests.tcp.relay import HIGHER_PORT, LOWER_PORT, Relay
 from urds.constants import RDS_TCP_PORT
 
-_LOCK_PORT = RDS_TCP_PORT - 1
-_counted = itertools.count(os.getpid())
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have tests run over each carrier and at each place that they are to run at."""
+    carriers.pytest_generate_tests(metafunc)
+    places.generate_tests(metafunc, "lab")
 
 
-def _take_range() -> tuple[int, socket.socket]:
-    """Return a range that no other test uses now, in this run or in another one, and its lock."""
-    for number in (next(_counted) % 256 for _ in range(256)):
-        lock = socket.socket()
-        try:
-            lock.bind((f"127.8.{number}.255", _LOCK_PORT))
-        except OSError:
-            lock.close()
-        else:
-            return number, lock
-    raise AssertionError("256 tests at once")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """At other places than loopback leave out what is not about the way between hosts.
+
+    That is what has no hosts, and what patches the code, to show what happens without a rule: a
+    rule is needed everywhere if it is needed at one place.
+    """
+    if places.is_loopback():
+        return
+    here = Path(__file__).parent
+    dropped = [item for item in items if item.path.parent == here and not _is_placed(item)]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in dropped]
+
+
+def _is_placed(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    needs = signature(item.function).parameters
+    return "lab" in needs and "monkeypatch" not in needs
 
 
 class Lab:
     """The hosts of one test."""
 
-    def __init__(self, number: int, ending: ExitStack) -> None:
-        self._number = number
+    def __init__(self, place: places.Place, ending: ExitStack) -> None:
+        self._place = place
         self._ending = ending
 
-    def address(self, last: int) -> str:
+    def address(self, host: int) -> str:
         """Return an address of this test's range."""
-        return f"127.8.{self._number}.{last}"
+        return self._place.address(host)
 
-    def node(self, last: int, **settings: Any) -> Node:
+    def node(self, host: int, **settings: Any) -> Node:
         """Start a node."""
-        node = Node(self.address(last), **settings)
+        with self.inside(host):
+            node = Node(self.address(host), **settings)
         self._ending.callback(node.close)
         return node
 
-    def kernel(self, last: int, *, node: Node, **settings: Any) -> KernelPeer:
+    def node_again(self, ended: Node, **settings: Any) -> Node:
+        """Start a node at the address of one that has ended."""
+        return self.node(self._place.host(ended.address), **settings)
+
+    def inside(self, host: int) -> AbstractContextManager[None]:
+        """Make the sockets that this thread makes meanwhile those of a host."""
+        return self._place.inside(self.address(host))
+
+    def kernel(self, host: int, *, node: Node, **settings: Any) -> KernelPeer:
         """Start a kernel peer of `node`."""
-        peer = KernelPeer(self.address(last), node.address, **settings)
+        peer = KernelPeer(self.address(host), node.address, inside=self._place.inside, **settings)
         self._ending.callback(peer.close)
         return peer
 
-    def process(self, last: int, **settings: Any) -> NodeProcess:
+    def connect(self, host: int, target: str) -> socket.socket:
+        """Connect to a node by TCP from a host, whoever it is."""
+        with self.inside(host):
+            source = (self.address(host), 0)
+            return socket.create_connection((target, RDS_TCP_PORT), 2.0, source)
+
+    def listen(self, host: int, port: int) -> socket.socket:
+        """Listen by TCP at a host."""
+        address = self.address(host)
+        family = places.family_of(address)
+        with self.inside(host):
+            return socket.create_server((address, port), family=family, backlog=64)
+
+    def take_udp_port(self, host: int, port: int) -> socket.socket:
+        """Take a port of UDP at a host."""
+        address = self.address(host)
+        with self.inside(host):
+            taken = socket.socket(places.family_of(address), socket.SOCK_DGRAM)
+        taken.bind((address, port))
+        return taken
+
+    def process(self, host: int, **settings: Any) -> NodeProcess:
         """Start a node in a process of its own."""
-        process = NodeProcess(self.address(last), drain_s=0.0, linger_s=0.0, **settings)
+        process = NodeProcess(
+            self.address(host),
+            prefix=self._place.prefix(host),
+            drain_s=0.0,
+            linger_s=0.0,
+            **settings,
+        )
         self._ending.callback(process.close)
         return process
 
@@ -70,7 +121,7 @@ class Lab:
 
     def relayed(self, **settings: Any) -> tuple[Node, Node, Relay]:
         """Start a lower and a higher node with a relay between them."""
-        relay = Relay(self.address(1), self.address(2))
+        relay = Relay(self.address(1), self.address(2), inside=self._place.inside)
         self._ending.callback(relay.close)
         lower = self.node(1, tcp_port=LOWER_PORT, **settings)
         return lower, self.node(2, tcp_port=HIGHER_PORT, **settings), relay
@@ -85,8 +136,7 @@ Pair = tuple[Node, KernelPeer]
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Give a test its addresses, and end what it started."""
-    number, lock = _take_range()
-    with lock, ExitStack() as ending:
-        yield Lab(number, ending)
+    with places.taken(request) as place, ExitStack() as ending:
+        yield Lab(place, ending)

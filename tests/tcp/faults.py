@@ -7,7 +7,7 @@ import fcntl
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -59,3 +59,17 @@ def unacknowledged(stream: socket.socket) -> int:
     """Return the octets written that the other end's TCP has not acknowledged."""
     octets: int = struct.unpack("i", fcntl.ioctl(stream, _SIOCOUTQ, bytes(4)))[0]
     return octets
+
+
+@contextmanager
+def silent_host(address: str, port: int) -> Iterator[None]:
+    """Have nobody answer who wants to connect there: a full backlog drops what comes."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener, ExitStack() as ending:
+        listener.bind((address, port))
+        listener.listen(0)
+        for _ in range(2):
+            client = ending.enter_context(socket.socket(family))
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield

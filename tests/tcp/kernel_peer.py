@@ -26,11 +26,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from ipaddress import ip_address
 
+from tests.places import Inside, family_of
 from tests.tcp.faults import make_deaf, reset, unacknowledged
 from tests.tcp.frames import NO_EXTENSION, Frame, FrameReader, emit_frame, emit_map
 from urds.constants import RDS_TCP_PORT
@@ -139,14 +140,17 @@ class KernelPeer:
         release: Release = Release.V6,
         npaths: int = 1,
         probes: bool = True,
+        inside: Inside = lambda _address: nullcontext(),
     ) -> None:
+        self._inside = inside
         self.address, self.node = address, node
         self.release, self.npaths_max, self.probes = release, npaths, probes
         self.lower = ip_address(address).packed < ip_address(node).packed
-        self.family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.listener = socket.create_server(
-            (address, RDS_TCP_PORT), family=self.family, backlog=64
-        )
+        self.family = family_of(address)
+        with inside(address):
+            self.listener = socket.create_server(
+                (address, RDS_TCP_PORT), family=self.family, backlog=64
+            )
         self.listener.setblocking(False)
         self.handshake: bytes | None = None  # to say in place of a kernel's
         self.reading = True  # false: octets stay in TCP's buffer, and die with the connection
@@ -299,7 +303,8 @@ class KernelPeer:
     # -- connections
 
     def _connect_socket(self, port: int = 0) -> socket.socket:
-        connection = socket.socket(self.family)
+        with self._inside(self.address):
+            connection = socket.socket(self.family)
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             connection.bind((self.address, port))

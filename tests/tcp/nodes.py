@@ -81,9 +81,10 @@ class Node:
         taken = []
         while True:
             try:
-                taken.append(mailbox.recvfrom(1 << 20, MSG_DONTWAIT))
+                payload, source = mailbox.recvfrom(1 << 20, MSG_DONTWAIT)
             except BlockingIOError:
                 return taken
+            taken.append((payload, source[:2]))  # of IPv6 it has flow and scope too
 
     # -- grips
 

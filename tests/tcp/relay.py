@@ -11,10 +11,11 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from tests.places import Inside, family_of
 from tests.tcp.faults import reset
 from tests.tcp.frames import Frame, FrameReader
 from urds.constants import RDS_TCP_PORT
@@ -55,14 +56,17 @@ class _Link:
 class Relay:
     """Forwards whole frames in a thread of its own; `tamper` sees each on its way."""
 
-    def __init__(self, lower: str, higher: str) -> None:
+    def __init__(
+        self, lower: str, higher: str, *, inside: Inside = lambda _address: nullcontext()
+    ) -> None:
         self.lower, self.higher = lower, higher
+        self._inside = inside
         self.frames: list[tuple[Way, Frame]] = []
         self.tamper: Tamper = pass_on
         self._links: list[_Link] = []
         self._listeners = {
-            Way.UP: socket.create_server((higher, LOWER_PORT), backlog=64),
-            Way.DOWN: socket.create_server((lower, HIGHER_PORT), backlog=64),
+            Way.UP: self._listen(higher, LOWER_PORT),
+            Way.DOWN: self._listen(lower, HIGHER_PORT),
         }
         self._cut = threading.Event()
         self._stop = False
@@ -83,6 +87,10 @@ class Relay:
         self._thread.join(2.0)
         for listener in self._listeners.values():
             listener.close()
+
+    def _listen(self, address: str, port: int) -> socket.socket:
+        with self._inside(address):
+            return socket.create_server((address, port), family=family_of(address), backlog=64)
 
     def _run(self) -> None:
         while not self._stop:
@@ -109,16 +117,17 @@ class Relay:
                     self._forward(link, way)
 
     def _accept(self, way: Way) -> None:
-        connection, (_, port) = self._listeners[way].accept()
+        connection, name = self._listeners[way].accept()
         source, target, target_port = (
             (self.lower, self.higher, HIGHER_PORT)
             if way is Way.UP
             else (self.higher, self.lower, LOWER_PORT)
         )
-        onward = socket.socket()
+        with self._inside(source):
+            onward = socket.socket(family_of(source))
         onward.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            onward.bind((source, port))
+            onward.bind((source, name[1]))
             onward.connect((target, target_port))
         except OSError:
             reset(connection)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests import carriers
-from tests.tcp import namespaces
+from tests import carriers, places
+from tests.places import LINK, Namespace
 from tests.tcp.conftest import Lab
-from tests.tcp.namespaces import Namespace
 from tests.tcp.processes import NodeProcess
 
 pytestmark = pytest.mark.carried("tcp0")
@@ -27,10 +26,16 @@ Start = Callable[..., NodeProcess]
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[Namespace]:
     """Give a namespace with three IPv4 and four IPv6 addresses."""
-    if reason := namespaces.missing():
+    if reason := places.missing():
         pytest.skip(reason)
-    addresses = [f"{one}/24" for one in (ONE, NEIGHBOUR, OTHER)]
-    place = Namespace([*addresses, *(f"{one}/64" for one in V6 + LINK_LOCAL)])
+    place = Namespace()
+    place.ip(
+        f"link add {LINK} type veth peer name v1",
+        f"link set {LINK} up",
+        "link set v1 up",
+        *(f"address add {one}/24 dev {LINK}" for one in (ONE, NEIGHBOUR, OTHER)),
+        *(f"address add {one}/64 dev {LINK} nodad" for one in V6 + LINK_LOCAL),
+    )
     yield place
     place.close()
 
@@ -59,11 +64,13 @@ def exchange(one: NodeProcess, other: NodeProcess) -> None:
 # -- allowed peers
 
 
+@pytest.mark.loopback_only("loopback itself is the subject")
 def test_loopback_peers_are_allowed_without_being_told(lab: Lab) -> None:
     one, other = lab.process(1), lab.process(2)
     exchange(one, other)
 
 
+@pytest.mark.loopback_only("the peer outside has an IPv4 address")
 def test_a_peer_outside_is_refused_with_the_name_of_the_setting(lab: Lab) -> None:
     node = lab.process(1)
     code, text = node.ask("refusal", target="10.1.2.3")
@@ -112,7 +119,7 @@ def test_link_local_hosts_need_their_scope(namespace: Namespace, start: Start) -
     """Requests over shared memory name hosts without a scope: the second device finds them."""
     devices = ["shm0", "tcp0"]
     one, other = (
-        start(f"{address}%{namespace.scope}", rdma_devices=devices) for address in LINK_LOCAL
+        start(f"{address}%{namespace.scope()}", rdma_devices=devices) for address in LINK_LOCAL
     )
     exchange(one, other)
     code, _ = one.ask("refusal", target=LINK_LOCAL[1])

@@ -28,17 +28,8 @@ from tests.tcp.processes import NodeProcess
 from urds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES, RDS_TCP_PORT, HeaderFlag
 
 NODE = 250  # above all others, so that they connect to it
+STRANGER = 67  # odd: at the other end of a link, where there is one
 MIB = 1 << 20
-
-
-def connect(source: str, target: str) -> socket.socket:
-    """Connect from an address, as its host would."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    connection.bind((source, 0))
-    connection.settimeout(2.0)
-    connection.connect((target, RDS_TCP_PORT))
-    return connection
 
 
 def is_ended(connection: socket.socket, wait_s: float = 0.0) -> bool:
@@ -80,7 +71,7 @@ def test_a_bad_length_ends_the_connection_and_nothing_else(
     talk(honest, node, 1)
     before = node.rss_bytes
     for turn in range(50):
-        connection = connect(lab.address(66), node.address)
+        connection = lab.connect(STRANGER, node.address)
         connection.sendall(emit_map() + octets)
         assert is_ended(connection, wait_s=2.0)
         connection.close()
@@ -97,7 +88,7 @@ def test_half_a_header_and_an_end_leave_nothing(lab: Lab) -> None:
     talk(honest, node, 1)
     before, descriptors = node.rss_bytes, node.descriptor_count
     for octets in range(1, 48):
-        connection = connect(lab.address(66), node.address)
+        connection = lab.connect(STRANGER, node.address)
         connection.sendall(emit_map() + emit_frame(target_port=PORT)[:octets])
         connection.shutdown(socket.SHUT_WR)
         assert is_ended(connection, wait_s=2.0)
@@ -111,7 +102,7 @@ def test_half_a_header_and_an_end_leave_nothing(lab: Lab) -> None:
 def test_a_peer_that_breaks_the_protocol_is_not_tried_again_at_once(lab: Lab) -> None:
     """The node is the lower one here, and connects to a host that always answers wrongly."""
     node = lab.node(1)
-    listener = socket.create_server((lab.address(66), RDS_TCP_PORT), backlog=64)
+    listener = lab.listen(66, RDS_TCP_PORT)
     listener.settimeout(0.2)
     node.send(b"waits", lab.address(66))
     deadline_s = time.monotonic() + 1.0
@@ -198,7 +189,7 @@ def test_odd_headers_are_delivered_as_linux_delivers_them(lab: Lab) -> None:
     @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(odd_frames.filter(lambda frame: not is_probe(frame)), max_size=12))
     def examples(frames: list[Odd]) -> None:
-        connection = connect(lab.address(next(sources)), node.address)
+        connection = lab.connect(next(sources), node.address)
         last = emit_frame(b"the last", sequence=1 << 63, source_port=2, target_port=PORT)
         connection.sendall(emit_map() + b"".join(frame.emit() for frame in frames) + last)
         got = take_up_to(node, b"the last")
@@ -222,7 +213,7 @@ def test_odd_probes_break_nothing(lab: Lab) -> None:
     @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(probes | odd_frames, min_size=1, max_size=12), st.booleans())
     def examples(frames: list[Odd], orderly: bool) -> None:
-        connection = connect(lab.address(next(sources)), node.address)
+        connection = lab.connect(next(sources), node.address)
         with suppress(ConnectionError):
             connection.sendall(emit_map() + b"".join(frame.emit() for frame in frames))
         (connection.close if orderly else lambda: reset(connection))()
@@ -262,7 +253,7 @@ def flood(lab: Lab, target: str, *, addresses: int, each: int) -> Iterator[list[
     try:
         for turn in range(each):
             for last in range(2, 2 + addresses):
-                connection = connect(lab.address(last), target)
+                connection = lab.connect(last, target)
                 if (turn + last) % 2:
                     with suppress(OSError):
                         connection.send(b"\0")
@@ -300,7 +291,7 @@ def test_one_address_cannot_take_more_than_its_share(lab: Lab) -> None:
 
 def test_a_silent_connection_is_closed_in_time(lab: Lab) -> None:
     node = lab.process(NODE, stranger_wait_s=0.3)
-    connection = connect(lab.address(2), node.address)
+    connection = lab.connect(STRANGER, node.address)
     started_s = time.monotonic()
     for _ in range(8):  # one octet now and then does not help
         with suppress(OSError):

@@ -6,6 +6,7 @@ import errno
 import threading
 from collections import defaultdict
 from contextlib import ExitStack, suppress
+from ipaddress import ip_address
 from random import Random
 from typing import Any
 
@@ -20,8 +21,9 @@ from urds.driver.actions import Actions
 from urds.driver.hosts import PeerPaths
 from urds.proto.connection import Connection
 from urds.proto.paths import path_of_port
+from urds.transport import tcp
 from urds.transport.fault import reset_in_place
-from urds.transport.tcp import TcpStream
+from urds.transport.tcp import TcpSettings, TcpStream
 
 ORDERS = ["lower", "higher"]
 PATHS = [2, 4, 8]
@@ -285,3 +287,13 @@ def test_paths_keep_apart_through_a_relay(lab: Lab) -> None:
     wait_until(lambda: collector.look() == 100 * len(PORTS))
     assert all(numbers == list(range(100)) for numbers in collector.by_port.values())
     assert relay.sent(Way.UP)
+
+
+def test_not_every_port_is_tried_from_an_address_that_is_away() -> None:
+    """The address is one for documentation, which no interface has; nothing is sent."""
+    ports = iter(range(40_000, 60_000, 8))
+    away, peer = (ip_address(f"192.0.2.{last}") for last in (1, 2))
+    with pytest.raises(OSError, match=r"from 192\.0\.2\.1 to 192\.0\.2\.2") as refused:
+        tcp.connect(away, peer, TcpSettings(), ports)
+    assert refused.value.errno == errno.EADDRNOTAVAIL
+    assert next(ports) == 40_008

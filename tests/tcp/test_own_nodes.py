@@ -130,7 +130,7 @@ def test_long_and_short_messages_cross_through_resets(lab: Lab, order: str) -> N
             target=peer.address,
             count=count,
             payload_bytes_max=200_000,
-            break_every=count // 133,
+            break_every=count // 160,
             wait_s=60.0,
         )
     answers = [one.finish(), other.finish()]

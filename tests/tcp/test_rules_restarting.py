@@ -43,7 +43,7 @@ def restart(lab: Lab, node: Node, peer: KernelPeer) -> Node:
     """End a node and start another one at its address, once the kernel has seen the end."""
     node.close()
     peer.run_until(lambda: not peer.up)
-    return lab.node(int(node.address.rpartition(".")[2]))
+    return lab.node_again(node)
 
 
 # -- rule 5: our numbers start from the clock

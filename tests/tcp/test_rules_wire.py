@@ -6,7 +6,6 @@ Between a node and a kernel, or between own nodes where both ends are looked at.
 from __future__ import annotations
 
 import errno
-import socket
 from ipaddress import ip_address
 
 import pytest
@@ -85,11 +84,7 @@ def test_an_end_is_an_address_and_a_port_of_16_bits(lab: Lab) -> None:
 @pytest.mark.rule("wire-port-space")
 def test_ports_of_tcp_and_udp_do_not_matter(lab: Lab) -> None:
     one, other = lab.own_pair("lower")
-    with (
-        socket.create_server((other.address, 4321)),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
-    ):
-        udp.bind((other.address, 4321))
+    with lab.listen(2, 4321), lab.take_udp_port(2, 4321):
         for port in (4321, RDS_TCP_PORT):
             mailbox = other.bind(port)
             one.send(b"to RDS", other.address, port)
@@ -241,19 +236,20 @@ def test_only_traffic_over_tcp_is_hashed(lab: Lab) -> None:
     """Two addresses of one node exchange messages without a connection, so without paths."""
     one, other = lab.own_pair("lower", npaths=8)
     fan_out(one, other, 8)
-    here = one.backend.bind(
-        address=ip_address(lab.address(4)),
-        port=PORT,
-        settings=MailboxSettings(),
-        transport=None,
-    )
+    with lab.inside(5):
+        here = one.backend.bind(
+            address=ip_address(lab.address(5)),
+            port=PORT,
+            settings=MailboxSettings(),
+            transport=None,
+        )
     mailboxes = [one.bind(port) for port in PORTS[1:]]
     before = [path.core.outgoing.sequence_next for path in paths_of(one, other)]
     for mailbox in mailboxes:
-        mailbox.sendto(b"by loop", (lab.address(4), PORT))
+        mailbox.sendto(b"by loop", (lab.address(5), PORT))
         mailbox.sendto(b"by TCP", (other.address, PORT))
     assert len(take(one, here, len(mailboxes))) == len(mailboxes)
-    assert not one.knows(lab.address(4))
+    assert not one.knows(lab.address(5))
     assert len(take(other, other.mailbox, len(mailboxes))) == len(mailboxes)
     after = [path.core.outgoing.sequence_next for path in paths_of(one, other)]
     assert all(now > then for now, then in zip(after, before, strict=True)), "by all eight"

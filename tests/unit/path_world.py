@@ -98,7 +98,7 @@ class Side:
         """Write everything; return the frames of sockets, no maps and nothing of control."""
         return [frame for frame in self.frames() if frame.header.target_port > 1]
 
-    def receive(self, octets: bytes, now_ns: int = 0) -> DownReason | None:
+    def receive(self, octets: bytes | memoryview, now_ns: int = 0) -> DownReason | None:
         return self.core.receive_data(octets, now_ns)
 
     def got(self) -> list[bytes]:

@@ -38,6 +38,7 @@ def sockaddr6(host: str, port: int, scope: int = 0) -> bytes:
         (("fd00::1", 7, 0, 0), (IPv6Address("fd00::1"), 7)),
         (("fe80::1", 7, 0, 3), (IPv6Address("fe80::1%3"), 7)),
         (("fe80::1%3", 7), (IPv6Address("fe80::1%3"), 7)),
+        (("fe80::1%3", 7, 0, 5), (IPv6Address("fe80::1%5"), 7)),  # as socket.socket has it
         (sockaddr4("10.0.0.1", 7), (V4, 7)),
         (sockaddr4("10.0.0.1", 7) + bytes(8), (V4, 7)),
         (sockaddr6("fd00::1", 7), (IPv6Address("fd00::1"), 7)),
@@ -132,3 +133,9 @@ def test_a_program_sees_two_members_or_four() -> None:
     assert addresses.socket_address(V4, 1) == ("10.0.0.1", 1)
     assert addresses.socket_address(IPv6Address("fd00::1"), 1) == ("fd00::1", 1, 0, 0)
     assert addresses.socket_address(IPv6Address("fe80::1%3"), 1) == ("fe80::1", 1, 0, 3)
+
+
+@pytest.mark.parametrize("scope", ["²", "9" * 5000, "no such interface"])
+def test_a_scope_that_is_no_number_is_sought_among_interfaces(scope: str) -> None:
+    with pytest.raises(OSError):
+        addresses.parse((f"fe80::1%{scope}", 7), Call.SEND)

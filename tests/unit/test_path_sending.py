@@ -168,6 +168,23 @@ def test_controls_go_behind_repeats_and_ahead_of_new_messages() -> None:
     ]  # fmt: skip
 
 
+def test_a_probe_takes_the_place_of_those_before_it() -> None:
+    """Else each connection of a peer that acknowledges nothing would repeat all of them."""
+    side = Side()
+    for _ in range(5):
+        side.attach()
+        side.frames()
+        side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=False)
+        side.send(b"message")
+        side.frames()
+        assert sum(message[3] == 1 for message in side.outgoing.unacked) == 1
+        side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=False)
+        side.core.detach()
+    assert len(side.outgoing.repeats) == 5  # the messages
+    assert len(side.outgoing.unsent) == 1
+    assert side.outgoing.pending_bytes == HEADER_BYTES
+
+
 @pytest.mark.parametrize("hold", [Hold.FIRST_FRAME, Hold.RELEASE])
 def test_a_held_stream_carries_nothing_but_maps(hold: Hold) -> None:
     side = Side()

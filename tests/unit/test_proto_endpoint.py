@@ -19,12 +19,12 @@ SECOND = 1_000_000_000
 LOCAL = ip_address("10.0.0.200")
 
 
-def endpoint(local: str = "10.0.0.200", **settings: object) -> Endpoint:
+def endpoint(local: str = "10.0.0.200", *, npaths: int = 1, **settings: object) -> Endpoint:
     settings.setdefault("allowed", (ip_network("10.0.0.0/24"),))
     return Endpoint(
         local=ip_address(local),
         settings=EndpointSettings(**settings),
-        connection_settings=ConnectionSettings(generation=7),
+        connection_settings=ConnectionSettings(generation=7, npaths=npaths),
         random=Random(3),
     )
 
@@ -140,6 +140,20 @@ def test_parked_strangers_of_one_address_are_at_most_16() -> None:
     assert core.stats.refused_strangers == 2
 
 
+def test_streams_that_a_fault_of_ours_closed_are_no_strangers_any_more() -> None:
+    """The second one is parked: nobody knows yet how many paths there are."""
+    core, peer = endpoint(npaths=2, strangers_per_address_max=2), ip_address("10.0.0.1")
+    for stream in (1, 2):
+        core.handle_accepted(stream, peer, 40_000, 0)
+    connection = core.find(peer)
+    assert connection is not None
+    connection.handle_fault([1, 0], 0)
+    actions(core)
+    core.handle_accepted(3, peer, 40_000, 0)
+    core.handle_accepted(4, peer, 40_000, 0)
+    assert not any(isinstance(action, Refuse) for action in actions(core))
+
+
 def test_a_stranger_that_spoke_is_none() -> None:
     core = endpoint(strangers_max=1)
     first, second = ip_address("10.0.0.1"), ip_address("10.0.0.2")
@@ -175,13 +189,61 @@ def test_the_peer_that_is_idle_for_longest_makes_room() -> None:
     assert actions(core)[-1] == Refused(hosts[3], Reason.TOO_MANY_PEERS)
 
 
+def test_strangers_are_many_from_half_of_their_bound_on() -> None:
+    """Then a new one has to speak first; who is known, only knocks or is refused has not."""
+    core = endpoint(strangers_max=4)
+    first, second, later = (ip_address("10.0.0.1") + number for number in range(3))
+    core.handle_accepted(1, first, 40000, 0)
+    assert not core.is_crowded(later)
+    core.handle_accepted(2, second, 40000, 0)
+    assert core.is_crowded(later)
+    assert core.lobby_settings().strangers_max == 2
+    assert not core.is_crowded(ip_address("10.0.0.250"))
+    assert not core.is_crowded(ip_address("10.9.0.1"))
+    first_frame(core.find(first), 0, 0)
+    core.handle_timeout(2 * SECOND)  # it is taken for Linux
+    core.handle_accepted(3, later, 40000, 2 * SECOND)
+    assert core.is_crowded(ip_address("10.0.0.9"))
+    assert not core.is_crowded(first)
+
+
+def test_a_look_for_idle_peers_serves_many_evictions() -> None:
+    """Those that were used since the look stay, and the order is that of their last use."""
+    hosts = [ip_address("10.0.0.0") + number for number in range(1, 181)]
+    core = endpoint(peers_max=100)
+    for number, host in enumerate(hosts[:100]):
+        core.connection(host, number)
+    core.connection(hosts[100], 200)
+    core.connection(hosts[1], 201).handle_wanted(0, 201)
+    core.connection(hosts[2], 202).used_ns = 202
+    for number, host in enumerate(hosts[101:], 300):
+        core.connection(host, number)
+    forgotten = [action.peer for action in actions(core) if isinstance(action, Forget)]
+    assert forgotten == [hosts[0], *hosts[3:82]]
+
+
+def test_after_a_look_in_vain_the_next_one_waits() -> None:
+    core = endpoint(peers_max=1)
+    first = core.connection(ip_address("10.0.0.1"), 0)
+    first.handle_accepted(1, 40000, 0)
+    for now_ns in (1, 40_000_000):
+        with pytest.raises(OSError) as refused:
+            core.connection(ip_address("10.0.0.2"), now_ns)
+        assert refused.value.errno == errno.EUSERS
+        down(first, 0, 0, now_ns)
+        assert first.is_idle
+    core.connection(ip_address("10.0.0.2"), 60_000_000)
+
+
 def test_an_evicted_peer_leaves_no_timer() -> None:
     core = endpoint(peers_max=1)
     first = core.connection(ip_address("10.0.0.1"), 0)
     first.handle_accepted(1, 40000, 0)
     first_frame(first, 0, 0)
-    down(first, 0, 1, 0)
-    assert core.poll_timeout() is not None
+    assert core.poll_timeout() is not None  # for the answer to our probe
+    core.handle_timeout(2 * SECOND)
+    down(first, 0, 1, 2 * SECOND)
+    assert core.poll_timeout() is not None  # for the next knock
     core.connection(ip_address("10.0.0.2"), 1)
     assert core.poll_timeout() is None
 

@@ -152,6 +152,25 @@ def test_the_higher_side_knocks_again_and_again() -> None:
     assert times[1] - times[0] >= 20 * MS, "the peer needs time to call back"
 
 
+def test_a_stranger_who_connects_and_leaves_is_not_called_back() -> None:
+    """Else each of his connections would cost us several."""
+    core = connection(lower=False)
+    for turn in range(3):
+        core.handle_accepted(turn, 40000, turn * SECOND)
+        down(core, 0, 0, turn * SECOND)
+    assert not attempts(core, 120 * SECOND, kind=Knock, start_ns=3 * SECOND)
+
+
+def test_a_stranger_is_called_back_while_a_message_waits() -> None:
+    core = connection(lower=False)
+    core.handle_accepted(1, 40000, 0)
+    first_frame(core, 0, 0)
+    down(core, 0, 1, 0)
+    assert not attempts(core, 10 * SECOND, kind=Knock)
+    core.handle_wanted(0, 20 * SECOND)
+    assert len(attempts(core, 10 * SECOND, kind=Knock, start_ns=20 * SECOND)) > 5
+
+
 def test_one_knock_is_out_at_a_time() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
@@ -249,6 +268,15 @@ def test_a_fault_before_anything_was_looked_for_seeks_too() -> None:
     core = connection(lower=False)
     core.handle_fault([0], 0)
     assert attempts(core, 10 * SECOND, kind=Knock)
+
+
+def test_after_a_fault_a_stranger_is_sought_too() -> None:
+    """What waits for him was written already, so no report says that it waits."""
+    core = connection(lower=False)
+    core.handle_accepted(1, 40000, 0)
+    first_frame(core, 0, 0)
+    core.handle_fault([1], SECOND)
+    assert attempts(core, 10 * SECOND, kind=Knock, start_ns=SECOND)
 
 
 def test_after_a_fault_the_streams_are_counted_as_the_plane_does() -> None:

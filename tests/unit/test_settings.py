@@ -87,11 +87,28 @@ def test_a_file_is_named_with_its_bad_value(tmp_path: Path) -> None:
         load(URDS_CONFIG=str(file))
 
 
-@pytest.mark.parametrize("content", [b"npaths = [", b"\xff\xfe", b"#" * ((1 << 20) + 1)])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"npaths = [",
+        b"\xff\xfe",
+        b"#" * ((1 << 20) + 1),
+        b"npaths = " + b"[" * 5000,
+        b"npaths = " + b"9" * 5000,
+    ],
+)
 def test_a_broken_file_is_a_setting_error(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "urds.toml"
     file.write_bytes(content)
     with pytest.raises(SettingError, match="URDS_CONFIG"):
+        load(URDS_CONFIG=str(file))
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "0x" + "f" * 5000])
+def test_a_number_beyond_all_bounds_is_a_setting_error(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "urds.toml"
+    file.write_text(f"drain_s = {value}\n")
+    with pytest.raises(SettingError, match=r"drain_s = .*must be seconds from 0"):
         load(URDS_CONFIG=str(file))
 
 

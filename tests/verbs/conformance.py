@@ -297,10 +297,11 @@ def towards(peer: Side, **attributes: Any) -> QPAttr:
 
 
 class World:
-    """Devices of one provider."""
+    """Devices of one provider; those that have a network listen at `host`."""
 
-    def __init__(self, provider: str, directory: Path) -> None:
+    def __init__(self, provider: str, directory: Path, *, host: str = "127.0.0.1") -> None:
         self.provider = provider
+        self.host = host
         self.directory = directory
         self.network = SimNetwork(seed=1)
         self.seen: set[str] = set()
@@ -344,7 +345,7 @@ class World:
     def address(self, context: Context) -> Address:
         """Return an address to listen at."""
         adapter: Any = context.adapter
-        return (adapter.address if self.is_simulated else "127.0.0.1", 0)
+        return (adapter.address if self.is_simulated else self.host, 0)
 
     @property
     def is_simulated(self) -> bool:

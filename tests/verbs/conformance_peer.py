@@ -1,7 +1,7 @@
 """The other process of the conformance suite: listens, lends its memory, answers, or floods.
 
-Run as `python -m tests.verbs.conformance_peer PROVIDER DIRECTORY ROLE`; prints its port. The
-private data of either side name its memory. ROLE "echo" sends back what comes; "flood" sends,
+Run as `python -m tests.verbs.conformance_peer PROVIDER DIRECTORY ROLE HOST`; prints its port.
+The private data of either side name its memory. ROLE "echo" sends back what comes; "flood" sends,
 writes, reads and adds for ever; both until the connection is over.
 """
 
@@ -72,9 +72,9 @@ def flood(side: Side, remote: dict[str, int]) -> None:
                 side.receive(SLOT_BYTES, offset=wc.wr_id * SLOT_BYTES, wr_id=wc.wr_id)
 
 
-def main(provider: str, directory: str, role: str) -> None:
+def main(provider: str, directory: str, role: str, host: str) -> None:
     """Serve one connection."""
-    world = World(provider, Path(directory))
+    world = World(provider, Path(directory), host=host)
     side = world.side()
     pair = Pair(side, side)
     for slot in range(SLOTS):
@@ -102,4 +102,4 @@ def main(provider: str, directory: str, role: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3])
+    main(*sys.argv[1:])

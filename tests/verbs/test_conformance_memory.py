@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -160,6 +161,17 @@ def test_each_registration_has_keys_of_its_own(world: World) -> None:
     old = regions[0].rkey
     regions[0].close()
     assert MR(pd, buffer).rkey != old
+
+
+def test_keys_are_drawn_and_no_key_tells_the_next(world: World) -> None:
+    """Two devices that are opened and used alike have no key in common, nor one after the other."""
+    if world.is_simulated:
+        pytest.skip("a simulation is its seed's alone")
+    pds, buffer = [PD(world.context()) for _ in range(2)], bytearray(64)
+    keys = [[MR(pd, buffer).rkey for _ in range(8)] for pd in pds]
+    assert not set(keys[0]) & set(keys[1])
+    steps = {after - before for row in keys for before, after in pairwise(row)}
+    assert len(steps) == 14
 
 
 @shows(WCStatus.REM_ACCESS_ERR)

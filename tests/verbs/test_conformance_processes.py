@@ -10,6 +10,8 @@ from random import Random
 
 import pytest
 
+from tests import places
+from tests.places import Place
 from tests.verbs.conformance import WAIT_S, Side, World
 from tests.verbs.conformance_peer import CELL, SLOT_BYTES, SLOTS, named, naming
 from urds.verbs import QPState, VerbsPostError, WCStatus, WROpcode
@@ -19,17 +21,33 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED_S = 9.5  # udp asks silent peers for seconds; the others hear at once
 BROKEN = (ConnectionEventKind.BROKEN, ConnectionEventKind.DISCONNECTED)
 
-pytestmark = pytest.mark.parametrize("world", ["shm", "udp", "tcp"], indirect=True)
+# Shared memory reaches no other host.
+REACHING = ["shm", "udp", "tcp"] if places.is_loopback() else ["udp", "tcp"]
+pytestmark = pytest.mark.parametrize("world", REACHING, indirect=True)
 MakePeer = Callable[[str], "Peer"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have tests run at each place of `URDS_PLACES`."""
+    places.generate_tests(metafunc, "place")
+
+
+@pytest.fixture(autouse=True)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Have this process be host 0 of a place; peers are host 1."""
+    with places.taken(request) as taken, taken.inside(taken.address(0)):
+        yield taken
 
 
 class Peer:
     """A process of `conformance_peer`."""
 
-    def __init__(self, world: World, role: str) -> None:
-        arguments = [world.provider, str(world.directory), role]
+    def __init__(self, world: World, place: Place, role: str) -> None:
+        self.host = place.address(1)
+        arguments = [world.provider, str(world.directory), role, self.host]
+        command = [*place.prefix(1), sys.executable, "-m", "tests.verbs.conformance_peer"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.verbs.conformance_peer", *arguments],
+            [*command, *arguments],
             cwd=ROOT, stdout=subprocess.PIPE, text=True,
             env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         )  # fmt: skip
@@ -41,7 +59,7 @@ class Peer:
         adapter = side.context.adapter
         with adapter.lock:
             side.connection = adapter.connect(
-                side.qp.engine, ("127.0.0.1", self.port), PortSpace.TCP,
+                side.qp.engine, (self.host, self.port), PortSpace.TCP,
                 ConnectParameters(naming(side)), on_event=side.take,
             )  # fmt: skip
         event = side.until(ConnectionEventKind.ESTABLISHED)
@@ -59,11 +77,11 @@ class Peer:
 
 
 @pytest.fixture
-def make_peer(world: World) -> Iterator[MakePeer]:
+def make_peer(world: World, place: Place) -> Iterator[MakePeer]:
     made: list[Peer] = []
 
     def make(role: str) -> Peer:
-        made.append(Peer(world, role))
+        made.append(Peer(world, place, role))
         return made[-1]
 
     yield make
@@ -164,7 +182,7 @@ def test_a_peer_killed_in_the_middle_of_connecting(world: World, make_peer: Make
     adapter = side.context.adapter
     with adapter.lock:
         adapter.connect(
-            side.qp.engine, ("127.0.0.1", peer.port), PortSpace.TCP, ConnectParameters(),
+            side.qp.engine, (peer.host, peer.port), PortSpace.TCP, ConnectParameters(),
             on_event=side.take, timeout_ns=int(WAIT_S * 1e9) // 2,
         )  # fmt: skip
     side.until(

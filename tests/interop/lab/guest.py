@@ -1,6 +1,6 @@
 """The lab: a network namespace, the wire, the guest, and Python on both sides of the wire.
 
-    with Lab(ensure_image()) as lab, lab.open_guest() as guest, lab.open_ours() as ours: ...
+    with Lab(ensure_image("6.1")) as lab, lab.open_guest() as guest, lab.open_ours() as ours: ...
 
 The host's end of the wire has two addresses, one below and one above the guest's, because who
 connects to whom in RDS over TCP depends on their order. Everything the lab starts is its own child
@@ -123,6 +123,16 @@ class Lab:
         """Reset every RDS connection on the wire; return the wire's counts."""
         return self._ask_wire({"cut_now": True})
 
+    @contextmanager
+    def recorded(self) -> Iterator[Path]:
+        """Record what the wire lets through, into a file that is whole when this is left."""
+        path = self._work / "recording.pcap"
+        self._ask_wire({"record": str(path)})
+        try:
+            yield path
+        finally:
+            self._ask_wire({"record": None})
+
     def counts(self) -> dict[str, int]:
         """Return what the wire counted: cuts, blocked and lost frames."""
         return self._ask_wire({})
@@ -133,7 +143,17 @@ class Lab:
         return counts
 
     def _connect_guest(self) -> Remote:
-        return Remote(connect_inside(self._namespace, (GUEST, agent.AGENT_PORT)), side="guest")
+        """Open a process in the guest. Raises OSError with the console where that fails."""
+        try:
+            return Remote(connect_inside(self._namespace, (GUEST, agent.AGENT_PORT)), side="guest")
+        except OSError as error:
+            error.add_note(f"the guest does not answer; it said: {self._console()}")
+            raise
+
+    def _console(self) -> str:
+        """Return the end of what the guest printed."""
+        console = self._work / "console"
+        return console.read_text(errors="replace")[-4000:] if console.exists() else "nothing"
 
     @contextmanager
     def _start_wire(self) -> Iterator[socket.socket]:
@@ -182,8 +202,8 @@ class Lab:
             if console.exists() and agent.READY in console.read_text(errors="replace"):
                 return
             time.sleep(0.05)
-        said = console.read_text(errors="replace")[-4000:] if console.exists() else "nothing"
-        raise RuntimeError(f"the guest did not come up (exit {machine.poll()}); it said: {said}")
+        said = f"exit {machine.poll()}; it said: {self._console()}"
+        raise RuntimeError(f"the guest did not come up: {said}")
 
 
 def missing_requirement() -> str | None:

@@ -3,7 +3,8 @@
 Everything comes from Debian packages. The root holds Python and iproute2, the kernel only the
 modules that the tests load; the guest's program (`agent`) is not in the image but handed over at
 boot, so that an image stays valid until this file changes. Images are cached per kernel and recipe.
-`python -m tests.interop.lab.image` builds one and prints where it is; KERNEL chooses the series.
+`python -m tests.interop.lab.image` builds one and prints where it is; KERNEL chooses the series,
+one of 6.1, 6.12 and 7.
 """
 
 import fcntl
@@ -15,7 +16,21 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNEL_SUITES = {"6.1": "bookworm", "6.12": "trixie", "7": "trixie-backports"}
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of kernels: the suite that has it, and the release that results are compared for."""
+
+    suite: str
+    release: str  # as `uname -r` says
+    security: bool = False  # it is in the suite's security updates
+
+
+SERIES = {
+    "6.1": Series("bookworm", "6.1.0-56-amd64", security=True),  # 6.1.192
+    "6.12": Series("trixie", "6.12.107+deb13-amd64"),
+    "7": Series("trixie-backports", "7.2.12+deb13-amd64"),
+}
 USERLAND_SUITE = "bookworm"
 USERLAND_PACKAGES = ("python3", "iproute2", "kmod", "mount", "tcpdump")
 ROOT_MEBIBYTES = 700
@@ -59,11 +74,22 @@ def cache_directory() -> Path:
     return Path(f"/var/tmp/urds-lab-{os.getuid()}")
 
 
-def ensure_image(kernel_series: str = "6.1") -> Image:
-    """Return a cached image of `kernel_series`, a key of KERNEL_SUITES; build it if needed.
+def chosen_series() -> str:
+    """Return the series that the environment variable KERNEL names, 6.1 if it names none.
+
+    Raises ValueError for another than the keys of SERIES.
+    """
+    chosen = os.environ.get("KERNEL") or "6.1"
+    if chosen not in SERIES:
+        raise ValueError(f"KERNEL={chosen}: choose one of {', '.join(SERIES)}")
+    return chosen
+
+
+def ensure_image(kernel_series: str) -> Image:
+    """Return a cached image of `kernel_series`, a key of SERIES; build it if needed.
 
     Building takes about a minute and needs root. Raises CalledProcessError with the output of the
-    tool that failed.
+    tool that failed, LookupError where apt's sources lead to no kernel.
     """
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     cache = cache_directory()
@@ -83,7 +109,7 @@ def _build(kernel_series: str, work: Path) -> Path:
     """Build in `work`; return the directory of the three files."""
     result = work / "result"
     result.mkdir()
-    tree = _unpack_kernel(KERNEL_SUITES[kernel_series], work)
+    tree = _unpack_kernel(SERIES[kernel_series], work)
     release = next((tree / "lib/modules").iterdir()).name
     boot_file = tree / "boot" / f"vmlinuz-{release}"
     if not boot_file.exists():  # Debian's 7.x keeps it beside the modules
@@ -94,16 +120,21 @@ def _build(kernel_series: str, work: Path) -> Path:
     return result
 
 
-def _unpack_kernel(suite: str, work: Path) -> Path:
-    """Download the kernel of `suite` and unpack it; return the tree with lib/modules in it.
+def _unpack_kernel(series: Series, work: Path) -> Path:
+    """Download the kernel of `series` and unpack it; return the tree with lib/modules in it.
 
-    A private state of apt keeps the host's own sources and lists as they are.
+    A suite that has dropped the wanted release gives its own choice of that series: results are
+    kept with the release that they are of. A private state of apt keeps the host's own sources
+    and lists as they are.
     """
     state = work / "apt"
     for part in ("lists/partial", "cache/archives/partial", "sources"):
         (state / part).mkdir(parents=True)
-    source = f"deb [signed-by={KEYRING}] {_debian_mirror()} {suite} main\n"
-    (state / "sources/kernel.list").write_text(source)
+    origins = [f"{_mirror('debian')} {series.suite}"]
+    if series.security:
+        origins.append(f"{_mirror('debian-security')} {series.suite}-security")
+    sources = "".join(f"deb [signed-by={KEYRING}] {origin} main\n" for origin in origins)
+    (state / "sources/kernel.list").write_text(sources)
     options = [
         *("-o", "Dir::Etc::sourcelist=/dev/null"),
         *("-o", f"Dir::Etc::sourceparts={state}/sources"),
@@ -118,9 +149,15 @@ def _unpack_kernel(suite: str, work: Path) -> Path:
         lines = (line.split() for line in listing.splitlines())
         return [words[1] for words in lines if words[0] == "Depends:" and len(words) == 2]
 
-    image = next(name for name in depends("linux-image-amd64") if name.startswith("linux-image-"))
-    # From 7.x on the image package is a shell around linux-binary-* and linux-modules-*.
-    parts = [name for name in depends(image) if name.startswith(("linux-binary", "linux-modules"))]
+    image = f"linux-image-{series.release}"
+    if image not in _run("apt-cache", *options, "pkgnames", image).splitlines():
+        newest = [name for name in depends("linux-image-amd64") if name.startswith("linux-image-")]
+        if not newest:
+            raise LookupError(f"{series.suite} has no kernel, or cannot be reached")
+        image = newest[0]
+    # From 7.x on the image package is a shell around these.
+    shells = ("linux-base-", "linux-binary-", "linux-modules-")
+    parts = [name for name in depends(image) if name.startswith(shells)]
     _run("apt-get", *options, "-q", "download", image, *parts, cwd=work)
     tree = work / "kernel"
     for archive in work.glob("*.deb"):
@@ -171,7 +208,7 @@ def _pack_root(tree: Path, release: str, work: Path, target: Path) -> None:
         f"--include={','.join(USERLAND_PACKAGES)}",
         '--aptopt=APT::Install-Recommends "false"',
         *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "locale", "man")),
-        *(USERLAND_SUITE, str(root), _debian_mirror()),
+        *(USERLAND_SUITE, str(root), _mirror("debian")),
     )
     modules = Path("lib/modules") / release
     for path in _module_files(tree, release, BOOT_MODULES + TEST_MODULES):
@@ -184,13 +221,13 @@ def _pack_root(tree: Path, release: str, work: Path, target: Path) -> None:
     _run("mke2fs", "-q", "-t", "ext4", "-d", str(root), str(target), f"{ROOT_MEBIBYTES}M")
 
 
-def _debian_mirror() -> str:
-    """Return the Debian mirror that this host's apt uses. Raises LookupError if it uses none."""
+def _mirror(archive: str) -> str:
+    """Return the mirror of `archive` that this host's apt uses. Raises LookupError for none."""
     listing = _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Identifier: Packages")
     for line in listing.splitlines():
-        if line.rstrip("/").endswith("/debian"):
+        if line.rstrip("/").endswith(f"/{archive}"):
             return line.rstrip("/")
-    raise LookupError("apt's sources name no Debian mirror to build the guest from")
+    raise LookupError(f"apt's sources name no mirror of {archive} to build the guest from")
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:
@@ -204,4 +241,4 @@ def _run(*command: str, cwd: Path | None = None) -> str:
 
 
 if __name__ == "__main__":
-    print(ensure_image(os.environ.get("KERNEL", "6.1")).kernel.parent)
+    print(ensure_image(chosen_series()).kernel.parent)

@@ -4,7 +4,8 @@ It forwards Ethernet frames. For TCP of the RDS port it follows both directions 
 and, when told to, ends the connection with a reset after an exact number of payload octets: the
 segment is shortened there, and each end gets a reset with the sequence number it expects, so that
 neither can doubt it. It can also drop everything of that port: a silent outage. Other traffic is
-left alone. Runs as a process of its own: `wire.py TAP QEMU_SOCKET WIRE_SOCKET CONTROL_DESCRIPTOR`.
+left alone. Told to, it records what it let through, which `ledger` reads. Runs as a process of its
+own: `wire.py TAP QEMU_SOCKET WIRE_SOCKET CONTROL_DESCRIPTOR`.
 """
 
 import fcntl
@@ -15,6 +16,7 @@ import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -31,6 +33,11 @@ IFF_TAP_NO_PI = 0x1002
 ETHERNET_BYTES = 14
 IPV4_TYPE = b"\x08\x00"
 FIN, SYN, RST, PUSH, ACK = 1, 2, 4, 8, 16
+
+# Source: draft-ietf-opsawg-pcap, sections 4 and 5: nanoseconds, Ethernet, this machine's order.
+PCAP_MAGIC, PCAP_ETHERNET = 0xA1B23C4D, 1
+PCAP_HEADER = struct.Struct("=IHHIIII")
+PCAP_FRAME = struct.Struct("=IIII")
 
 
 class Direction(StrEnum):
@@ -175,9 +182,14 @@ class Wire:
             self._plan_cuts(connection)
 
     def cut_all(self) -> Iterator[tuple[Direction, bytes]]:
-        """Reset every connection now; yield the frames that do it."""
+        """Reset every connection now; yield the frames that do it.
+
+        One that is not answered yet is left alone: who waits for the answer could not be told.
+        """
         for connection in self._connections.values():
-            if not connection.cut and not any(s.ended for s in connection.streams.values()):
+            streams = connection.streams.values()
+            alive = all(s.sequence_next is not None and not s.ended for s in streams)
+            if alive and not connection.cut:
                 yield from self._cut(connection)
 
     def forward(self, direction: Direction, frame: bytes) -> Iterator[tuple[Direction, bytes]]:
@@ -264,6 +276,23 @@ def _opens_anew(segment: Segment, stream: Stream) -> bool:
     return opens and segment.sequence_next != stream.sequence_next
 
 
+class Recording:
+    """A capture file of the frames that the wire let through."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+        self._file.write(PCAP_HEADER.pack(PCAP_MAGIC, 2, 4, 0, 0, FRAME_BYTES_MAX, PCAP_ETHERNET))
+
+    def add(self, frame: bytes) -> None:
+        """Write one frame with the time."""
+        seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        self._file.write(PCAP_FRAME.pack(seconds, nanoseconds, len(frame), len(frame)) + frame)
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._file.close()
+
+
 class Ports:
     """The two ends of the wire and the control socket; all input and output is here."""
 
@@ -277,6 +306,7 @@ class Ports:
         self._guest_path = guest_path
         self._control = control
         self._wire = Wire()
+        self._recording: Recording | None = None
         self.lost = 0
 
     def run(self) -> None:
@@ -302,6 +332,9 @@ class Ports:
                     os.write(self._tap, frame)
             except OSError:  # the guest or the tap is not up yet: a wire without a host
                 self.lost += 1
+            else:
+                if self._recording:
+                    self._recording.add(frame)
 
     def _obey(self) -> bool:
         """Take one request from the control socket; False at its end."""
@@ -311,12 +344,20 @@ class Ports:
         body = json.loads(request)
         if body.pop("cut_now", False):
             self._send(self._wire.cut_all())
+        elif "record" in body:
+            self._record(body["record"])
         elif body:
             lists = {name: tuple(body[name]) for name in ("reset", "block")}
             self._wire.order(Orders(**{**body, **lists}))
         counts = {"cuts": self._wire.cuts, "blocked": self._wire.blocked, "lost": self.lost}
         self._control.send(json.dumps(counts).encode())
         return True
+
+    def _record(self, path: str | None) -> None:
+        """End the recording there may be; begin another if a path is given."""
+        if self._recording:
+            self._recording.close()
+        self._recording = Recording(path) if path else None
 
 
 if __name__ == "__main__":

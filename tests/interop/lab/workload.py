@@ -5,6 +5,7 @@ content follows from number and size, so that a receiver can check them.
 """
 
 import errno
+import math
 import random
 import select
 import socket
@@ -29,6 +30,7 @@ BUFFER_BYTES = 8 << 20
 CONTROL_BYTES = 256
 MESSAGE_BYTES_MAX = 1 << 20
 PAUSE_S = 0.005
+BURST = 8  # messages sent before as many are taken, lest one starve the other
 HEADER = struct.Struct(">II")  # number, octets that follow
 
 
@@ -87,50 +89,75 @@ def receive_numbers(receiver: socket.socket, count: int, *, wait_s: float = 20.0
     return numbers
 
 
-def exchange(
-    end: socket.socket, target: tuple[str, int], *, count: int, seed: int, idle_s: float
-) -> list[int]:
-    """Send `count` messages of 0 to 6,000 octets while taking as many; return their numbers.
+def size_small(sizes: random.Random) -> int:
+    """Return a size of 0 to 2,000 octets, each as likely as another."""
+    return sizes.randint(0, 2000)
 
-    Ends early when nothing moved for `idle_s`. One thread does both, as the wire is busy both ways.
+
+def size_medium(sizes: random.Random) -> int:
+    """Return a size of 0 to 6,000 octets, each as likely as another."""
+    return sizes.randint(0, 6000)
+
+
+def size_mix(sizes: random.Random) -> int:
+    """Return a size of 0 to 48 KiB: three in four below 200 octets, one in fifty above 8 KiB."""
+    kind = sizes.random()
+    if kind < 0.75:
+        return sizes.randint(0, 200)
+    return sizes.randint(0, 4000) if kind < 0.98 else sizes.randint(8192, 49152)
+
+
+def exchange(
+    end: socket.socket, target: tuple[str, int], *, count: int, seed: int, idle_s: float, size: str
+) -> list[int]:
+    """Send `count` messages, sized by the function `size`, while taking as many.
+
+    Return the numbers taken. Ends early when nothing moved for `idle_s`. One thread does both, as
+    the wire is busy both ways.
     """
     sizes = random.Random(seed)
-    pending = [message(number, sizes.randint(0, 6000)) for number in reversed(range(count))]
+    size_of = globals()[size]
+    pending = (message(number, size_of(sizes)) for number in range(count))
+    unsent = next(pending, None)
     numbers: list[int] = []
+    missing = set(range(count))
     end.setblocking(False)
     moved_s = time.monotonic()
-    while (pending or len(set(numbers)) < count) and time.monotonic() - moved_s < idle_s:
-        if _send_some(end, target, pending) + _receive_some(end, numbers):
+    while (unsent is not None or missing) and time.monotonic() - moved_s < idle_s:
+        sent = 0
+        while unsent is not None and sent < BURST and _was_sent(end, target, unsent):
+            unsent = next(pending, None)
+            sent += 1
+        taken = _receive_some(end, numbers, count_max=BURST)
+        missing.difference_update(numbers[len(numbers) - taken :])
+        if sent + taken:
             moved_s = time.monotonic()
         else:
             time.sleep(PAUSE_S)
     return numbers
 
 
-def _send_some(end: socket.socket, target: tuple[str, int], pending: list[bytes]) -> int:
-    """Send up to eight messages from the end of `pending`; return how many were accepted."""
-    for sent in range(8):
-        if not pending:
-            return sent
-        try:
-            end.sendto(pending[-1], target)
-        except OSError as refusal:
-            if refusal.errno not in (errno.EAGAIN, errno.ENOBUFS):
-                raise
-            return sent
-        pending.pop()
-    return 8
+def _was_sent(end: socket.socket, target: tuple[str, int], octets: bytes) -> bool:
+    """Send one message if there is room for it; say whether it was accepted."""
+    try:
+        end.sendto(octets, target)
+    except OSError as refusal:
+        if refusal.errno not in (errno.EAGAIN, errno.ENOBUFS):
+            raise
+        return False
+    return True
 
 
-def _receive_some(end: socket.socket, numbers: list[int]) -> int:
+def _receive_some(end: socket.socket, numbers: list[int], *, count_max: float = math.inf) -> int:
     """Add what can be taken without waiting to `numbers`; return how many."""
     count = 0
     try:
-        while True:
+        while count < count_max:
             numbers.append(number_of(end.recv(MESSAGE_BYTES_MAX)))
             count += 1
     except BlockingIOError:
-        return count
+        pass
+    return count
 
 
 def drain(receiver: socket.socket) -> list[int]:

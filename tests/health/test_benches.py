@@ -1,0 +1,213 @@
+"""The benchmarks run, fail, stop and render as docs/benchmarks.md says.
+
+No speed is judged here: a figure must be there, and the right peer must stand beside it.
+"""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.health.sources import ROOT
+
+BENCHES = ROOT / "benches"
+MODULES = ("measuring", "results", "tables", "works", "pair", "page")
+RUN_S_MAX = 60
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give modules of the benchmarks, which are programs and no package, for one test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHES))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    for name in set(sys.modules) - before:
+        if str(BENCHES) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def start(program: str, *options: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    return subprocess.Popen(
+        [sys.executable, str(BENCHES / program), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def run(program: str, *options: str) -> tuple[int, str, str]:
+    """Return the exit code and what was printed to standard output and standard error."""
+    with start(program, *options) as process:
+        out, err = process.communicate(timeout=RUN_S_MAX)
+    return process.returncode, out, err
+
+
+def test_a_run_measures_and_its_page_says_so(bench: Any, tmp_path: Path) -> None:
+    """One way, beside raw TCP; the page holds the same figures and is the same twice."""
+    code, out, err = run(
+        "run.py", "--quick", "--rounds", "2", "--only", "urds,tcp,one_way", "--sizes", "64",
+        "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    assert code == 0, out + err
+    (table,) = bench.results.Report.read(tmp_path / "out.json").tables
+    assert [line.name for line in table.lines] == ["urds", "tcp"]
+    assert all(len(line.rounds) == 2 and line.median > 0 for line in table.lines)
+    assert table.lines[1].ratio == pytest.approx(table.lines[0].median / table.lines[1].median)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- figures: begin -->old<!-- figures: end -->\nafter\n")
+    texts = []
+    for _ in range(2):
+        assert run("page.py", str(tmp_path / "out.json"), "--page", str(page))[0] == 0
+        texts.append(page.read_text())
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("before\n<!-- figures: begin -->\n### Side by side")
+    assert texts[0].endswith("<!-- figures: end -->\nafter\n")
+    assert f"| raw TCP | {table.lines[1].median:,.0f} |" in texts[0]
+
+
+@pytest.mark.slow
+def test_one_socket_turns_to_ten_peers() -> None:
+    code, out, err = run(
+        "run.py", "--quick", "--rounds", "1", "--only", "urds_1,urds_10,peers_asked,peers_runs"
+    )
+    assert code == 0, out + err
+    runs, asked = out.split("\n\n")[1:]
+    for table in (runs, asked):
+        assert "  urds, 1 peer " in table
+        assert "  urds, 10 peers " in table
+        assert "nobody spins" in table
+
+
+@pytest.mark.slow
+def test_tasks_of_asyncio_are_measured() -> None:
+    code, out, err = run(
+        "run.py", "--quick", "--rounds", "1", "--only", "urds_asyncio,asyncio_streams,loop_one_way"
+    )
+    assert code == 0, out + err
+    assert "  urds, asyncio " in out
+    assert "  asyncio streams " in out
+
+
+def test_help_has_examples_and_exit_codes() -> None:
+    code, out, _ = run("run.py", "--help")
+    assert code == 0
+    assert "examples:\n" in out
+    assert "exit codes:" in out
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("run.py", ["--only", "urds,carrier_pigeon"]),
+        ("run.py", ["--sizes", "0"]),
+        ("run.py", ["--rounds", "51"]),
+        ("page.py", ["absent.json"]),
+        ("page.py", [str(ROOT / "pyproject.toml")]),
+    ],
+)
+def test_what_is_wrong_is_said(program: str, options: list[str]) -> None:
+    code, out, err = run(program, *options)
+    assert code == 2, out + err
+    assert "Traceback" not in err
+    assert err
+
+
+def test_control_c_ends_a_run_and_its_processes() -> None:
+    """The pipe closes when the last process that could write to it has ended."""
+    with start("run.py", "--only", "urds,one_way", "--sizes", "64") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=RUN_S_MAX)
+    assert process.returncode == 130
+    assert err == "interrupted; all processes are ended\n"
+
+
+def test_a_laboratory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("KERNEL", "6.1")
+    code, out, err = run("interop.py", "--quick")
+    assert (code, out) == (3, "")
+    assert err.startswith("the lab needs ")
+
+
+class Fake:
+    """A pair that answers as it is told, and writes down that it was asked."""
+
+    note = ""
+
+    def __init__(self, bench: Any, name: str, asked: list[str], *, fails_at: int = 99) -> None:
+        self._bench, self._name, self._asked, self._fails_at = bench, name, asked, fails_at
+        self._count = 0
+
+    def measure(self, count: int) -> object:
+        self._asked.append(self._name)
+        self._count += 1
+        if self._count == self._fails_at:
+            raise self._bench.pair.PairError("broke off")
+        return self._bench.pair.Sample(messages=count, elapsed_ns=count * 1000, cpu_ns=1)
+
+    def close(self) -> None:
+        self._asked.append(f"end of {self._name}")
+
+
+def test_rounds_are_interleaved_and_a_failure_takes_its_figures(bench: Any) -> None:
+    """Each round begins with another peer; who fails is closed, and the others go on."""
+    asked: list[str] = []
+    work = bench.works.Work(bench.works.Kind.ONE_WAY, 64)
+    rows = {name: bench.measuring.Row(name, name) for name in ("urds", "b", "dealer_router")}
+
+    def open_fake(name: str) -> AbstractContextManager[Any]:
+        # A calibration asks once: a thousandth of a millisecond each fills the target time.
+        return nullcontext(Fake(bench, name, asked, fails_at=3 if name == "b" else 99))
+
+    openers = {name: lambda name=name: open_fake(name) for name in rows}
+    pace = bench.measuring.Pace(rounds=3, target_s=400e-6, limit_s=1.0)
+    bench.measuring.measure(work, rows, openers, pace)
+    assert asked[3:6] == ["urds", "b", "dealer_router"]
+    assert asked[6:8] == ["b", "end of b"]
+    assert asked[8:] == ["dealer_router", "urds", "urds", "dealer_router"]
+    table = bench.measuring.tabulate(work, rows, bench.works.goals_for(work), "python")
+    text = bench.tables.render(table)
+    assert "  b                     broke off" in text
+    assert ">= 1.5: missed, native: >= 10" in text
+
+
+@pytest.mark.parametrize(("ratio", "reached"), [(1.29, True), (1.31, False)])
+def test_a_time_keeps_to_its_bound_from_below(bench: Any, ratio: float, reached: bool) -> None:
+    """A thousand peers are judged by what they cost beside one."""
+    work = bench.works.Work(bench.works.Kind.PEERS_ASKED, 64)
+    rows = {}
+    for name, elapsed_ns in (("urds_1", 1000), ("urds_1000", int(1000 * ratio))):
+        rows[name] = bench.measuring.Row(name, name)
+        rows[name].samples.append(bench.pair.Sample(1, elapsed_ns, 1, elapsed_ns, elapsed_ns))
+    table = bench.measuring.tabulate(work, rows, bench.works.goals_for(work), "python")
+    (verdict,) = table.lines[0].verdicts
+    assert (verdict.at_most, verdict.bound, verdict.reached) == (True, 1.3, reached)
+
+
+@pytest.mark.parametrize(("receiver_ns", "sender_ns"), [(900, 400), (100, 900)])
+def test_a_stream_is_as_fast_as_its_slower_side(
+    bench: Any, receiver_ns: int, sender_ns: int
+) -> None:
+    """A receiver that began late emptied its queue faster than anybody could send."""
+    order = bench.pair.Order(10, bench.pair.window_for(bench.works.Kind.ONE_WAY, 10))
+    answers = [bench.pair.Answer(elapsed_ns, 50) for elapsed_ns in (receiver_ns, sender_ns)]
+    sample = bench.pair.sample_of(bench.works.Kind.ONE_WAY, order, answers)
+    assert (sample.messages, sample.elapsed_ns, sample.cpu_ns) == (9, 900, 10)
+
+
+def test_every_goal_names_a_peer_of_its_work(bench: Any) -> None:
+    """A goal beside a peer that is not measured there would never be judged."""
+    by_name = importlib.import_module("peers").BY_NAME
+    for work in bench.works.works(None):
+        names = {name for name, peer in by_name.items() if peer.fits(work.kind, work.payload_bytes)}
+        assert work.subject in names
+        assert {goal.peer for goal in bench.works.goals_for(work)} <= names, work.title

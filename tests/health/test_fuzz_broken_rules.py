@@ -1,0 +1,97 @@
+"""The machines of `fuzz/` see what they are there to see: a rule broken on purpose is a finding.
+
+Random changes of the seeds find it, as `test_fuzz` makes them; a guided search is better still.
+"""
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from fuzz.mutation import mutate
+from fuzz.targets import SEEDS, TARGETS
+from tests.sim.broken import Patch, around, instead, nothing
+from urds.constants import HeaderFlag
+from urds.dataplane.reference import outgoing
+from urds.dataplane.reference.incoming import Incoming
+from urds.dataplane.reference.outgoing import Outgoing
+from urds.dataplane.reference.path import PathCore
+from urds.errors import WireError
+from urds.proto import streams
+from urds.proto.connection import Connection
+from urds.proto.strangers import Strangers
+
+INPUTS_MAX = 500
+
+
+def _forget_everything(self: Outgoing) -> None:
+    self.unacked.clear()
+    self.repeats.clear()
+    self.position = 0
+
+
+def _take_repeats(judge: Any, self: Incoming, fields: Any, payload: bytes) -> Any:
+    return judge(self, (*fields[:5], fields[5] & ~HeaderFlag.RETRANSMITTED, *fields[6:]), payload)
+
+
+def _acknowledge_one_too_many(frame: Any, self: PathCore) -> None:
+    self.incoming.sequence_expected += 1
+    frame(self)
+    self.incoming.sequence_expected -= 1
+
+
+def _believe_late_reports(self: Connection, index: int, _: int) -> Any:
+    path = self._path(index)
+    return None if path is None or path.stream is None else path
+
+
+def _keep_all_controls(keep: Any, self: Incoming, fields: Any, payload: bytes) -> None:
+    kept = list(self.controls)
+    self.controls.clear()
+    keep(self, fields, payload)
+    self.controls.extendleft(reversed(kept))
+
+
+RULES: dict[str, tuple[str, Patch]] = {
+    "a repeat carries the flag": ("rds_path", instead(outgoing, "_RETRANSMITTED", 0)),
+    "what is not acknowledged is kept": (
+        "rds_path",
+        instead(Outgoing, "end_stream", _forget_everything),
+    ),
+    "control messages have a bound": (
+        "rds_path",
+        around(Incoming, "_keep_control", _keep_all_controls),
+    ),
+    "repeats are dropped": ("rds_pair", around(Incoming, "_judge", _take_repeats)),
+    "half a message dies with its stream": ("rds_pair", instead(Incoming, "end_stream", nothing)),
+    "only what is in the inbox is acknowledged": (
+        "rds_pair",
+        around(PathCore, "_frame_acknowledgement", _acknowledge_one_too_many),
+    ),
+    "a report about an earlier stream is ignored": (
+        "rds_pair",
+        instead(Connection, "_current", _believe_late_reports),
+    ),
+    "parked streams have a bound": ("rds_endpoint", instead(streams, "_PARKED_MAX", 1000)),
+    "a stranger that is gone counts no more": (
+        "rds_endpoint",
+        instead(Strangers, "forget", nothing),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_machine_finds_a_broken_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, patch = RULES[rule]
+    patch(monkeypatch)
+    with pytest.raises(AssertionError):
+        _run_all(name, random.Random(rule))
+
+
+def _run_all(name: str, chance: random.Random) -> None:
+    seeds = SEEDS[name]
+    changed = (mutate(chance.choice(seeds), seeds, chance) for _ in range(INPUTS_MAX))
+    for octets in (*seeds, *changed):
+        with suppress(WireError):
+            TARGETS[name](octets)
