@@ -5,6 +5,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 from urds.rsocket.wire.messages import IomapEntry, emit_word, parse_word
 
 
@@ -36,10 +37,18 @@ def rsocket_qp_header(octets: bytes) -> None:
     assert header.emit() + payload == octets
 
 
+def rsocket_ways(octets: bytes) -> None:
+    """Read where a peer's datagram socket can be looked up; all but padding must come out again."""
+    record = DatagramWays.parse(octets)
+    assert DatagramWays.parse(record.emit()) == record
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (rsocket_connect_data, rsocket_word, rsocket_udp_header, rsocket_qp_header)
-}
+    for target in (
+        rsocket_connect_data, rsocket_word, rsocket_udp_header, rsocket_qp_header, rsocket_ways,
+    )
+}  # fmt: skip
 
 _V4, _V6 = IPv4Address("10.0.0.1"), IPv6Address("fd00::1")
 SEEDS: dict[str, tuple[bytes, ...]] = {
@@ -64,5 +73,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "rsocket_qp_header": (
         QpHeader(7174, _V4).emit() + b"payload",
         QpHeader(7174, _V6, 5).emit() + b"payload",
+    ),
+    "rsocket_ways": (
+        DatagramWays(b"opening!", (DatagramWay("shm", 7174), DatagramWay("tcp", 7175))).emit(),
+        DatagramWays(bytes(8)).emit(),
     ),
 }

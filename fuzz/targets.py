@@ -3,18 +3,28 @@
 A target takes octets and returns, or raises `WireError`. Anything else it raises is a finding.
 It runs without atheris too: `tests/health/test_fuzz.py` gives each target some hundred inputs.
 The parsers of RDS are here, those of the verbs and of uDAPL in `verbs_parsers`, those of rsockets
-in `rsocket_parsers`. The machines behind them take octets step by step: queue pairs in
-`verbs_machines`, what leads to them in `verbs_links`, streams of rsockets in `rsocket_machines`,
-connections of RDS over RDMA in `rdma_machines`, what leads to those in `rdma_connects`.
+in `rsocket_parsers`, those of programs, files and tools in `program_parsers` and `tool_parsers`.
+
+The machines behind them take octets step by step: a path of RDS over TCP in `path_machines`, two
+that talk in `path_pair`, who connects in `endpoint_machines`; queue pairs in `verbs_machines`, what
+leads to them in `verbs_links`; streams of rsockets in `rsocket_machines`, datagram sockets in
+`rsocket_datagrams`; connections of RDS over RDMA in `rdma_machines`, what leads to those in
+`rdma_connects`.
 """
 
 from collections.abc import Callable
 
 from fuzz import (
+    endpoint_machines,
+    path_machines,
+    path_pair,
+    program_parsers,
     rdma_connects,
     rdma_machines,
+    rsocket_datagrams,
     rsocket_machines,
     rsocket_parsers,
+    tool_parsers,
     verbs_links,
     verbs_machines,
     verbs_parsers,
@@ -57,8 +67,10 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     for target in (header, header_checked, extensions, congestion_map, connect_data)
 }
 TARGETS |= verbs_parsers.TARGETS | verbs_machines.TARGETS | verbs_links.TARGETS
-TARGETS |= rsocket_parsers.TARGETS | rsocket_machines.TARGETS
+TARGETS |= rsocket_parsers.TARGETS | rsocket_machines.TARGETS | rsocket_datagrams.TARGETS
 TARGETS |= rdma_machines.TARGETS | rdma_connects.TARGETS
+TARGETS |= path_machines.TARGETS | path_pair.TARGETS | endpoint_machines.TARGETS
+TARGETS |= program_parsers.TARGETS | tool_parsers.TARGETS
 # Where the search starts: octets of the right length are a long way from none at all.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "header": (Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),),
@@ -68,6 +80,8 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "connect_data": (bytes(33),),
 }
 SEEDS |= verbs_parsers.SEEDS | verbs_machines.SEEDS | verbs_links.SEEDS
-SEEDS |= rsocket_parsers.SEEDS | rsocket_machines.SEEDS
+SEEDS |= rsocket_parsers.SEEDS | rsocket_machines.SEEDS | rsocket_datagrams.SEEDS
 SEEDS |= rdma_machines.SEEDS | rdma_connects.SEEDS
+SEEDS |= path_machines.SEEDS | path_pair.SEEDS | endpoint_machines.SEEDS
+SEEDS |= program_parsers.SEEDS | tool_parsers.SEEDS
 assert SEEDS.keys() == TARGETS.keys(), "each target has a seed"

@@ -1,0 +1,309 @@
+"""The control endpoint of RDS over TCP, with peers that do anything and reports that come late.
+
+The shell here keeps the contract of `proto.events`: a stream is named in one `Attach` or `Refuse`,
+`Connect` and `Knock` are answered once, reports of the plane may be about streams that are gone.
+Whatever the peers do, they are never more than allowed, silent streams and parked ones neither, and
+the endpoint and its shell agree on which stream is whose.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import IPv4Address, ip_address
+
+from fuzz.script import Script, step
+from urds.constants import PATHS_MAX, Capability
+from urds.proto import events
+from urds.proto.endpoint import Endpoint
+from urds.proto.settings import ConnectionSettings, EndpointSettings
+from urds.proto.state import State
+from urds.wire.exthdr import Handshake, Mark, emit_handshake
+
+STEPS_MAX = 300
+PEERS_MAX = 4
+STRANGERS_MAX = 5
+STRANGERS_PER_ADDRESS_MAX = 3
+STRANGERS_WIDE = 12  # of both: so that more come than may be parked
+LOCAL = IPv4Address("127.0.0.5")
+OTHERS = tuple(ip_address(f"127.0.0.{host}") for host in (2, 3, 9, 10, 11, 12))
+ALIEN = ip_address("192.0.2.1")  # not allowed
+GENERATION = 77
+_ACTIONS_MAX = 400  # that one step can cause
+_TIMERS_PER_PATH = 4
+_REFUSED = 111
+_MS = 1_000_000
+_MARK = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
+
+_Place = tuple[object, int]  # a peer and the index of one of its paths
+
+
+class Shell:
+    """An endpoint, and what its driver and plane have to do for it."""
+
+    def __init__(self, choices: int) -> None:
+        self.now_ns = 0
+        self._streams = 0  # numbers given
+        self._unplaced: dict[int, object] = {}  # streams that wait for `Attach` or `Refuse`
+        self._attached: dict[_Place, int] = {}
+        self._attachments: Counter[_Place] = Counter()
+        self._connects: list[_Place] = []  # not answered
+        self._knocks: list[object] = []
+        self.strangers_max = STRANGERS_WIDE if choices & 16 else STRANGERS_MAX
+        self.strangers_per_address_max = (
+            STRANGERS_WIDE if choices & 16 else STRANGERS_PER_ADDRESS_MAX
+        )
+        self.endpoint = Endpoint(
+            local=LOCAL,
+            settings=EndpointSettings(
+                peers_max=PEERS_MAX,
+                strangers_max=self.strangers_max,
+                strangers_per_address_max=self.strangers_per_address_max,
+            ),
+            connection_settings=ConnectionSettings(
+                generation=GENERATION,
+                npaths=1 << (choices & 3),
+                reconnect_give_up_ns=50 * _MS if choices & 4 else 0,
+            ),
+            random=random.Random(choices),
+            may_evict=lambda peer: not choices & 8 or int(peer) % 2 > 0,
+        )
+
+    # -- what the peers do
+
+    def accept(self, choice: int, source_port: int) -> None:
+        """Let a connection come in."""
+        peer = ALIEN if choice % 16 == 15 else OTHERS[choice % len(OTHERS)]
+        self._streams += 1
+        self._unplaced[self._streams] = peer
+        self.endpoint.handle_accepted(self._streams, peer, source_port, self.now_ns)
+
+    def answer(self, choice: int, kind: int) -> None:
+        """Answer a connect or a knock that is under way."""
+        if self._connects and not kind & 1:
+            peer, index = self._connects.pop(choice % len(self._connects))
+            connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # an address it is
+            if connection is None:
+                return
+            if kind & 2:
+                connection.handle_connect_failed(index, _REFUSED, self.now_ns)
+            else:
+                self._streams += 1
+                self._unplaced[self._streams] = peer
+                connection.handle_connected(index, self._streams, self.now_ns)
+        elif self._knocks:
+            peer = self._knocks.pop(choice % len(self._knocks))
+            connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # as above
+            if connection is not None and kind & 2:
+                connection.handle_connect_failed(0, _REFUSED, self.now_ns)
+            elif connection is not None:
+                connection.handle_knocked(self.now_ns)
+
+    # -- what the plane reports
+
+    def report(self, kind: int, choice: int, octets: bytes) -> None:
+        """Report of a stream, or of one that is gone."""
+        place = self._place(choice, is_late=bool(kind & 16))
+        connection = self.endpoint.find(place[0])  # type: ignore[arg-type]  # as above
+        if connection is None:
+            return
+        index, attachment = place[1], self._attachments[place] - (kind >> 4 & 1)
+        match kind & 15:
+            case 0 | 1 | 2 | 3:
+                connection.handle_first_frame(index, attachment, self.now_ns)
+            case 4 | 5 if kind & 16 or place not in self._attached:
+                pass
+            case 4 | 5:
+                # The plane ended it by itself; the endpoint must not name it again.
+                del self._attached[place]
+                connection.handle_down(
+                    index, attachment, choice & 1, self.now_ns, breach=kind & 1 > 0
+                )
+            case 6:
+                connection.handle_peer_restarted(0, self.now_ns)
+            case 7:
+                self._fault(place[0])
+            case _:
+                self._control(connection, index, attachment, kind, octets)
+
+    def _control(
+        self, connection: object, index: int, attachment: int, kind: int, octets: bytes
+    ) -> None:
+        pair = ((1, 0), (0, 1), (1, 0), (2000, 0))[kind & 3]
+        connection.handle_control(  # type: ignore[attr-defined]  # a Connection
+            index,
+            attachment,
+            acknowledgement=octets[0] if octets else 0,
+            source_port=pair[0],
+            target_port=pair[1],
+            extension=octets[:16].ljust(16, b"\0"),
+            now_ns=self.now_ns,
+        )
+
+    def _place(self, choice: int, *, is_late: bool) -> _Place:
+        attached = sorted(self._attached, key=str)
+        if is_late or not attached:
+            return OTHERS[choice % len(OTHERS)], choice % PATHS_MAX
+        return attached[choice % len(attached)]
+
+    def _fault(self, peer: object) -> None:
+        """Have a mistake of ours start the connections to a peer over."""
+        connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # as above
+        assert connection is not None
+        for stream in [one for one, of in self._unplaced.items() if of == peer]:
+            del self._unplaced[stream]  # the driver closes what no path has
+        attachments = [self._attachments[peer, index] for index in range(PATHS_MAX)]
+        connection.handle_fault(attachments, self.now_ns)
+
+    def wanted(self, choice: int) -> None:
+        """Let a program send."""
+        with suppress(OSError):
+            connection = self.endpoint.connection(OTHERS[choice % len(OTHERS)], self.now_ns)
+            connection.handle_wanted(choice >> 4 & PATHS_MAX - 1, self.now_ns)
+
+    def pass_time(self, amount: int) -> None:
+        """Let time pass, and run what is due."""
+        self.now_ns += amount * amount * _MS
+        self.endpoint.handle_timeout(self.now_ns)
+        due_ns = self.endpoint.poll_timeout()
+        assert due_ns is None or due_ns > self.now_ns, "a timer would fire again at once"
+
+    # -- what the endpoint decides
+
+    def carry_out(self) -> None:
+        """Take all actions; judge each."""
+        for _ in range(_ACTIONS_MAX):
+            action = self.endpoint.poll_event()
+            if action is None:
+                break
+            self._do(action)
+        else:
+            raise AssertionError("no end of actions")
+        self.check()
+
+    def _do(self, action: events.Action) -> None:
+        match action:
+            case events.Connect(peer, index):
+                assert int(peer) > int(LOCAL), "only the lower side connects"
+                self._connects.append((peer, index))
+            case events.Knock(peer):
+                assert int(peer) < int(LOCAL), "only the higher side knocks"
+                self._knocks.append(peer)
+            case events.Attach(peer, index, stream):
+                assert self._unplaced.pop(stream) == peer, "a stream of another peer"
+                self._attached[peer, index] = stream
+                self._attachments[peer, index] += 1
+            case events.Refuse(peer, stream):
+                assert self._unplaced.pop(stream) == peer
+            case events.Detach(peer, index):
+                del self._attached[peer, index]
+            case events.SendControl(_, _, _, _, extension):
+                assert len(extension) == 16
+            case events.FanIn(peer, count):
+                self._close(peer, count)
+            case events.Forget(peer):
+                self._close(peer, 0)
+
+    def _close(self, peer: object, count: int) -> None:
+        for index in range(count, PATHS_MAX):
+            self._attached.pop((peer, index), None)
+            self._attachments.pop((peer, index), None)
+
+    # -- what must hold
+
+    def check(self) -> None:
+        """Check what is kept, and that both sides know the same streams."""
+        connections = self.endpoint.connections
+        assert len(connections) <= PEERS_MAX
+        # No public look at paths, parked streams, silent ones, timers.
+        attached = {
+            (connection.peer, path.index): path.stream
+            for connection in connections
+            for path in connection._paths
+            if path.stream is not None
+        }
+        assert attached == self._attached
+        parked = {stream for one in connections for stream in one._parked}
+        assert parked == set(self._unplaced), "a stream that nobody has"
+        assert all(len(one._parked) < PATHS_MAX for one in connections)
+        strangers = self.endpoint._strangers
+        assert len(strangers._peers) <= self.strangers_max
+        assert max(strangers._per_address.values(), default=0) <= self.strangers_per_address_max
+        assert set(strangers._peers) <= set(attached.values()) | parked
+        paths = sum(connection.npaths for connection in connections)
+        assert len(self.endpoint._timers._live) <= paths * _TIMERS_PER_PATH + self.strangers_max
+        for connection in connections:
+            for path in connection._paths:
+                is_here = path.state in (State.ATTACHED, State.UP)
+                assert is_here == (path.stream is not None)
+
+
+def rds_endpoint(octets: bytes) -> None:
+    """Let a script be the peers, the plane, the programs and the time of an endpoint."""
+    script = Script(octets)
+    shell = Shell(script.number())
+    for _ in range(STEPS_MAX):
+        if not script:
+            break
+        action, choice = script.number(), script.number()
+        match action & 7:
+            case 0 | 1:
+                shell.accept(choice, script.number(2))
+            case 2:
+                shell.answer(choice, action >> 3)
+            case 3 | 4:
+                shell.report(action >> 3, choice, _handshake(script.number()))
+            case 5:
+                shell.report(action >> 3, choice, script.piece())
+            case 6:
+                shell.wanted(choice)
+            case _:
+                shell.pass_time(choice)
+        shell.carry_out()
+
+
+def _handshake(kind: int) -> bytes:
+    """Return the extension of a probe, or of an answer to one."""
+    return emit_handshake(
+        Handshake(
+            npaths=(None, 1, 2, 8)[kind & 3],
+            generation=(None, 1, 2, 3)[kind >> 2 & 3],
+            sport_index=bool(kind & 16),
+            mark=_MARK if kind & 32 else None,
+        )
+    )
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {"rds_endpoint": rds_endpoint}
+
+_OWN, _OWN_STRANGE, _KERNEL, _KERNEL_7 = 0x2B, 0x23, 0x03, 0x17
+_ACCEPT = bytes([0, 0, 0x80, 0])
+_CONNECTED = bytes([6, 3, 2, 0])
+_FRAME = bytes([3, 0, 0])
+_DOWN = bytes([3 + 0x20, 0, 0])
+_LATER = bytes([7, 4, 7, 40, 7, 100])
+
+
+def _says(kind: int) -> bytes:
+    """Return the steps in which a peer introduces itself: first frame, probe, answer."""
+    return _FRAME + bytes([3 + 0x40, 0, kind, 3 + 0x48, 0, kind])
+
+
+SEEDS: dict[str, tuple[bytes, ...]] = {
+    "rds_endpoint": (
+        b"\0" + _ACCEPT + _says(_OWN) + _DOWN + _LATER + _ACCEPT + _says(_OWN + 4) + _LATER,
+        b"\3" + _ACCEPT * 4 + _says(_OWN) + b"".join(bytes([0, 0, 0x80, at]) for at in range(8)),
+        b"\3" + _CONNECTED + _says(_OWN) + bytes([2, 0]) * 7 + _FRAME * 8 + _DOWN + _LATER,
+        b"\3"
+        + _CONNECTED
+        + _says(_KERNEL_7)
+        + bytes([2, 0]) * 7
+        + bytes([3 + 0x30, 0, 0])
+        + _LATER,
+        b"\4" + _CONNECTED + _says(_KERNEL) + _DOWN + bytes([2 + 0x10, 0]) + _LATER * 3,
+        b"\1" + b"".join(bytes([0, host, 0x80, host]) for host in range(16)) + _LATER * 2,
+        b"\x13" + _ACCEPT * 12 + _LATER + _says(_OWN) + _FRAME * 8,
+        b"\2" + _CONNECTED + _says(_OWN_STRANGE) + bytes([3 + 0x38, 0, 0]) + _LATER + _FRAME,
+        b"\1" + _ACCEPT + _FRAME + _LATER + step(5 + 0x40, 0, octets=bytes(range(16))) + _LATER,
+    )
+}
