@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from peers import BY_NAME
-from peers.base import Address, Kind, Peer, Window
+from peers.base import RUN_MESSAGES, Address, Kind, Peer, Window
 from works import Work
 
 _END_WAIT_S = 2.0
+_TURN_PATIENCE = 3
 
 
 class PairError(Exception):
@@ -47,7 +48,7 @@ class _Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class Order:
     """Send, or receive, `count` messages."""
 
     count: int
@@ -55,7 +56,9 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
+    """What one side says of an order: its own times, those of each round trip if it asked."""
+
     elapsed_ns: int
     cpu_ns: int
     round_trips_ns: tuple[int, ...] = ()
@@ -73,7 +76,9 @@ class Pair:
         limit_s: float,
     ) -> None:
         self._work = work
-        self._limit_s = limit_s
+        # The first turn over a thousand peers makes a thousand connections.
+        self._limit_s = limit_s * (_TURN_PATIENCE if work.kind.one_takes_turns else 1)
+        self._turn_messages = BY_NAME[peer_name].turn_messages(work.kind)
         self._sides: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
         self.note = ""
         try:
@@ -127,31 +132,28 @@ class Pair:
     def measure(self, count: int) -> Sample:
         """Exchange at least `count` messages. Raises PairError if it does not end in time."""
         each = max(1, count // self._work.senders)
+        each += -each % self._turn_messages
         total = each * self._work.senders
-        order = _Order(total, _window(self._work.kind, total))
+        order = Order(total, window_for(self._work.kind, total))
         receiver, *senders = (connection for _, connection in self._sides)
         try:
             receiver.send(order)
             for sender in senders:
-                sender.send(_Order(each, order.window))
+                sender.send(Order(each, order.window))
         except ConnectionError:
             raise PairError("a process ended, see its message above") from None
-        answers = [one for one in self._answers([receiver, *senders]) if isinstance(one, _Answer)]
+        answers = [one for one in self._answers([receiver, *senders]) if isinstance(one, Answer)]
         assert len(answers) == 1 + len(senders), "each side answers an order with an answer"
-        cpu_ns = sum(one.cpu_ns for one in answers) // total
-        if self._work.kind is Kind.ROUND_TRIP:
-            times_ns = sorted(answers[1].round_trips_ns)
-            p50_ns, p99_ns = times_ns[total // 2], times_ns[total * 99 // 100]
-            return Sample(total, answers[1].elapsed_ns, cpu_ns, p50_ns, p99_ns)
-        counted = order.window.stop - order.window.start
-        return Sample(counted, answers[0].elapsed_ns, cpu_ns)
+        return sample_of(self._work.kind, order, answers)
 
     def close(self) -> None:
-        """End all sides and wait until they are gone."""
-        for process, connection in self._sides:
+        """End all sides: at the end of its pipe one leaves by itself, else it is killed."""
+        for _, connection in self._sides:
             connection.close()
-            process.kill()
+        deadline = time.monotonic() + _END_WAIT_S
         for process, _ in self._sides:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
             process.join(_END_WAIT_S)
 
     def __enter__(self) -> Self:
@@ -166,10 +168,33 @@ class Pair:
         self.close()
 
 
-def _window(kind: Kind, count: int) -> Window:
-    """Return which messages count: of many senders the middle, in which all are at work."""
+def sample_of(kind: Kind, order: Order, answers: list[Answer]) -> Sample:
+    """Return what the answers say of the receiver's order; the receiver's comes first.
+
+    One way, a stream is no faster than its slower side: a receiver that begins late finds messages
+    that wait for it, and is done with them before the sender could have sent them.
+    """
+    cpu_ns = sum(one.cpu_ns for one in answers) // order.count
+    if kind.asks:
+        times_ns = sorted(answers[1].round_trips_ns)
+        p50_ns, p99_ns = times_ns[order.count // 2], times_ns[order.count * 99 // 100]
+        return Sample(order.count, answers[1].elapsed_ns, cpu_ns, p50_ns, p99_ns)
+    counted = order.window.stop - order.window.start
+    elapsed_ns = answers[0].elapsed_ns
+    if len(answers) == 2:
+        elapsed_ns = max(elapsed_ns, answers[1].elapsed_ns)
+    return Sample(counted, elapsed_ns, cpu_ns)
+
+
+def window_for(kind: Kind, count: int) -> Window:
+    """Return which messages count: of many senders the middle, in which all are at work.
+
+    Of runs to each peer all but the first: they are taken run by run.
+    """
     if kind is Kind.MANY_SENDERS:
         return Window(count // 10, count - count // 10)
+    if kind is Kind.PEERS_RUNS:
+        return Window(RUN_MESSAGES, count)
     return Window(min(1, count - 1), count)
 
 
@@ -194,24 +219,25 @@ def _serve(
             peer.open_sender(address, index)
         connection.send(_Opened(address, peer.note()))
         while True:
-            connection.send(_obey(peer, work.kind, receives, connection.recv()))
+            connection.send(obey(peer, work.kind, receives, connection.recv()))
     except EOFError:
         return
     except OSError as error:
         connection.send(OSError(f"{'receiver' if receives else 'sender'}: {error}"))
 
 
-def _obey(peer: Peer, kind: Kind, receives: bool, order: _Order) -> _Answer:
+def obey(peer: Peer, kind: Kind, receives: bool, order: Order) -> Answer:
+    """Do one side's part of an order."""
     start_ns, cpu_start_ns = time.perf_counter_ns(), time.process_time_ns()
     round_trips_ns: tuple[int, ...] = ()
     elapsed_ns = 0
-    if kind is Kind.ROUND_TRIP and receives:
+    if kind.asks and receives:
         peer.echo(order.count)
-    elif kind is Kind.ROUND_TRIP:
+    elif kind.asks:
         round_trips_ns = tuple(peer.ask(order.count))
     elif receives:
         elapsed_ns = peer.receive(order.count, order.window)
     else:
         peer.put(order.count)
     cpu_ns = time.process_time_ns() - cpu_start_ns
-    return _Answer(elapsed_ns or time.perf_counter_ns() - start_ns, cpu_ns, round_trips_ns)
+    return Answer(elapsed_ns or time.perf_counter_ns() - start_ns, cpu_ns, round_trips_ns)

@@ -1,76 +1,96 @@
 """Measure urds and its peers side by side: two processes each, interleaved rounds, medians.
 
-    make bench
-    python benches/run.py --quick
-    python benches/run.py --only urds,dealer_router,one_way --sizes 64 --rounds 7 --json out.json
-
 docs/benchmarks.md says how it is done and what the tables mean.
 """
 
 import argparse
-import json
 import sys
-from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-from pair import Pair, PairError
+import memory
+from machine import machine
+from measuring import Pace, Row, measure, tabulate
+from pair import Pair
 from peers import ALL, BY_NAME
 from peers.base import Kind
-from report import Row, machine, record, render
-from works import Work, processors, works
+from peers.ours import plane
+from results import Report, Table
+from tables import render
+from works import Work, goals_for, processors, works
 
 _ROUNDS_MAX = 50
-_CALIBRATIONS_MAX = 4
-_GROWTH_MAX = 20.0  # of the count from one calibration to the next
-_FIRST_BYTES = 8 << 20  # the first calibration moves no more
-_TOTAL_BYTES_MAX = 2 << 30  # no measurement moves more
-_MESSAGES_MAX = 2_000_000
+_INTERRUPTED = 130
+_EXAMPLES = """\
+examples:
+  run.py                                          all tables, about ten minutes
+  run.py --quick                                  all tables, two minutes, figures scatter
+  run.py --only urds,dealer_router,one_way --sizes 64 --rounds 7
+  run.py --only peers_asked,memory
+  run.py --json out.json --plots plots            keep every round, and draw
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long things may take."""
-
-    rounds: int
-    target_s: float  # of one measurement
-    limit_s: float  # when a peer is cut
+exit codes: 0 all that was there was measured; 1 a peer that was there did not finish; 2 the
+options are wrong; 130 Ctrl-C. A peer that is not installed has a row that says so.
+"""
 
 
 def main() -> int:
-    """Measure what the options name; return 1 if a peer failed, 130 after Ctrl-C."""
+    """Measure what the options name; return the exit code."""
     options = _options()
-    chosen_kinds, chosen_peers = _chosen(options.only)
+    kinds, peers = _chosen(options.only)
     rounds = options.rounds or (3 if options.quick else 5)
-    pace = Pace(rounds, 0.05, 5.0) if options.quick else Pace(rounds, 0.4, 30.0)
+    pace = Pace(rounds, 0.05, 30.0) if options.quick else Pace(rounds, 0.4, 60.0)
     place = machine()
     width = max(map(len, place))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in place.items()), flush=True)
-    records, failed = [], False
+    tables: list[Table] = []
+    failed = False
     for work in works(options.sizes):
         names = [peer.name for peer in ALL if peer.fits(work.kind, work.payload_bytes)]
-        names = [name for name in names if name in chosen_peers]
-        if work.kind not in chosen_kinds or not names:
-            continue
-        rows = _measure(work, names, pace)
-        print(f"\n{render(work, rows)}", flush=True)
-        records.append(record(work, rows))
-        failed |= any(row.failed for row in rows)
+        names = [name for name in names if name in peers]
+        if work.kind.value in kinds and names:
+            table, broken = _measure(work, names, pace)
+            failed |= broken
+            tables.append(_show(table))
+    if memory.KIND in kinds:
+        table, broken = memory.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
+        failed |= broken
+        tables.append(_show(table))
+    report = Report("Side by side on one machine", place, tuple(tables))
     if options.json:
-        report = {"machine": place, "works": records}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        report.write(options.json)
+    if options.plots:
+        from plots import draw
+
+        draw(report.tables, options.plots)
     return int(failed)
 
 
+def _show(table: Table) -> Table:
+    print(f"\n{render(table)}", flush=True)
+    return table
+
+
 def _options() -> argparse.Namespace:
-    names = [*BY_NAME, *(kind.value for kind in Kind)]
-    parser = argparse.ArgumentParser(description="Measure urds and its peers side by side.")
+    names = ", ".join([*_kind_names(), *BY_NAME])
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=_rounds, help="measurements of each row (5; --quick: 3)")
-    parser.add_argument("--only", type=_names, default=(), help=f"of {', '.join(names)}")
-    parser.add_argument("--sizes", type=_sizes, help="octets one way, such as 64,65536")
-    parser.add_argument("--quick", action="store_true", help="short measurements, under 30 s")
+    parser.add_argument("--only", type=_names, default=(), metavar="A,B", help=f"of {names}")
+    parser.add_argument("--sizes", type=_sizes, metavar="A,B", help="octets one way: 64,65536")
+    parser.add_argument("--quick", action="store_true", help="short measurements, two minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds here too")
-    return parser.parse_args()
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw SVG here; needs matplotlib")
+    options = parser.parse_args()
+    if options.plots and not find_spec("matplotlib"):
+        parser.error("--plots needs matplotlib, which is not installed; `make bench` has it")
+    return options
+
+
+def _kind_names() -> list[str]:
+    return [*(kind.value for kind in Kind), memory.KIND]
 
 
 def _rounds(text: str) -> int:
@@ -81,7 +101,7 @@ def _rounds(text: str) -> int:
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    unknown = set(names) - BY_NAME.keys() - {kind.value for kind in Kind}
+    unknown = set(names) - BY_NAME.keys() - set(_kind_names())
     if unknown:
         raise argparse.ArgumentTypeError(f"no peer and no work: {', '.join(sorted(unknown))}")
     return names
@@ -95,65 +115,34 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _chosen(only: tuple[str, ...]) -> tuple[set[Kind], set[str]]:
+def _chosen(only: tuple[str, ...]) -> tuple[set[str], set[str]]:
     """Return kinds and peers; of the one that `only` does not speak of, all."""
-    kinds = {kind for kind in Kind if kind.value in only} or set(Kind)
-    return kinds, {name for name in only if name in BY_NAME} or set(BY_NAME)
+    kinds = set(only) & set(_kind_names())
+    return kinds or set(_kind_names()), set(only) & BY_NAME.keys() or set(BY_NAME)
 
 
-def _measure(work: Work, names: list[str], pace: Pace) -> list[Row]:
-    """Open all peers, find how many messages fill the target time, then go round and round.
-
-    Rounds are interleaved: what the machine does beside hits all peers alike. Each round begins
-    with another peer.
-    """
-    rows = {name: Row(name, problem=BY_NAME[name].missing() or "") for name in names}
+def _measure(work: Work, names: list[str], pace: Pace) -> tuple[Table, bool]:
+    """Return the table of one work, and whether a peer that was there did not finish."""
+    rows = {
+        name: Row(name, BY_NAME[name].label, problem=BY_NAME[name].missing() or "")
+        for name in names
+    }
     cpus = processors(work.placement)
-    if cpus is None:
-        for row in rows.values():
-            row.problem = row.problem or "left out: this machine has one vCPU"
-        return list(rows.values())
-    with ExitStack() as stack:
-        pairs: dict[str, Pair] = {}
-        counts: dict[str, int] = {}
-        for name, row in rows.items():
-            if row.problem:
-                continue
-            try:
-                pairs[name] = stack.enter_context(Pair(name, work, cpus, limit_s=pace.limit_s))
-                counts[name] = _calibrate(pairs[name], work, pace)
-                row.note = pairs[name].note
-            except PairError as error:
-                row.fail(str(error))
-                if name in pairs:
-                    pairs.pop(name).close()
-        for turn in range(pace.rounds):
-            order = [*pairs]
-            first = turn % max(1, len(order))
-            for name in order[first:] + order[:first]:
-                try:
-                    rows[name].samples.append(pairs[name].measure(counts[name]))
-                except PairError as error:
-                    rows[name].fail(str(error))
-                    pairs.pop(name).close()
-    return list(rows.values())
-
-
-def _calibrate(pair: Pair, work: Work, pace: Pace) -> int:
-    """Return how many messages take about the target time; this warms the pair up, too."""
-    count_max = min(_MESSAGES_MAX, _TOTAL_BYTES_MAX // max(1, work.payload_bytes))
-    count = max(8, min(400, _FIRST_BYTES // max(1, work.payload_bytes)))
-    for _ in range(_CALIBRATIONS_MAX):
-        elapsed_s = pair.measure(count).elapsed_ns / 1e9
-        growth = min(_GROWTH_MAX, pace.target_s / max(elapsed_s, 1e-6))
-        count = max(8, min(count_max, int(count * growth)))
-        if 0.5 <= growth <= 2.0:
-            break
-    return count
+    for row in rows.values() if cpus is None else ():
+        row.problem = row.problem or "left out: this machine has one vCPU"
+    openers = {
+        name: partial(Pair, name, work, cpus, limit_s=pace.limit_s)
+        for name, row in rows.items()
+        if cpus is not None and not row.problem
+    }
+    measure(work, rows, openers, pace)
+    table = tabulate(work, rows, goals_for(work), plane())
+    return table, any(row.failed for row in rows.values())
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit(130)
+        print("interrupted; all processes are ended", file=sys.stderr)
+        sys.exit(_INTERRUPTED)

@@ -1,17 +1,21 @@
 """What is measured, and the goals that it must reach.
 
-Source of the goals: the first release's own, in pure Python; docs/benchmarks.md has them all.
+Source of the goals: the project's own; docs/benchmarks.md has them all. A goal belongs to one data
+plane or to both: the Python plane is not held to what only compiled code can do.
 """
 
 import os
 from dataclasses import dataclass
 from enum import Enum
 
-from peers.base import Kind
+from peers import PEER_COUNTS
+from peers.base import RUN_MESSAGES, Kind
 
 SENDERS = 8
+PYTHON, NATIVE = "python", "native"
 _SMALL_BYTES = 64
 ONE_WAY_BYTES = (64, 1 << 10, 64 << 10, 1 << 20)
+_LOOP_KINDS = (Kind.LOOP_ONE_WAY, Kind.LOOP_ROUND_TRIP)
 
 
 class Placement(Enum):
@@ -35,17 +39,44 @@ class Work:
     def title(self) -> str:
         """Return what the table is called."""
         size = size_name(self.payload_bytes)
-        if self.kind is Kind.MANY_SENDERS:
-            return f"{self.senders} senders to one socket, {size}"
-        return f"{self.kind.value.replace('_', ' ')}, {size}"
+        if self.placement is not Placement.FREE:
+            size += f", {self.placement.value}"
+        match self.kind:
+            case Kind.ONE_WAY:
+                return f"one way, {size}"
+            case Kind.ROUND_TRIP:
+                return f"round trip, {size}"
+            case Kind.MANY_SENDERS:
+                return f"{self.senders} senders to one socket, {size}"
+            case Kind.LOOP_ONE_WAY:
+                return f"asyncio and trio, one way, {size}"
+            case Kind.LOOP_ROUND_TRIP:
+                return f"asyncio and trio, round trip, {size}"
+            case Kind.PEERS_RUNS:
+                return f"1 to {PEER_COUNTS[-1]:,} peers, runs of {RUN_MESSAGES} to each, {size}"
+            case Kind.PEERS_ASKED:
+                return f"1 to {PEER_COUNTS[-1]:,} peers, a round trip with each in turn, {size}"
+
+    @property
+    def subject(self) -> str:
+        """Return the name of the row whose figure is divided by that of each other row."""
+        if self.kind.one_takes_turns:
+            return f"urds_{PEER_COUNTS[-1]}"
+        return "urds_asyncio" if self.kind in _LOOP_KINDS else "urds"
+
+    @property
+    def is_time(self) -> bool:
+        """Tell whether the figure is a time, which should be small, or a rate."""
+        return self.kind.asks or self.kind.one_takes_turns
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound for our median divided by a peer's: rates from below, times from above."""
+    """A bound for the subject's figure divided by a peer's: rates from below, times from above."""
 
     peer: str
     ratio: float
+    plane: str | None = None  # the one it is for; None: both
 
 
 def size_name(payload_bytes: int) -> str:
@@ -59,20 +90,56 @@ def size_name(payload_bytes: int) -> str:
 def works(sizes: tuple[int, ...] | None) -> list[Work]:
     """Return the tables; `sizes` replaces those of the one-way rows and of nothing else."""
     one_way = [Work(Kind.ONE_WAY, size) for size in sizes or ONE_WAY_BYTES]
-    placements = [Placement.SAME, Placement.TWO]
-    round_trips = [Work(Kind.ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements]
-    return [*one_way, *round_trips, Work(Kind.MANY_SENDERS, _SMALL_BYTES, senders=SENDERS)]
+    placements = (Placement.SAME, Placement.TWO)
+    return [
+        *one_way,
+        *(Work(Kind.ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
+        Work(Kind.MANY_SENDERS, _SMALL_BYTES, senders=SENDERS),
+        Work(Kind.LOOP_ONE_WAY, _SMALL_BYTES),
+        *(Work(Kind.LOOP_ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
+        Work(Kind.PEERS_RUNS, _SMALL_BYTES),
+        Work(Kind.PEERS_ASKED, _SMALL_BYTES, Placement.SAME),
+    ]
 
 
-def goal_for(work: Work) -> Goal | None:
-    """Return the goal of this work, or None where there is none."""
-    if work.kind is Kind.ONE_WAY and work.payload_bytes == _SMALL_BYTES:
-        return Goal("dealer_router", 1.5)
-    if work.kind is Kind.ONE_WAY and work.payload_bytes >= 64 << 10:
-        return Goal("tcp", 0.95)
-    if work.kind is Kind.ROUND_TRIP and work.placement is Placement.SAME:
-        return Goal("tcp", 1.5)
-    return None
+_ONE_WAY_SMALL = (
+    Goal("dealer_router", 1.5, PYTHON),
+    Goal("dealer_router", 10, NATIVE),
+    Goal("push_pull", 3, NATIVE),
+)
+_ONE_WAY_LARGE = (
+    Goal("tcp", 0.95),
+    Goal("dealer_router_nocopy", 1, NATIVE),
+    Goal("push_pull_nocopy", 1, NATIVE),
+)
+_ROUND_TRIP = {
+    Placement.SAME: (
+        Goal("tcp", 1.5, PYTHON),
+        Goal("tcp", 1.1, NATIVE),
+        Goal("dealer_router", 0.4, NATIVE),
+    ),
+    Placement.TWO: (Goal("tcp", 1.1, NATIVE), Goal("dealer_router", 0.7, NATIVE)),
+}
+_OTHERS = {
+    Kind.MANY_SENDERS: (Goal("dealer_router", 1.5, PYTHON), Goal("dealer_router", 7, NATIVE)),
+    Kind.LOOP_ONE_WAY: (Goal("dealer_router_asyncio", 2),),
+    Kind.LOOP_ROUND_TRIP: (Goal("asyncio_streams", 1.3),),
+    Kind.PEERS_RUNS: (Goal(f"urds_{PEER_COUNTS[0]}", 4),),
+    Kind.PEERS_ASKED: (Goal(f"urds_{PEER_COUNTS[0]}", 1.3),),
+}
+
+
+def goals_for(work: Work) -> tuple[Goal, ...]:
+    """Return the goals of this work for both planes; none for a size that has no goal."""
+    match work.kind:
+        case Kind.ONE_WAY if work.payload_bytes == _SMALL_BYTES:
+            return _ONE_WAY_SMALL
+        case Kind.ONE_WAY:
+            return _ONE_WAY_LARGE if work.payload_bytes >= 64 << 10 else ()
+        case Kind.ROUND_TRIP:
+            return _ROUND_TRIP[work.placement]
+        case _:
+            return _OTHERS[work.kind]
 
 
 def processors(placement: Placement) -> tuple[frozenset[int], frozenset[int]] | None:
@@ -85,3 +152,18 @@ def processors(placement: Placement) -> tuple[frozenset[int], frozenset[int]] | 
     if len(allowed) < 2:
         return None
     return frozenset(allowed[:1]), frozenset(allowed[1:2])
+
+
+def placement_text(placement: Placement) -> str:
+    """Return what a table says of where its processes ran, and of who spun."""
+    cpus = processors(placement)
+    match placement:
+        case Placement.FREE:
+            where = "on any vCPU, as the scheduler puts them"
+        case Placement.SAME if cpus is not None:
+            where = f"all on vCPU {min(cpus[0])}"
+        case Placement.TWO if cpus is not None:
+            where = f"receiver on vCPU {min(cpus[0])}, sender on vCPU {min(cpus[1])}"
+        case _:
+            where = placement.value
+    return f"{where}; nobody spins"

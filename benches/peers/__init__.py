@@ -1,22 +1,34 @@
 """The contenders, ours first: the order of the rows."""
 
+from .asyncio_peers import DealerRouterOnAsyncio, PushPullOnAsyncio, Streams
 from .base import Peer
 from .kernel import SeqPacket, Udp
-from .ours import Urds
+from .loops import UrdsOnAsyncio, UrdsOnTrio
+from .ours import Urds, UrdsOverShm
 from .tcp import Tcp, TcpBatch, TcpMany
-from .zmq import DealerRouter, DealerRouterNoCopy, PushPull
+from .turns import PEER_COUNTS, TURNS
+from .zmq import DealerRouter, DealerRouterNoCopy, PushPull, PushPullNoCopy
 
 ALL: tuple[type[Peer], ...] = (
     Urds,
+    UrdsOverShm,
     DealerRouter,
     DealerRouterNoCopy,
     PushPull,
+    PushPullNoCopy,
     Tcp,
     TcpBatch,
     TcpMany,
     SeqPacket,
     Udp,
+    UrdsOnAsyncio,
+    UrdsOnTrio,
+    DealerRouterOnAsyncio,
+    PushPullOnAsyncio,
+    Streams,
+    *TURNS,
 )
-OURS = Urds.name
 BY_NAME = {peer.name: peer for peer in ALL}
 assert len(BY_NAME) == len(ALL), "each peer has a name of its own"
+
+__all__ = ["ALL", "BY_NAME", "PEER_COUNTS"]

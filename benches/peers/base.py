@@ -13,12 +13,33 @@ from typing import ClassVar
 Address = str | int | tuple[str, int]
 
 
+RUN_MESSAGES = 64  # to one peer, before the next one's turn
+
+
 class Kind(Enum):
     """What is measured; the value is the name on the command line."""
 
     ONE_WAY = "one_way"
     ROUND_TRIP = "round_trip"
     MANY_SENDERS = "many_senders"
+    LOOP_ONE_WAY = "loop_one_way"  # in tasks of asyncio or trio
+    LOOP_ROUND_TRIP = "loop_round_trip"
+    PEERS_RUNS = "peers_runs"  # RUN_MESSAGES to each of many peers in turn
+    PEERS_ASKED = "peers_asked"  # a round trip with each of many peers in turn
+
+    @property
+    def asks(self) -> bool:
+        """Tell whether each message is answered before the next one is sent."""
+        return self in (Kind.ROUND_TRIP, Kind.LOOP_ROUND_TRIP, Kind.PEERS_ASKED)
+
+    @property
+    def one_takes_turns(self) -> bool:
+        """Tell whether one side turns from peer to peer, so that whole turns are measured."""
+        return self in (Kind.PEERS_RUNS, Kind.PEERS_ASKED)
+
+
+# What a program does over one blocking socket, with one peer or several that send to it.
+BLOCKING = frozenset({Kind.ONE_WAY, Kind.ROUND_TRIP, Kind.MANY_SENDERS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +64,7 @@ class Peer(ABC):
 
     name: ClassVar[str]  # on the command line and in JSON
     label: ClassVar[str]  # in the table
-    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    kinds: ClassVar[frozenset[Kind]] = BLOCKING
     payload_bytes_min: ClassVar[int] = 0
     payload_bytes_max: ClassVar[int] = 1 << 20
 
@@ -60,6 +81,11 @@ class Peer(ABC):
     def fits(cls, kind: Kind, payload_bytes: int) -> bool:
         """Tell whether this peer is measured at this work."""
         return kind in cls.kinds and cls.payload_bytes_min <= payload_bytes <= cls.payload_bytes_max
+
+    @classmethod
+    def turn_messages(cls, kind: Kind) -> int:
+        """Return how many messages a turn over all peers has; whole turns are measured."""
+        return 1
 
     @abstractmethod
     def open_receiver(self, senders: int) -> Address:

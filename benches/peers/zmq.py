@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from .base import Address, Kind, Peer
 
-_QUEUED_MESSAGES_MAX = 1000
-_QUEUED_BYTES_MAX = 64 << 20
+QUEUED_MESSAGES_MAX = 1000
+QUEUED_BYTES_MAX = 64 << 20
 
 
 class _Zmq(Peer):
@@ -32,8 +32,8 @@ class _Zmq(Peer):
         import zmq
 
         self._socket = zmq.Context.instance().socket(getattr(zmq, type_name))
-        queued_max = _QUEUED_BYTES_MAX // max(1, self.payload_bytes)
-        self._socket.set_hwm(min(_QUEUED_MESSAGES_MAX, queued_max))
+        queued_max = QUEUED_BYTES_MAX // max(1, self.payload_bytes)
+        self._socket.set_hwm(min(QUEUED_MESSAGES_MAX, queued_max))
         return self._socket
 
     def open_receiver(self, senders: int) -> Address:
@@ -105,3 +105,13 @@ class PushPull(_Zmq):
     def echo_one(self) -> None:
         """Refuse: a PULL socket has no way back."""
         raise NotImplementedError("PUSH/PULL is one way")
+
+
+class PushPullNoCopy(PushPull):
+    """The same by reference, which pays from some tens of KiB up."""
+
+    name = "push_pull_nocopy"
+    label = "pyzmq P/P copy=False"
+    kinds = frozenset({Kind.ONE_WAY})
+    payload_bytes_min = 64 << 10
+    copy = False

@@ -1,0 +1,162 @@
+"""A process that holds what is idle and looks how much memory it takes.
+
+It does one named thing after the other, as the parent asks, and answers each with a number.
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import resource
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from peers.ours import Urds
+from peers.rds import PORT
+
+COUNT = 1000
+WARM_UP = 8  # of them come first, bring in code and tables, and are not counted
+_HOSTS_PER_OCTET = 250
+# Third octets. The lower address dials: a thousand that call back at once would be strangers, and
+# of those an address admits 64.
+_HOLDER_ROW, _HOSTS_ROW = 63, 64
+_HOLDER_HOST = 10
+_SETTLE_S = 0.2  # for acknowledgements on their way, and the buffers that hold them
+_END_WAIT_S = 2.0
+_DESCRIPTORS = 8 * COUNT
+
+
+class LateError(Exception):
+    """A process did not answer; the text is what the table says."""
+
+
+class Side:
+    """The parent's hold on such a process; a context manager that leaves none behind."""
+
+    def __init__(self, *, limit_s: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._limit_s = limit_s
+        self._pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, what: str, start: int = 0, stop: int = 0) -> float:
+        """Have it do `what`, with those of `start` to `stop`.
+
+        Raises LateError if the process ends, fails, or does not answer in time.
+        """
+        try:
+            self._pipe.send((what, start, stop))
+            if not self._pipe.poll(self._limit_s):
+                raise LateError(f"cut after {self._limit_s:g} s")
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise LateError("a process ended, see its message above") from None
+        if isinstance(answer, OSError):
+            raise LateError(f"failed: {answer}")
+        return float(answer)
+
+    def __enter__(self) -> "Side":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(_END_WAIT_S)  # at the end of its pipe it leaves by itself
+        self._process.kill()
+        self._process.join(_END_WAIT_S)
+
+
+class _Holder:
+    """Sockets of `urds`, and how much memory there was at the mark."""
+
+    def __init__(self) -> None:
+        self._sockets: list[Any] = []
+        self._marked_bytes = 0
+        prefix = Urds(0).network().rpartition(".")[0]
+        places = (divmod(index, _HOSTS_PER_OCTET) for index in range(COUNT + WARM_UP))
+        hosts = (f"{prefix}.{_HOSTS_ROW + octet}.{host + 1}" for octet, host in places)
+        self._hosts = [(host, PORT) for host in hosts]
+        self._own_host = f"{prefix}.{_HOLDER_ROW}.{_HOLDER_HOST}"
+
+    def _bind(self, local: tuple[str, int]) -> None:
+        peer = Urds(0)
+        bound = peer.new_socket()
+        bound.bind(local)
+        self._sockets.append(bound)
+
+    def mark(self, start: int, stop: int) -> None:
+        """Remember how much memory there is."""
+        self._marked_bytes = _resident_bytes()
+
+    def look(self, start: int, stop: int) -> float:
+        """Return the growth since the mark, for each of them."""
+        time.sleep(_SETTLE_S)
+        return (_resident_bytes() - self._marked_bytes) / (stop - start)
+
+    def host(self, start: int, stop: int) -> None:
+        """Bind a socket at each of these addresses."""
+        for local in self._hosts[start:stop]:
+            self._bind(local)
+
+    def bind(self, start: int, stop: int) -> None:
+        """Bind sockets to ports of one address."""
+        for index in range(start, stop):
+            self._bind((self._own_host, PORT + index))
+
+    def poll(self, start: int, stop: int) -> None:
+        """Make the descriptors of these sockets."""
+        for one in self._sockets[start:stop]:
+            one.fileno()
+
+    def send(self, start: int, stop: int) -> None:
+        """Send a message to each of these addresses, from the first socket."""
+        for target in self._hosts[start:stop]:
+            self._sockets[0].sendto(b"?", target)
+
+    def answer(self, start: int, stop: int) -> None:
+        """Answer a message on each of these sockets."""
+        for one in self._sockets[start:stop]:
+            body, source = one.recvfrom(1)
+            one.sendto(body, source)
+
+    def collect(self, start: int, stop: int) -> None:
+        """Receive an answer of each, on the first socket."""
+        for _ in range(start, stop):
+            self._sockets[0].recvfrom(1)
+
+
+def _serve(pipe: Connection) -> None:
+    """Do what is asked, until the parent's end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its sides
+    current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= current < _DESCRIPTORS:
+        most = _DESCRIPTORS if allowed < 0 else min(_DESCRIPTORS, allowed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed))
+    holder = _Holder()
+    actions: dict[str, Callable[[int, int], float | None]] = {
+        name: getattr(holder, name)
+        for name in ("mark", "look", "host", "bind", "poll", "send", "answer", "collect")
+    }
+    try:
+        while True:
+            what, start, stop = pipe.recv()
+            pipe.send(actions[what](start, stop) or 0.0)
+    except (EOFError, ConnectionError):
+        return
+    except OSError as error:
+        pipe.send(OSError(str(error)))
+
+
+def _resident_bytes() -> int:
+    """Return the resident set, after what is garbage or unused has been given back."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()

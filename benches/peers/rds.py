@@ -1,0 +1,96 @@
+"""RDS sockets of whoever makes them: our own, and the kernel's, through the same loops.
+
+The class of one maker differs from the next in the call that makes the socket and in nothing else,
+so that what is compared is what lies below the call.
+"""
+
+import socket as system_socket
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from .base import Address, Peer
+
+PORT = 4000
+LARGE_BYTES = 64 << 10
+LARGE_BUFFER_BYTES = 4 << 20
+_BUFFERS = (system_socket.SO_SNDBUF, system_socket.SO_RCVBUF)
+
+
+class RdsPeer(Peer):
+    """A bound, blocking RDS socket.
+
+    Messages from 64 KiB up get send and receive buffers of 4 MiB: the 104 KiB of the default hold
+    one such message and no second. Smaller ones run with the defaults.
+    """
+
+    # Any: the benchmarks must also run, and be checked, where urds cannot be imported.
+    socket: Any
+    _target: tuple[str, int]
+
+    @abstractmethod
+    def new_socket(self) -> Any:
+        """Return an RDS socket that is not bound."""
+
+    def bind(self, local: tuple[str, int]) -> None:
+        """Make the socket that this side uses."""
+        self.socket = self.new_socket()
+        if self.payload_bytes >= LARGE_BYTES:
+            for option in _BUFFERS:
+                self.socket.setsockopt(system_socket.SOL_SOCKET, option, LARGE_BUFFER_BYTES)
+        self.socket.bind(local)
+
+    def aim(self, target: tuple[str, int]) -> None:
+        """Set where messages go."""
+        self._target = target
+
+    def note(self) -> str:
+        """Tell the buffers that were granted, where they are not the defaults."""
+        if self.payload_bytes < LARGE_BYTES:
+            return ""
+        granted = [self.socket.getsockopt(system_socket.SOL_SOCKET, one) for one in _BUFFERS]
+        return f"SO_SNDBUF {granted[0]:,}, SO_RCVBUF {granted[1]:,} as granted, asked: 4 MiB"
+
+    def put(self, count: int) -> None:
+        """Send `count` messages; the call returns when the last one is queued."""
+        sendto, payload, target = self.socket.sendto, self.payload, self._target
+        for _ in range(count):
+            sendto(payload, target)
+
+    def take(self, count: int) -> int:
+        """Receive `count` messages with their source."""
+        recvfrom, payload_bytes, taken_bytes = self.socket.recvfrom, self.payload_bytes, 0
+        for _ in range(count):
+            body, _ = recvfrom(payload_bytes)
+            taken_bytes += len(body)
+        return taken_bytes
+
+    def ask_one(self) -> None:
+        """Send one message and wait for the reply."""
+        self.socket.sendto(self.payload, self._target)
+        self.socket.recvfrom(self.payload_bytes)
+
+    def echo_one(self) -> None:
+        """Receive one message and send it back."""
+        body, source = self.socket.recvfrom(self.payload_bytes)
+        self.socket.sendto(body, source)
+
+
+class KernelRds(RdsPeer):
+    """The kernel's own RDS; only where a run asks for it by name, for the call loads the module."""
+
+    name = "kernel_rds"
+    label = "kernel AF_RDS"
+
+    family: ClassVar[int] = 21  # AF_RDS; Source: linux v6.1 include/linux/socket.h
+
+    def new_socket(self) -> system_socket.socket:
+        """Return a socket of AF_RDS and SOCK_SEQPACKET."""
+        return system_socket.socket(self.family, system_socket.SOCK_SEQPACKET)
+
+    def open_receiver(self, senders: int) -> Address:
+        """Refuse: the run that names addresses of two network namespaces binds and aims."""
+        raise NotImplementedError("bind and aim")
+
+    def open_sender(self, address: Address, index: int) -> None:
+        """Refuse: see open_receiver."""
+        raise NotImplementedError("bind and aim")
