@@ -7,7 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 TIMED  := $(BIN)/python tools/timed.py
-PYTEST := $(BIN)/python -m pytest
+# In CI, whose machine is shared, a failed test is tried once more, and both outcomes are shown.
+PYTEST := $(BIN)/python -m pytest $(if $(CI),--reruns 1 --reruns-delay 3 --rerun-show-tracebacks)
 REPORT := .reports
 # `make interop KERNEL=7 SHORT=1`: another kernel, and the tests marked `short` alone.
 KERNEL ?= 6.1
