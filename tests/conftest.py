@@ -57,7 +57,9 @@ class RuleResults:
         self._results = Results()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note one phase of one test."""
+        """Note one phase of one test; what is tried again (in CI) says nothing yet."""
+        if report.outcome == "rerun":
+            return
         rules = [str(value) for name, value in report.user_properties if name == "rule"]
         self._results.add(report.nodeid, rules, report.outcome)
 
