@@ -269,7 +269,7 @@ def test_difference_regions_not_pinned() -> None:
 
     memory = bytearray(1 << 20)
     before = pinned_kib()
-    with backend_with(), urds.Socket() as sock:
+    with backend_with(rdma_devices=["shm0"]), urds.Socket() as sock:
         sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
         sock.bind((host(1), 0))
         with sock.get_mr(memory):
@@ -384,6 +384,7 @@ def test_difference_give_up() -> None:
         assert sock.sendto(b"anew", NOBODY) == 4
 
 
+@pytest.mark.reference
 @pytest.mark.carried(False)
 @pytest.mark.rule("rds7-congested-when-full", "wire-congested")
 def test_difference_congestion_second_look() -> None:
@@ -396,6 +397,7 @@ def test_difference_congestion_second_look() -> None:
     assert inbox.judge_congestion(0) is True
 
 
+@pytest.mark.reference
 @pytest.mark.carried(False)
 def test_difference_receive_bound(backend: InProcess) -> None:
     inbox = Inbox(port=4000, buffer_bytes=1000)
