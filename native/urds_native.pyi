@@ -36,11 +36,11 @@ _Event = tuple[Any, ...]
 
 # Local address and its scope, port, then base.MailboxRow from `send_bytes_max` on.
 _MailboxRow = tuple[bytes, int, int, int, int, int, int, int, bool, int]
-# Local address and its scope, peer and its scope, index, then base.PathRow from `up` on, but the
-# addresses of the stream come last: of our end and the peer's, None if it has none.
+# Local address and its scope, peer and its scope, index, then base.PathRow from `up` on, but what
+# carries the stream and its addresses come last: our end and the peer's, None if it has none.
 _PathRow = tuple[
     bytes, int, bytes, int, int, bool, bool, bool,
-    int, int, int, int, int, int, int, int, int,
+    int, int, int, int, int, int, int, int, int, str,
     tuple[_StreamAddress, _StreamAddress] | None,
 ]  # fmt: skip
 # As base.MessageRow up to the peer's port, each address followed by its scope.
@@ -89,6 +89,45 @@ class Plane:
     def release(self) -> None: ...
     def abandon_in_child(self) -> None:
         """After a fork, in the child: refuse everything, touch nothing that is the parent's."""
+
+class Lane:
+    """A stream through shared memory to another process of this host."""
+
+    def __new__(
+        cls,
+        line: int,
+        memory: int,
+        ring_bytes: int,
+        dials: bool,
+        local: tuple[bytes, int, int],
+        peer: tuple[bytes, int, int],
+        /,
+    ) -> Self:
+        """Make our end; both descriptors stay the caller's. An end is address, scope, port.
+
+        Raises OSError, EINVAL for memory that is not sealed or not of `memory_bytes(ring_bytes)`.
+        """
+
+    @staticmethod
+    def memory_bytes(ring_bytes: int, /) -> int: ...
+    @property
+    def breached(self) -> bool:
+        """The other side wrote into the memory what no honest one does; also once closed."""
+
+    def fileno(self) -> int: ...
+    def recv(self, octets_max: int, /) -> bytes: ...
+    def sendmsg(self, buffers: Sequence[_Buffer], /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def expect(self, octets: int, /) -> None: ...
+    def waiting(self) -> int: ...
+    def unacknowledged(self) -> int: ...
+    def rest_memory(self) -> None:
+        """Give the memory of an idle ring back to the system; call it once in a while."""
+
+    def end(self) -> None:
+        """Have both sides see the end; the descriptor stays open."""
+
+    def close(self) -> None: ...
 
 class Mailbox:
     """A bound socket; see `base.Mailbox`."""

@@ -15,7 +15,7 @@ others=$(for folder in tests/*/; do
     case " "$(echo $computing)" " in *" ${folder%/} "*) ;; *) echo "${folder%/}" ;; esac
 done | grep -v __pycache__)
 # tests/parity has run on both planes by then. Of tests/cli the tools that send and receive.
-compiled="tests/sockets tests/aio tests/tcp tests/faults tests/cli/test_demo.py
+compiled="tests/sockets tests/lanes tests/aio tests/tcp tests/faults tests/cli/test_demo.py
     tests/cli/test_info.py tests/cli/test_ping.py tests/cli/test_stress.py"
 
 worst=0

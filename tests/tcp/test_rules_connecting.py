@@ -113,9 +113,9 @@ def test_a_back_off_that_ends_with_tcps_handshake_floods(
 ) -> None:
     attach = Streams._attach
 
-    def attach_and_reset(self: Streams, path: PathLife, *arguments: int) -> None:
+    def attach_and_reset(self: Streams, path: PathLife, *arguments: int, own: bool) -> None:
         path.backoff.reset()
-        attach(self, path, *arguments)
+        attach(self, path, *arguments, own=own)
 
     monkeypatch.setattr(Streams, "_attach", attach_and_reset)
     node, peer = lab.pair("lower")

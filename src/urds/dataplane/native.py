@@ -18,6 +18,7 @@ from urds.errors import SettingError
 if TYPE_CHECKING:
     from urds.constants import Transport
     from urds.dataplane.base import Plane
+    from urds.dataplane.compiled.lane import Lane
     from urds.settings import Settings
 
 VERSION: Final = "0.1.0.dev0"  # of urds; the module must have been made for the same
@@ -69,6 +70,15 @@ def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
     from urds.dataplane.reference.plane import Plane as Reference
 
     return Reference
+
+
+def lane_class(plane: Plane) -> type[Lane] | None:
+    """Return the class of lanes to other processes for a plane; None if it takes none."""
+    if not type(plane).__module__.startswith("urds.dataplane.compiled"):
+        return None
+    from urds.dataplane.compiled.lane import Lane
+
+    return Lane
 
 
 def missing() -> str:

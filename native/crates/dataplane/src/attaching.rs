@@ -28,6 +28,9 @@ impl Plane {
         let old = self.detach(path);
         drop(old);
         let taken = self.lock().take_in_stream(path, &stream, hold);
+        if taken.is_ok() {
+            self.let_rest(path, &*stream);
+        }
         drop(stream); // a second handle, or that of a path that is no more
         if let Err(failure) = taken {
             // No watches left: a stream that nobody polls is none.
@@ -123,6 +126,7 @@ impl State {
         path.blocked = false;
         path.broken = false;
         path.paused = false;
+        path.unheard = false;
         path.wanted = false;
         path.first_frame_told = false;
         path.settled = false;

@@ -4,6 +4,7 @@
 //! and are read to the peer's, so that nothing it was told to be delivered is thrown away by a
 //! reset.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -251,11 +252,17 @@ fn read_to_end(stream: &dyn Stream, deadline: Instant, octets: &mut [u8]) {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
-        if left_ms == 0 || sockets::poll_for(stream.descriptor(), libc::POLLIN, left_ms) == 0 {
+        if left_ms == 0 {
             return;
         }
-        if !matches!(stream.read(octets, &mut []), Ok(count) if count > 0) {
+        if stream.rest() && sockets::poll_for(stream.descriptor(), libc::POLLIN, left_ms) == 0 {
             return;
+        }
+        stream.hear();
+        match stream.read(octets, &mut []) {
+            Ok(1..) => {}
+            Err(failure) if stream.rings() && failure.kind() == ErrorKind::WouldBlock => {}
+            _ => return,
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod forks;
 mod ground;
 pub mod helper;
 pub mod host;
+pub mod lane;
 pub mod loop_path;
 pub mod mailbox;
 pub mod mailbox_calls;
@@ -30,6 +31,7 @@ pub mod readiness;
 pub mod reading;
 pub mod receiving;
 pub mod refusal;
+pub mod ring;
 #[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]
 pub mod rules;
 pub mod sending;

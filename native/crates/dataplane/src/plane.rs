@@ -19,6 +19,7 @@ use crate::poll_set::KICK;
 use crate::refusal::Refused;
 use crate::rules::{self, Rule};
 use crate::state::{MailboxId, PathId, State};
+use crate::stream::Stream;
 use crate::stream_path::StreamPath;
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::eventfd::EventFd;
@@ -176,20 +177,37 @@ impl Plane {
     }
 
     fn serve_path_ready(&self, path: PathId, events: u32) {
-        if events & !epoll::WRITABLE != 0 {
-            let mut state = self.lock();
-            let Some(record) = state.paths.get(path) else {
-                return;
-            };
-            let is_paused = record.paused;
-            state.counters.tcp_data_ready_calls += 1;
-            drop(state);
-            if is_paused && events & epoll::BROKEN != 0 {
-                self.resume(path); // these cannot be masked out: what is left is little, take it
-            }
+        let mut state = self.lock();
+        let Some(record) = state.paths.get(path) else {
+            return;
+        };
+        let is_paused = record.paused;
+        let bell = record.stream.as_ref().filter(|stream| stream.rings());
+        let bell = bell.map(Arc::clone);
+        let is_readable = events & !epoll::WRITABLE != 0;
+        state.counters.tcp_data_ready_calls += u64::from(is_readable);
+        drop(state);
+        if is_paused && events & epoll::BROKEN != 0 {
+            self.resume(path); // these cannot be masked out: what is left is little, take it
+        }
+        if let Some(stream) = bell {
+            self.serve_bell(path, &*stream);
+            return;
+        }
+        if is_readable {
             self.read(path);
         }
         if events & epoll::WRITABLE != 0 {
+            self.unblock(path);
+        }
+    }
+
+    /// Serve a stream whose descriptor says no more than that there is something to look at.
+    fn serve_bell(&self, path: PathId, stream: &dyn Stream) {
+        stream.hear();
+        self.read(path);
+        let is_blocked = |record: &StreamPath| record.blocked;
+        if stream.has_room() && self.lock().paths.get(path).is_some_and(is_blocked) {
             self.unblock(path);
         }
     }

@@ -85,7 +85,14 @@ impl State {
         let Some(stream) = &record.stream else { return };
         let mut mask = if record.paused { 0 } else { epoll::READABLE };
         if record.blocked {
-            mask |= epoll::WRITABLE;
+            mask |= if stream.rings() {
+                epoll::READABLE
+            } else {
+                epoll::WRITABLE
+            };
+        }
+        if record.unheard && !record.paused {
+            mask |= epoll::WRITABLE; // a bell is always writable: it is told of at once
         }
         let (set, descriptor) = (&self.poll_set.set, stream.descriptor());
         let changed = match (mask != 0, record.polled) {

@@ -127,7 +127,7 @@ impl Reading {
 
     /// Tell whether to read on: not while most of a long payload is still on its way.
     fn has_come(&self) -> bool {
-        self.expected == 1 || self.stream.waiting() >= self.expected
+        self.expected == 1 || self.stream.has_come(self.expected)
     }
 }
 
@@ -221,8 +221,24 @@ impl Plane {
         }
         let writing = state.release_reading(&mut reading);
         drop(state);
+        self.let_rest(reading.path, &*reading.stream);
         if let Some(writing) = writing {
             self.finish_write(writing);
+        }
+    }
+
+    /// Have the stream tell of what comes from now on, or look again at once; after `reading` was
+    /// cleared, for what was told meanwhile nobody took. No lock held.
+    pub(crate) fn let_rest(&self, path: PathId, stream: &dyn Stream) {
+        if stream.rest() {
+            return;
+        }
+        let mut state = self.lock();
+        if let Some(record) = state.paths.get_mut(path)
+            && record.stream.is_some()
+        {
+            record.unheard = true; // of another stream than this: it is looked at in vain
+            state.update_watch(path);
         }
     }
 
@@ -266,6 +282,10 @@ impl State {
 
     /// The same also for a path that pauses; the caller saw that nobody reads it.
     pub(crate) fn take_stream(&mut self, id: PathId) -> Option<Reading> {
+        let path = self.paths.get_mut(id)?;
+        if std::mem::take(&mut path.unheard) {
+            self.update_watch(id);
+        }
         let path = self.paths.get_mut(id)?;
         let mut reading = Reading::new(id, Arc::clone(path.stream.as_ref()?));
         path.reading = true;

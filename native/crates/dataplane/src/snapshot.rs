@@ -42,6 +42,8 @@ pub struct PathRow {
     pub sequence_expected: u64,
     pub unsent_messages: usize,
     pub unacknowledged_messages: usize,
+    /// What carries the stream, or the last one, as rds-info names it.
+    pub carrier: &'static str,
     /// Our end of the stream and the peer's.
     pub streams: Option<(SocketAddress, SocketAddress)>,
     pub header_remaining_bytes: usize,
@@ -85,6 +87,7 @@ impl Plane {
             row.stream_acknowledged_octets = row
                 .stream_acknowledged_octets
                 .saturating_sub(unacknowledged);
+            row.carrier = stream.carrier();
             row.streams = stream.addresses();
         }
         snapshot
@@ -180,6 +183,7 @@ fn path_row(path: &StreamPath) -> PathRow {
         sequence_expected: core.incoming.sequence_expected,
         unsent_messages: outgoing.unsent.len() + outgoing.repeats.len(),
         unacknowledged_messages: outgoing.unacked.len(),
+        carrier: "tcp",
         streams: None,
         header_remaining_bytes,
         data_remaining_bytes,

@@ -47,6 +47,36 @@ pub trait Stream: Send + Sync {
     /// As `ioctl(2)`; for a stream that does not know.
     fn unacknowledged(&self) -> io::Result<u64>;
 
+    /// Tell whether so many octets are here, or as many as ever are at once.
+    fn has_come(&self, octets: usize) -> bool {
+        self.waiting() >= octets
+    }
+
+    /// Tell whether the descriptor is a bell: readable for whatever there is to look at, never
+    /// writable for room. Such a stream is heard, read and written to whenever it rings.
+    fn rings(&self) -> bool {
+        false
+    }
+
+    /// Take note of what the descriptor tells, before looking at the stream.
+    fn hear(&self) {}
+
+    /// Have the descriptor tell of what comes from now on; false: there is something already, of
+    /// which it will not tell. Called whenever nobody reads any more.
+    fn rest(&self) -> bool {
+        true
+    }
+
+    /// Of a stream that rings: tell whether a write would be taken, without trying.
+    fn has_room(&self) -> bool {
+        false
+    }
+
+    /// What carries it, as rds-info names transports.
+    fn carrier(&self) -> &'static str {
+        "tcp"
+    }
+
     /// Our end and the peer's, for tables; `None` if it has no addresses.
     fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
         None

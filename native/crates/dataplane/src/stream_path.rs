@@ -32,6 +32,8 @@ pub struct StreamPath {
     pub broken: bool,
     /// A mailbox is over its hard bound.
     pub paused: bool,
+    /// Of a stream that rings: there is more to read than its bell will tell of.
+    pub unheard: bool,
     /// The stream is in the plane's poll set.
     pub polled: bool,
     /// Nothing to decide before `flush_bytes` are pending: a tail is noted, or no stream is.
@@ -95,6 +97,7 @@ impl StreamPath {
             blocked: false,
             broken: false,
             paused: false,
+            unheard: false,
             polled: false,
             settled: false,
             flush_bytes: limits.flush_bytes,

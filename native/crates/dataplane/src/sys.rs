@@ -4,6 +4,8 @@ pub mod descriptor;
 pub mod epoll;
 pub mod eventfd;
 pub mod futex;
+pub mod line;
+pub mod shared_memory;
 pub mod signals;
 pub mod sockets;
 

@@ -154,12 +154,16 @@ impl State {
         match &path.stream {
             Some(_) if path.attachment == writing.attachment => {
                 if let Some(failure) = failure {
-                    path.blocked = failure.kind() == ErrorKind::WouldBlock;
-                    path.broken = !path.blocked;
-                    self.counters.tcp_sndbuf_full += u64::from(path.blocked);
-                    self.written(id, false);
-                    self.update_watch(id);
-                    return false;
+                    let is_full = failure.kind() == ErrorKind::WouldBlock;
+                    // Room may have come, and been told of, before it is known that we wait.
+                    if !(is_full && writing.stream.has_room()) {
+                        path.blocked = is_full;
+                        path.broken = !is_full;
+                        self.counters.tcp_sndbuf_full += u64::from(is_full);
+                        self.written(id, false);
+                        self.update_watch(id);
+                        return false;
+                    }
                 }
             }
             Some(stream) => {

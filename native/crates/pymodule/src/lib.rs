@@ -12,6 +12,7 @@ mod boundary;
 mod events;
 mod grave;
 mod hot;
+mod lane;
 mod mailbox;
 mod memory;
 mod path;
@@ -38,6 +39,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;
     module.add_class::<path::Path>()?;
+    module.add_class::<lane::Lane>()?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
     hot::add_methods(&module.py().get_type::<mailbox::Mailbox>())

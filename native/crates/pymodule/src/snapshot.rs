@@ -81,8 +81,8 @@ fn path_row<'py>(py: Python<'py>, row: &PathRow) -> PyResult<Bound<'py, PyTuple>
         row.stream_acknowledged_octets,
     );
     let (path, numbers) = (path.into_pyobject(py)?, numbers.into_pyobject(py)?);
-    let streams = PyTuple::new(py, [streams])?;
-    let members = path.iter().chain(numbers.iter()).chain(streams.iter());
+    let stream = (row.carrier, streams).into_pyobject(py)?;
+    let members = path.iter().chain(numbers.iter()).chain(stream.iter());
     PyTuple::new(py, members.collect::<Vec<_>>())
 }
 

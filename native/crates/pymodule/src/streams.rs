@@ -13,11 +13,13 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyBlockingIOError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use urds_dataplane::lane::LaneStream;
 use urds_dataplane::stream::{Stream, TcpStream};
 use urds_path::SocketAddress;
 
 use crate::boundary::raise_later;
 use crate::grave::{Remains, bury};
+use crate::lane::Lane;
 use crate::sys::Lent;
 
 /// Whose stream it is; dropped, it has that closed, unless it was taken back before.
@@ -26,6 +28,10 @@ struct Owner(Mutex<Option<Py<PyAny>>>);
 impl Owner {
     fn new(object: Py<PyAny>) -> Self {
         Self(Mutex::new(Some(object)))
+    }
+
+    fn is_taken(&self) -> bool {
+        self.0.lock().is_none()
     }
 
     fn take(&self) -> Option<Py<PyAny>> {
@@ -54,11 +60,31 @@ pub struct ObjectStream {
     owner: Owner,
 }
 
+/// A lane, which needs no Python either; its descriptors end with its last user.
+pub struct GivenLane {
+    lane: Arc<LaneStream>,
+    owner: Owner,
+}
+
+impl Drop for GivenLane {
+    fn drop(&mut self) {
+        if !self.owner.is_taken() {
+            self.lane.end(); // at once: the peer need not wait for who holds the interpreter
+        }
+    }
+}
+
 /// Make a stream of an object; `descriptor` is that of a plain TCP socket, else -1.
 ///
 /// Raises `OSError` for a descriptor that is none.
 pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<dyn Stream>> {
     let owner = Owner::new(object.clone().unbind());
+    if let Ok(lane) = object.cast::<Lane>() {
+        return match lane.get().stream() {
+            Some(lane) => Ok(Arc::new(GivenLane { lane, owner })),
+            None => Err(io::Error::from_raw_os_error(EBADF).into()),
+        };
+    }
     if descriptor >= 0 {
         let made = Lent::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
         return match made {
@@ -82,6 +108,9 @@ pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
     let stream = stream.as_any();
     if let Some(lent) = stream.downcast_ref::<LentStream>() {
         return lent.owner.take();
+    }
+    if let Some(given) = stream.downcast_ref::<GivenLane>() {
+        return given.owner.take();
     }
     stream
         .downcast_ref::<ObjectStream>()
@@ -126,6 +155,69 @@ impl Stream for LentStream {
     }
 }
 
+impl Stream for GivenLane {
+    fn descriptor(&self) -> RawFd {
+        self.lane.descriptor()
+    }
+
+    fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        self.lane.read(first, second)
+    }
+
+    fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.lane.write(slices)
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        self.lane.shutdown()
+    }
+
+    fn expect(&self, octets: usize) {
+        self.lane.expect(octets);
+    }
+
+    fn waiting(&self) -> usize {
+        self.lane.waiting()
+    }
+
+    fn has_come(&self, octets: usize) -> bool {
+        self.lane.has_come(octets)
+    }
+
+    fn unacknowledged(&self) -> io::Result<u64> {
+        self.lane.unacknowledged()
+    }
+
+    fn rings(&self) -> bool {
+        self.lane.rings()
+    }
+
+    fn hear(&self) {
+        self.lane.hear();
+    }
+
+    fn rest(&self) -> bool {
+        self.lane.rest()
+    }
+
+    fn has_room(&self) -> bool {
+        self.lane.has_room()
+    }
+
+    fn carrier(&self) -> &'static str {
+        self.lane.carrier()
+    }
+
+    fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
+        self.lane.addresses()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+const EBADF: i32 = 9;
 const READ_BYTES_MAX: usize = 1 << 20;
 const SHUT_WR: i32 = 1;
 

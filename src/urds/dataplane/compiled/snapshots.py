@@ -35,12 +35,12 @@ def snapshot_of(
 def _path_row(
     local: bytes, local_scope: int, peer: bytes, peer_scope: int, index: int, *values: Any
 ) -> PathRow:
-    *states, streams = values
+    *states, carrier, streams = values
     return PathRow(
         address_of(local, local_scope),
         address_of(peer, peer_scope),
         index,
-        Carrier.TCP,
+        Carrier(carrier),
         _NO_TOS,
         *states[:7],  # to the unacknowledged messages
         *(streams or (None, None)),

@@ -40,6 +40,11 @@ impl Descriptor {
             close(descriptor);
         }
     }
+
+    /// Leave it open, or to whoever closed it: in the child of a fork.
+    pub fn forget(&self) {
+        self.0.store(-1, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Descriptor {
