@@ -8,6 +8,7 @@ other do not meet; the third belongs to the row, for all rows of a table are ope
 import os
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from .base import Address, Kind
@@ -19,9 +20,8 @@ _SENDER_HOST = 10
 
 def plane() -> str:
     """Return which data plane carries the messages here: `python` or `native`."""
-    from urds.dataplane.native import plane_in_use
-
-    return plane_in_use()
+    forced = os.environ.get("URDS_IMPL")
+    return forced or ("native" if find_spec("urds_native") else "python")
 
 
 class Urds(RdsPeer):

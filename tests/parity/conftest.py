@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import planes
-from tests.parity.planes import RealWorld, World
+from tests.parity.planes import PLANES, World
 from urds.dataplane.base import Limits, Plane
 
 
-@pytest.fixture(params=planes.parameters())
+@pytest.fixture(params=PLANES.values(), ids=PLANES.keys())
 def make_plane(request: pytest.FixtureRequest) -> Callable[..., Plane]:
     """Return one plane after the other."""
     return request.param
@@ -25,13 +24,5 @@ def limits() -> Limits:
 def world(make_plane: Callable[..., Plane], limits: Limits) -> Iterator[World]:
     """Return a world around a plane whose clock the test moves."""
     made = World(make_plane, limits)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def real(make_plane: Callable[..., Plane]) -> Iterator[RealWorld]:
-    """Return a world around a plane with the system's clock and a helper."""
-    made = RealWorld(make_plane)
     yield made
     made.close()

@@ -184,10 +184,8 @@ class Endpoint:
 
     # -- what comes in
 
-    def handle_accepted(
-        self, stream: int, peer: Address, source_port: int, now_ns: int, *, own: bool = False
-    ) -> None:
-        """Attach, park or refuse a stream that came in; `own` if only an own node has such."""
+    def handle_accepted(self, stream: int, peer: Address, source_port: int, now_ns: int) -> None:
+        """Attach, park or refuse a TCP connection that came in."""
         if address_octets(peer) == address_octets(self.local) or not self.allows(peer):
             self.stats.refused_not_allowed += 1
             self._refuse(stream, peer, Reason.NOT_ALLOWED)
@@ -200,7 +198,7 @@ class Endpoint:
             self.stats.refused_strangers += 1
             self._refuse(stream, peer, Reason.TOO_MANY_STRANGERS)
         else:
-            connection.handle_accepted(stream, source_port, now_ns, own=own)
+            connection.handle_accepted(stream, source_port, now_ns)
             self._make_room(now_ns)
 
     def is_crowded(self, peer: Address) -> bool:
