@@ -1,10 +1,11 @@
-"""What carries the messages of a test: TCP, or RDMA on one of two devices.
+"""What carries the messages of a test: TCP, a lane through shared memory, or RDMA on a device.
 
 A test marked `carried` runs once over each; `carried("shm0")` leaves the other device to
 `URDS_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
 makes it, by environment: processes that a test starts inherit it, and backends that are made by
-hand take it from `chosen`. In a module so marked, `carried(False)` takes out a test that is the
-same over each, and `tcp_only` with its reason skips one that cannot apply to RDMA.
+hand take it from `chosen`. Lanes are for runs with the compiled plane alone. In a module so marked,
+`carried(False)` takes out a test that is the same over each, and `tcp_only` with its reason skips
+one that applies to TCP alone.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from typing import Final
 
 import pytest
 
-from tests import places
+from tests import places, planes
 from urds.constants import Transport
+from urds.dataplane.native import NATIVE
 
 TCP: Final = "tcp"
+LANE: Final = "lane"
 CARRIERS: Final[Mapping[str, Mapping[str, str]]] = {
-    TCP: {"URDS_TRANSPORT": "tcp"},
+    TCP: {"URDS_TRANSPORT": "tcp", "URDS_SHARED_MEMORY": "0"},
+    LANE: {"URDS_TRANSPORT": "tcp", "URDS_SHARED_MEMORY": "1"},
     "shm0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "shm0"},
     "tcp0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "tcp0"},
 }
-RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name != TCP)
+RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name not in {TCP, LANE})
 _TAKES_ALL: Final = os.environ.get("URDS_CARRIERS") == "all"
-_VARIABLES: Final = ("URDS_TRANSPORT", "URDS_RDMA_DEVICES")
+_VARIABLES: Final = ("URDS_TRANSPORT", "URDS_RDMA_DEVICES", "URDS_SHARED_MEMORY")
 
 
 def chosen() -> dict[str, str]:
@@ -44,6 +48,12 @@ def transport() -> Transport:
     return Transport.IB if is_rdma() else Transport.TCP
 
 
+def here() -> list[str]:
+    """Return the carriers of this run: a lane needs the compiled plane, and both on one host."""
+    has_lanes = planes.in_use() == NATIVE and places.is_loopback()
+    return [name for name in CARRIERS if name != LANE or has_lanes]
+
+
 def control_counter(name: str) -> str:
     """Return what a counter of the control cores is called."""
     return f"rdma_{name}" if is_rdma() else name
@@ -56,7 +66,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         devices = mark.args if mark.args and not _TAKES_ALL else RDMA_DEVICES
         if not places.is_loopback():  # shared memory reaches no other host
             devices = ("tcp0",)
-        given = [pytest.param(one, marks=_marks(metafunc, one)) for one in (TCP, *devices)]
+        streams = [name for name in (TCP, LANE) if name in here()]
+        given = [pytest.param(one, marks=_marks(metafunc, one)) for one in (*streams, *devices)]
         metafunc.parametrize("carrier", given, indirect=True)
 
 

@@ -9,7 +9,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from tests import places
+from tests import places, planes
 from tools.rules import Results, known_ids
 
 # One profile everywhere: a failure seen in CI is seen at home, with the same octets.
@@ -26,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect results in the process that reports: under xdist not in the workers."""
+    """Settle the plane. Collect results in the process that reports: not in xdist's workers."""
+    planes.choose()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RuleResults())
 
@@ -42,6 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped = [item for item in items if _seed(item) >= seeds_max]
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if _seed(item) < seeds_max]
+    planes.leave_out(items)
     known = known_ids()
     for item in items:
         for rule in (rule for mark in item.iter_markers("rule") for rule in mark.args):

@@ -26,6 +26,7 @@ SETS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("demo", "optional-dependencies", "cli", ("build",)),
     ("test", "dependency-groups", "test", ("build", "demo")),
     ("lint", "dependency-groups", "lint", ("build", "demo", "test")),
+    ("native", "dependency-groups", "native", ("build", "demo", "test", "lint")),
     ("bench", "optional-dependencies", "bench", ("build",)),
     ("fuzz", "optional-dependencies", "fuzz", ("build",)),
 )

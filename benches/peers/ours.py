@@ -8,7 +8,6 @@ other do not meet; the third belongs to the row, for all rows of a table are ope
 import os
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from .base import Address, Kind
@@ -20,8 +19,9 @@ _SENDER_HOST = 10
 
 def plane() -> str:
     """Return which data plane carries the messages here: `python` or `native`."""
-    forced = os.environ.get("URDS_IMPL")
-    return forced or ("native" if find_spec("urds_native") else "python")
+    from urds.dataplane.native import plane_in_use
+
+    return plane_in_use()
 
 
 class Urds(RdsPeer):

@@ -165,6 +165,10 @@ class Settings:
     tcp_port: int = _tunable(RDS_TCP_PORT, _integer(1, 65_535))  # the same on all nodes
     tcp_sndbuf: int = _tunable(0, _integer(0, _BUFFER_BYTES_MAX))
     tcp_rcvbuf: int = _tunable(0, _integer(0, _BUFFER_BYTES_MAX))
+    # Between processes of one user on one host, where both have the compiled plane: a ring of so
+    # many octets for each direction.
+    shared_memory: bool = _tunable(True, _switch())
+    shared_memory_bytes: int = _tunable(1 << 20, _one_of(*(1 << bits for bits in range(16, 27))))
     npaths: int = _tunable(1, _one_of(1, 2, 4, PATHS_MAX))
     keepalive_idle_s: int = _tunable(5, _integer(1, 32_767))
     keepalive_interval_s: int = _tunable(5, _integer(1, 32_767))

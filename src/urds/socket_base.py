@@ -87,7 +87,7 @@ class SocketBase(system.socket):
             local, port = addresses.parse(address, Call.BIND)
             if self._mailbox is not None:
                 raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
-            backend = process.backend()
+            backend = process.backend(self._options.transport)
             try:
                 mailbox = backend.bind(
                     address=local,
@@ -224,7 +224,7 @@ class SocketBase(system.socket):
     def _info(self, option: int, room: int) -> bytes:
         from urds.backend import info
 
-        backend = self._backend or process.backend()
+        backend = self._backend or process.backend(self._options.transport)
         return info.answer(
             option,
             backend.snapshot(),

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import planes
+from urds.dataplane.native import PYTHON
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S_MAX = 60
 
@@ -44,6 +47,8 @@ def address(last: int) -> str:
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment with this checkout, without colours and settings of the caller."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("URDS_")}
+    if planes.in_use() == PYTHON:  # the compiled one is the default where it is, and -S hides it
+        kept |= planes.chosen()
     fixed = {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb"}
     return {**kept, **fixed, **(changes or {})}
 

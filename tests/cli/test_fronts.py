@@ -48,7 +48,17 @@ def test_help_lists_the_tools(front: str) -> None:
 def test_the_version_is_one_line(front: str, arguments: tuple[str, ...]) -> None:
     done = urds(*arguments, front=front)
     assert done.code == 0
-    assert re.fullmatch(r"urds \S.*, Python 3\.\d+\.\d+\S*, Linux \S+\n", done.out)
+    plane = r"\((python|native) plane\)"
+    assert re.fullmatch(rf"urds \S+.* {plane}, Python 3\.\d+\.\d+\S*, Linux \S+\n", done.out)
+
+
+@BOTH
+def test_the_version_tells_the_plane(front: str) -> None:
+    out = urds("--version", front=front, changes={"URDS_IMPL": "python"}).out
+    assert "(python plane)" in out
+    done = urds("--version", front=front, changes={"URDS_IMPL": "rusty"})
+    assert (done.code, done.err) == (0, "")
+    assert "(no plane: URDS_IMPL = 'rusty'" in done.out
 
 
 @BOTH

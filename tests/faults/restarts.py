@@ -6,6 +6,7 @@ import signal
 import time
 from typing import Any, Final
 
+from tests.carriers import control_counter
 from tests.faults.board import LIVES_MAX
 from tests.faults.run import Run
 from tests.faults.scale import Scale
@@ -30,7 +31,7 @@ def restarts(run: Run, scale: Scale) -> Notes:
             break
         # Both ways lie ahead of the survivor's end, whoever survives.
         share = run.random.uniform(0.2, 1.0) * _SHORT_OF_ALL * goal / scale.restarts
-        if not _moves_on(run, round(share)):
+        if not (_moves_on(run, round(share)) and _know_each_other(run)):
             break
         run.live(host).kill()
         killed[host] += 1
@@ -85,6 +86,19 @@ def _moves_on(run: Run, messages: int) -> bool:
     """Wait until each way has carried so many more messages; False if the traffic ended."""
     start = {way: run.taken(way).next for way in run.ways}
     while any(run.taken(way).next < start[way] + messages for way in run.ways):
+        if not run.going(0.002):
+            return False
+    return True
+
+
+def _know_each_other(run: Run) -> bool:
+    """Wait until each live host has heard what the other is; False if the traffic ended.
+
+    Who dies before that is a kernel to the survivor: what it was handed comes again to its next
+    life, as to a kernel that lost its connection.
+    """
+    handshakes = control_counter("handshakes")
+    while not all(run.live(host).report()["counters"].get(handshakes, 1) for host in (0, 1)):
         if not run.going(0.002):
             return False
     return True

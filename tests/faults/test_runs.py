@@ -71,6 +71,7 @@ def test_the_kernel_breaks_the_link_of_two_namespaces(name: str) -> None:
     assert outcome.faults > 0
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(
     ("broken_rule", "wrong"),
     [("repeats go in their old order", "lost"), ("a repeat keeps its number", "duplicated")],

@@ -94,7 +94,7 @@ EXTRAS: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "trio": {"aio"},
-    "urds_native": {"dataplane.native"},
+    "urds_native": {"dataplane.native", "dataplane.compiled"},
 }
 
 

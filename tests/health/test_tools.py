@@ -34,6 +34,29 @@ def test_a_case_counts_once(tmp_path: Path) -> None:
     assert summary.read(tmp_path / "a.xml") == Counts(passed=1, failed=2, skipped=1)
 
 
+def test_a_test_tried_twice_counts_once_by_its_last_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The entries are those that pytest-rerunfailures leaves: a first try has no child.
+
+    `e` failed and then failed to clean up; it was tried once.
+    """
+    (tmp_path / "a.xml").write_text(
+        """<testsuites><testsuite>
+<testcase classname="t" name="a"/><testcase classname="t" name="a"/>
+<testcase classname="t" name="b"/><testcase classname="t" name="b"><failure/></testcase>
+<testcase classname="t" name="c"/><testcase classname="u" name="c"/>
+<testcase classname="t" name="d"/><testcase classname="t" name="d"><failure/></testcase>
+<testcase classname="t" name="d"><error/></testcase>
+<testcase classname="t" name="e"><failure/></testcase>
+<testcase classname="t" name="e"><error/></testcase>
+</testsuite></testsuites>"""
+    )
+    code, lines = run_summary(monkeypatch, capsys, str(tmp_path / "a.xml"))
+    assert code == 0
+    assert lines[-2:] == ["tried twice: 3 (t.a, t.b, t.d)", "3 passed, 3 failed, 0 skipped"]
+
+
 def test_the_last_line_is_the_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.parity.planes import PLANES, World
+from tests import planes
+from tests.parity.planes import RealWorld, World
 from urds.dataplane.base import Limits, Plane
 
 
-@pytest.fixture(params=PLANES.values(), ids=PLANES.keys())
+@pytest.fixture(params=planes.parameters())
 def make_plane(request: pytest.FixtureRequest) -> Callable[..., Plane]:
     """Return one plane after the other."""
     return request.param
@@ -24,5 +25,13 @@ def limits() -> Limits:
 def world(make_plane: Callable[..., Plane], limits: Limits) -> Iterator[World]:
     """Return a world around a plane whose clock the test moves."""
     made = World(make_plane, limits)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def real(make_plane: Callable[..., Plane]) -> Iterator[RealWorld]:
+    """Return a world around a plane with the system's clock and a helper."""
+    made = RealWorld(make_plane)
     yield made
     made.close()

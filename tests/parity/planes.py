@@ -1,13 +1,10 @@
-"""The planes under test, streams that a test plays the peer of, and a world around one plane.
-
-A second plane is put beside the reference by one more entry in `PLANES`; every test of this folder
-then runs on it too.
-"""
+"""Streams that a test plays the peer of, and a world around one plane; see `tests.planes`."""
 
 import fcntl
 import socket
 import struct
 import termios
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
@@ -25,10 +22,9 @@ from urds.dataplane.base import (
     Plane,
     Release,
 )
-from urds.dataplane.reference.plane import Plane as ReferencePlane
+from urds.transport.tcp import TcpStream
 from urds.wire.header import HEADER_BYTES, Header
 
-PLANES: dict[str, Callable[..., Plane]] = {"reference": ReferencePlane}
 LOCAL, PEER, OTHER = (ip_address(f"127.0.83.{number}") for number in (1, 2, 3))
 PORT, PEER_PORT = 5000, 4000
 MS = 1_000_000
@@ -123,6 +119,18 @@ class Remote:
             self.socket.close()
 
 
+class TcpRemote(Remote):
+    """The peer's end of a TCP connection, which a plane may read and write as it likes best."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = socket.create_connection(listener.getsockname())
+            self.socket, _ = listener.accept()
+        self.stream = TcpStream.take(ours)  # type: ignore[assignment]  # another kind of stream
+        self.socket.setblocking(False)
+        self.octets = b""
+
+
 class World:
     """A plane with a clock of its own, one address, and paths to peers that the test plays."""
 
@@ -183,6 +191,39 @@ class World:
         release = getattr(self.plane, "release", None)
         if release is not None:
             release()
+
+
+class RealWorld:
+    """A plane with the system's clock, a helper, and a peer that acknowledges when told to."""
+
+    def __init__(self, make_plane: Callable[..., Plane], *, tcp: bool = False) -> None:
+        self.plane = make_plane(
+            limits=Limits(), resolve=lambda box, peer: box.route(peer, self.path)
+        )
+        self.path = self.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
+        self.remote = TcpRemote() if tcp else Remote()
+        self.path.attach(self.remote.stream, hold=Hold.NOTHING)
+        self.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        self.closed = False
+        self.thread = threading.Thread(target=self._help, daemon=True)
+        self.thread.start()
+
+    def _help(self) -> None:
+        while not self.closed:
+            self.plane.help(None)
+
+    def mailbox(self, port: int = PORT, **settings: object) -> Mailbox:
+        return self.plane.mailbox(local=LOCAL, port=port, settings=MailboxSettings(**settings))
+
+    def acknowledge(self, sequence: int) -> None:
+        self.remote.write(message(0, ack=sequence, source_port=0, target_port=0))
+
+    def close(self) -> None:
+        self.closed = True
+        self.plane.close(0)
+        self.plane.wake()
+        self.thread.join(5)
+        self.remote.close()
 
 
 def take(mailbox: Mailbox) -> list[bytes]:

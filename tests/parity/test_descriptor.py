@@ -207,6 +207,7 @@ class TestFullPath:
         assert [by_poll(descriptor)[1] for descriptor in descriptors] == [True, True, True]
 
 
+@pytest.mark.reference
 @each_way
 def test_an_operation_that_ended_is_shown_until_its_notice_is_taken(
     world: World, look: Look

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.parity.planes import LOCAL, PEER, PEER_PORT, Remote, World
-from tests.unit.path_world import message
-from urds.dataplane.base import Agreement, Hold, Limits, MailboxSettings, Plane, Release
+from tests.parity.planes import PEER, PEER_PORT, RealWorld, World
+from tests.planes import name_of
+from urds.dataplane.base import Plane
 
 ADDRESS = (str(PEER), PEER_PORT)
 
@@ -40,46 +40,6 @@ class TestVirtual:
         with pytest.raises(OSError) as refused:
             mailbox.sendto(b"3", ADDRESS)
         assert refused.value.errno == errno.EBADF
-
-
-class RealWorld:
-    """A plane with the system's clock, a helper, and a peer that acknowledges when told to."""
-
-    def __init__(self, make_plane: Callable[..., Plane]) -> None:
-        self.plane = make_plane(
-            limits=Limits(), resolve=lambda box, peer: box.route(peer, self.path)
-        )
-        self.path = self.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
-        self.remote = Remote()
-        self.path.attach(self.remote.stream, hold=Hold.NOTHING)
-        self.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
-        self.closed = False
-        self.thread = threading.Thread(target=self._help, daemon=True)
-        self.thread.start()
-
-    def _help(self) -> None:
-        while not self.closed:
-            self.plane.help(None)
-
-    def mailbox(self, port: int = 5000) -> object:
-        return self.plane.mailbox(local=LOCAL, port=port, settings=MailboxSettings())
-
-    def acknowledge(self, sequence: int) -> None:
-        self.remote.write(message(0, ack=sequence, source_port=0, target_port=0))
-
-    def close(self) -> None:
-        self.closed = True
-        self.plane.close(0)
-        self.plane.wake()
-        self.thread.join(5)
-        self.remote.close()
-
-
-@pytest.fixture
-def real(make_plane: Callable[..., Plane]):
-    made = RealWorld(make_plane)
-    yield made
-    made.close()
 
 
 class TestLinger:
@@ -145,9 +105,9 @@ class TestLinger:
 
 CHILD = """
 import errno, os, select, socket, sys, threading
-from tests.parity.planes import LOCAL, PEER, PEER_PORT, PLANES, Remote
+from tests.parity.planes import LOCAL, PEER, PEER_PORT, Remote
+from tests.planes import PLANES
 from urds.dataplane.base import Hold, Limits, MailboxSettings
-from urds.dataplane.reference.plane import after_fork_in_child
 
 plane = PLANES[{name!r}](limits=Limits(), resolve=lambda box, peer: box.route(peer, path))
 path = plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
@@ -164,7 +124,7 @@ mailbox.sendto(b"before", (str(PEER), PEER_PORT))
 plane.lock.acquire() if {locked} else None
 child = os.fork()
 if not child:
-    after_fork_in_child(plane)
+    plane.abandon_in_child()
     for call in (
         lambda: mailbox.sendto(b"x", (str(PEER), PEER_PORT)),
         lambda: mailbox.recvfrom(10),
@@ -199,11 +159,21 @@ print("parent and child agree")
 """
 
 
-@pytest.mark.parametrize("locked", [False, True], ids=["free", "locked by another thread"])
-def test_the_child_of_a_fork_leaves_everything_to_the_parent(locked: bool) -> None:
+LOCKED = pytest.param(True, id="locked by another thread", marks=pytest.mark.reference)
+
+
+@pytest.mark.parametrize("locked", [pytest.param(False, id="free"), LOCKED])
+def test_the_child_of_a_fork_leaves_everything_to_the_parent(
+    make_plane: Callable[..., Plane], locked: bool
+) -> None:
     """EBADF with a clear text in the child; the parent reads and writes on as before."""
+    program = CHILD.format(name=name_of(make_plane), locked=locked)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD.format(name="reference", locked=locked))],
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(program),
+        ],
         capture_output=True,
         text=True,
         timeout=20,

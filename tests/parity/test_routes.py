@@ -1,11 +1,14 @@
 """Routes that change around a send, and what makes a path look for a stream."""
 
+import pytest
+
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, World
 from urds.dataplane.base import Hold, Limits, Wanted
 
 ADDRESS = (str(PEER), PEER_PORT)
 
 
+@pytest.mark.reference
 def test_a_message_leaves_on_the_path_that_queued_it(world: World, monkeypatch) -> None:
     """A fan-out may route the socket elsewhere between the two."""
     mailbox = world.mailbox()

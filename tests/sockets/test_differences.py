@@ -1,6 +1,6 @@
 """Each line of docs/differences.md has a test here: `test_difference_` and its name.
 
-Those about RDMA alone have theirs in tests/rdma/test_rdma_differences.py.
+Those about RDMA or lanes alone have theirs in files of their own.
 """
 
 import ast
@@ -269,7 +269,7 @@ def test_difference_regions_not_pinned() -> None:
 
     memory = bytearray(1 << 20)
     before = pinned_kib()
-    with backend_with(), urds.Socket() as sock:
+    with backend_with(rdma_devices=["shm0"]), urds.Socket() as sock:
         sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
         sock.bind((host(1), 0))
         with sock.get_mr(memory):
@@ -384,6 +384,7 @@ def test_difference_give_up() -> None:
         assert sock.sendto(b"anew", NOBODY) == 4
 
 
+@pytest.mark.reference
 @pytest.mark.carried(False)
 @pytest.mark.rule("rds7-congested-when-full", "wire-congested")
 def test_difference_congestion_second_look() -> None:
@@ -396,6 +397,7 @@ def test_difference_congestion_second_look() -> None:
     assert inbox.judge_congestion(0) is True
 
 
+@pytest.mark.reference
 @pytest.mark.carried(False)
 def test_difference_receive_bound(backend: InProcess) -> None:
     inbox = Inbox(port=4000, buffer_bytes=1000)
@@ -488,7 +490,7 @@ def test_each_line_has_a_test_and_each_test_a_line() -> None:
     lines = re.findall(r"^\| `([\w-]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     tests = {
         node.name.removeprefix("test_difference_").replace("_", "-")
-        for file in (Path(__file__), ROOT / "tests" / "rdma" / "test_rdma_differences.py")
+        for file in (ROOT / "tests").glob("*/test_*differences.py")
         for node in ast.parse(file.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_difference_")
     }

@@ -4,10 +4,13 @@ from collections import deque
 
 import pytest
 
-from tests.parity.planes import PEER, PEER_PORT, ReferencePlane, World, take
+from tests.parity.planes import PEER, PEER_PORT, World, take
 from tests.unit.test_path_interrupts import Interrupting
 from urds.dataplane.base import Release
 from urds.dataplane.reference.incoming import Incoming
+from urds.dataplane.reference.plane import Plane as ReferencePlane
+
+pytestmark = pytest.mark.reference
 
 
 def test_an_interrupted_read_tells_of_what_it_brought() -> None:

@@ -41,6 +41,7 @@ def refuse_often(monkeypatch: pytest.MonkeyPatch, plane) -> None:
     monkeypatch.setattr(plane, "watch", refuse)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("end", ["ours", "theirs"])
 def test_a_stream_that_is_not_watched_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch, end: str

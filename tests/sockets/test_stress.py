@@ -9,6 +9,7 @@ which messages are pending and none arrives. The seed decides who pauses when; i
 import os
 import random
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from struct import Struct
 import pytest
 
 from tests.parity.planes import Remote
+from tests.planes import PLANES, in_use
 from tests.sockets.hosts import host
 from urds.backend.inprocess import InProcess
-from urds.dataplane.base import Address, Agreement, Hold, Limits, MailboxSettings, Release
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
+from urds.dataplane.base import Address, Agreement, Hold, Limits, Mailbox, MailboxSettings, Release
 from urds.settings import Settings
+from urds.transport.tcp import TcpStream
 
 HERE, THERE = ip_address("127.0.85.1"), ip_address("127.0.85.2")
 NUMBER = Struct(">HI")  # sender, number
@@ -39,7 +40,8 @@ class Node:
 
     def __init__(self, local: Address, peer: Address) -> None:
         self.local, self.peer = local, peer
-        self.plane = Plane(limits=Limits(), resolve=self._resolve)
+        self.plane = PLANES[in_use()](limits=Limits(), resolve=self._resolve)
+        self._closed = False
         self.path = self.plane.path(local=local, peer=peer, index=0, sequence_first=1)
         self.thread = threading.Thread(target=self._help, daemon=True)
         self.thread.start()
@@ -48,14 +50,16 @@ class Node:
         mailbox.route(peer, self.path)
 
     def _help(self) -> None:
-        while not self.plane.closed:
+        while not self._closed:
             self.plane.help(None)
 
     def mailbox(self, port: int, **settings: object) -> Mailbox:
         return self.plane.mailbox(local=self.local, port=port, settings=MailboxSettings(**settings))
 
     def close(self) -> None:
+        self._closed = True
         self.plane.close(0)
+        self.plane.wake()
         self.thread.join(5)
         assert not self.thread.is_alive(), "the helper did not end"
         self.plane.release()
@@ -63,14 +67,11 @@ class Node:
 
 def join(here: Node, there: Node) -> None:
     """Give both paths a fresh stream; a former one is superseded."""
-    streams = Remote()
-    peer = Remote()
-    peer.stream.close()
-    far = type(streams.stream)(fileno=streams.socket.detach())
-    far.setblocking(False)
-    peer.close()
-    here.path.attach(streams.stream, hold=Hold.NOTHING)
-    there.path.attach(far, hold=Hold.NOTHING)
+    with socket.create_server((str(HERE), 0)) as listener:
+        near = socket.create_connection(listener.getsockname()[:2])
+        far, _ = listener.accept()
+    here.path.attach(TcpStream.take(near), hold=Hold.NOTHING)
+    there.path.attach(TcpStream.take(far), hold=Hold.NOTHING)
 
 
 def joined() -> tuple[Node, Node]:
@@ -92,11 +93,9 @@ class RdmaNode:
         self.backend = InProcess(Settings.load({**settings, **soon}, environ={}))
 
     def mailbox(self, port: int, **settings: object) -> Mailbox:
-        made = self.backend.bind(
+        return self.backend.bind(
             address=self.local, port=port, settings=MailboxSettings(**settings), transport=None
         )
-        assert isinstance(made, Mailbox)
-        return made
 
     def close(self) -> None:
         self.backend.close()

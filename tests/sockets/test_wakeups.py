@@ -14,6 +14,8 @@ from tests.sockets import wakeup_helping as helping
 from tests.sockets import wakeup_waiting as waiting
 from tests.sockets.wakeup_world import Breakage, Scenario, world
 
+pytestmark = pytest.mark.reference
+
 HOLDS_S = 2.5
 BROKEN_S = 0.6
 

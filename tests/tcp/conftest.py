@@ -30,6 +30,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     places.generate_tests(metafunc, "lab")
 
 
+@pytest.fixture(autouse=True)
+def over_tcp(carrier: str | None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 - above
+    """Leave shared memory out of tests that are about TCP and name no carrier."""
+    if carrier is None:
+        monkeypatch.setenv("URDS_SHARED_MEMORY", "0")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """At other places than loopback leave out what is not about the way between hosts.
 

@@ -48,7 +48,7 @@ def settle(node: Node, peer: KernelPeer) -> None:
 def is_quiet(node: Node, peer: KernelPeer) -> bool:
     """Tell whether nothing is under way."""
     facts = node.connection(peer.address).facts
-    queued = node.path(peer.address).core.outgoing.message_count()
+    queued = node.queued(peer.address)
     return facts.kind is PeerKind.LINUX and not queued and not peer.undelivered
 
 
@@ -86,7 +86,7 @@ def reconnect_deaf(node: Node, peer: KernelPeer) -> None:
 def lose_first_transmission(node: Node, peer: KernelPeer) -> None:
     """Take a new connection, have the kernel's messages get lost on it, and break it."""
     peer.run_until(lambda: peer.up)
-    wait_until(lambda: node.path(peer.address).stream is not None)
+    wait_until(lambda: node.is_connected(peer.address))
     stream = node.stream(peer.address)
     make_deaf(stream)
     peer.run_until(lambda: not peer.lanes[0].queue and not peer.lanes[0].out)

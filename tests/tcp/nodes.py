@@ -15,7 +15,8 @@ from typing import Any
 from tests import carriers
 from urds.backend.inprocess import InProcess
 from urds.constants import MSG_DONTWAIT
-from urds.dataplane.base import MailboxSettings
+from urds.dataplane.base import MailboxRow, MailboxSettings, MessageRow, PathRow
+from urds.dataplane.native import NATIVE
 from urds.dataplane.reference.plane import Plane
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.driver.driver import Driver
@@ -28,6 +29,8 @@ from urds.transport.tcp import TcpStream
 
 PORT = 4000  # of a node's mailbox
 ROOMY_BYTES = 8 << 20
+_NEVER_SO_MANY = 1 << 30  # octets here before a stream is readable; the kernel caps it
+_A_PASS_S = 0.1
 
 
 class Node:
@@ -95,7 +98,7 @@ class Node:
 
     @property
     def plane(self) -> Plane:
-        """Return the data plane."""
+        """Return the data plane; it is the Python one."""
         plane = self.driver.plane
         assert isinstance(plane, Plane)
         return plane
@@ -113,7 +116,18 @@ class Node:
 
     @contextmanager
     def blind(self, peer: str) -> Iterator[None]:
-        """Keep the plane from reading path 0, as if a mailbox of it were over its hard bound."""
+        """Keep the plane from reading path 0, as if a mailbox of it were over its hard bound.
+
+        The compiled plane only as long as the receive buffer of TCP has room.
+        """
+        if self.backend.choice.plane == NATIVE:
+            stream = self.stream(peer)
+            stream.expect(_NEVER_SO_MANY)
+            try:
+                yield
+            finally:
+                stream.expect(1)  # does nothing if it has ended
+            return
         path = self.path(peer)
         with self.plane.lock:
             path.paused = True
@@ -134,13 +148,40 @@ class Node:
         """Return how many messages to the peer the node keeps, over TCP or RDMA."""
         if carriers.is_rdma():
             return self.rdma_path(peer).core.message_count()
-        return self.path(peer).core.outgoing.message_count()
+        row = self.row(peer)
+        return row.unsent_messages + row.unacknowledged_messages
 
     def is_connected(self, peer: str) -> bool:
         """Tell whether the first path to the peer has a connection, over TCP or RDMA."""
         if carriers.is_rdma():
             return self.rdma_path(peer).link is not None
-        return self.path(peer).stream is not None
+        return self.row(peer).up
+
+    def wait_for_break(self, peer: str) -> None:
+        """Wait until a write has failed whose stream is still to be read to its end."""
+        if self.backend.choice.plane == NATIVE:
+            time.sleep(_A_PASS_S)  # it shows nowhere
+        else:
+            wait_until(lambda: self.path(peer).broken)
+
+    def row(self, peer: str, index: int = 0) -> PathRow:
+        """Return the state of a path over TCP to the peer."""
+        named = (ip_address(self.address), ip_address(peer), index)
+        rows = self.driver.plane.snapshot().paths
+        (row,) = [one for one in rows if (one.local, one.peer, one.index) == named]
+        return row
+
+    def handed_over(self, peer: str) -> list[MessageRow]:
+        """Return the messages of sockets to the peer that may have arrived, in their order."""
+        rows = self.driver.plane.snapshot().retransmit_queue
+        return [row for row in rows if row.peer == ip_address(peer)]
+
+    def account(self, mailbox: Any = None) -> MailboxRow:
+        """Return the state of a mailbox, by default of the first."""
+        port = (mailbox or self.mailbox).port
+        rows = self.driver.plane.snapshot().mailboxes
+        (row,) = [one for one in rows if one.port == port]
+        return row
 
     def rdma_path(self, peer: str) -> RdmaPath:
         """Return the path over RDMA to the peer."""
@@ -157,15 +198,15 @@ class Node:
         return self.driver.hosts[ip_address(self.address)].peers[ip_address(peer)]
 
     def path(self, peer: str, index: int = 0) -> StreamPath:
-        """Return a path to the peer."""
+        """Return a path to the peer; the plane is the Python one."""
         path = self.peer_paths(peer).paths[index]
         assert isinstance(path, StreamPath)
         return path
 
     def stream(self, peer: str, index: int = 0) -> TcpStream:
         """Return the TCP connection of a path that has one."""
-        stream = self.path(peer, index).stream
-        assert isinstance(stream, TcpStream)
+        stream = self.driver.streams._attached[self.peer_paths(peer).paths[index]]
+        assert self.row(peer, index).up
         return stream
 
 

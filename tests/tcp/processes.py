@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import carriers
+from tests import carriers, planes
 
 ANSWER_S = 90.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ class NodeProcess:
         self._process = subprocess.Popen(
             command,
             cwd=_ROOT,
-            env={**places, **carriers.chosen(), **(environ or {})},
+            env={**places, **planes.chosen(), **carriers.chosen(), **(environ or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

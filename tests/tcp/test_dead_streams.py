@@ -26,7 +26,7 @@ def send_over_a_dead_stream(one: Node, other: Node) -> None:
     """Have messages wait behind a connection of which nothing comes through any more."""
     one.send(b"before", other.address)
     wait_until(lambda: other.take() == [b"before"])
-    wait_until(lambda: not one.path(other.address).core.outgoing.message_count())
+    wait_until(lambda: not one.queued(other.address))
     for node, peer in ((one, other), (other, one)):
         make_deaf(node.stream(peer.address))
     one.send(b"behind", other.address)
@@ -62,6 +62,7 @@ def test_a_kernel_behind_a_dead_stream_is_met_anew(lab: Lab, order: str) -> None
     assert arrived(peer, 1, wait_s=10.0) == [b"behind"]
 
 
+@pytest.mark.reference
 def test_a_peer_that_does_not_read_is_waited_for(lab: Lab) -> None:
     """A closed window is no silence: TCP's questions are answered."""
     one, other = lab.own_pair("lower", buffer_bytes=1 << 25)

@@ -45,7 +45,7 @@ def is_settled(node: Node, peer: Node) -> bool:
 
 def queued(node: Node, peer: Node) -> int:
     """Return how many messages the node keeps."""
-    return node.path(peer.address).core.outgoing.message_count()
+    return node.queued(peer.address)
 
 
 def collect(node: Node, count: int, *, wait_s: float = 5.0) -> list[bytes]:
@@ -254,7 +254,7 @@ def test_the_survivor_of_a_restart_learns_what_went_down(
     meet(survivor, other)
     with other.blind(survivor.address):
         send(survivor, other, SENT)
-        wait_until(lambda: len(survivor.path(other.address).core.outgoing.unacked) == len(SENT))
+        wait_until(lambda: survivor.row(other.address).unacknowledged_messages == len(SENT))
         other.close()
     wait_until(lambda: survivor.counters["downs"] > 0)
     send(survivor, other, numbered("queued", 5))
@@ -314,6 +314,7 @@ def restart_with_the_clock_set_back(
     return collect(survivor, len(SENT), wait_s=2.0)
 
 
+@pytest.mark.reference
 @pytest.mark.rule("wire-generation-restart")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_clock_set_back_between_two_lives_costs_nothing(
@@ -322,6 +323,7 @@ def test_a_clock_set_back_between_two_lives_costs_nothing(
     assert restart_with_the_clock_set_back(lab, monkeypatch, order) == SENT
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_life_that_maps_do_not_tell_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -339,7 +341,7 @@ def test_a_closed_node_leaves_no_connection_behind(lab: Lab, order: str) -> None
         other = lab.node(2)
         meet(one, other)
         other.close()
-        wait_until(lambda: one.path(lab.address(2)).stream is None, wait_s=1.0)
+        wait_until(lambda: not one.is_connected(lab.address(2)), wait_s=1.0)
 
 
 def test_nobody_greets_a_peer_while_the_streams_end(
@@ -347,13 +349,13 @@ def test_nobody_greets_a_peer_while_the_streams_end(
 ) -> None:
     """A peer that comes back at once would hand its messages to a node about to die."""
     node = lab.node(1)
-    close, alive = node.plane.close, []
+    close, alive = node.driver.plane.close, []
 
     def note_and_close(drain_ns: int) -> int:
         alive.append(node.driver._thread.is_alive())
         return close(drain_ns)
 
-    monkeypatch.setattr(node.plane, "close", note_and_close)
+    monkeypatch.setattr(node.driver.plane, "close", note_and_close)
     node.close()
     assert alive == [False]
 
@@ -384,7 +386,7 @@ def test_a_kernel_takes_the_address_of_an_own_node(lab: Lab, order: str, release
 def kind_is_linux(node: Node, peer: KernelPeer) -> None:
     """Wait until the node takes the host at the address for a kernel."""
     peer.run_until(lambda: node.connection(peer.address).facts.kind is PeerKind.LINUX)
-    peer.run_until(lambda: not node.path(peer.address).core.outgoing.message_count())
+    peer.run_until(lambda: not node.queued(peer.address))
 
 
 @pytest.mark.parametrize("release", Release)

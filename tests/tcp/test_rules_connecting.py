@@ -66,6 +66,7 @@ def test_nothing_is_sent_before_the_kernels_first_frame(
     assert got == numbered("sent", 20)
 
 
+@pytest.mark.reference
 def test_without_waiting_a_refused_connection_swallows_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_without_waiting_a_refused_connection_swallows_messages(
     assert len(got) < 20, "the kernel's TCP acknowledged what the kernel threw away"
 
 
+@pytest.mark.reference
 def test_a_parked_connection_delivers_late(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 7.0 on not even that loses a message: the connection is served when a lane is free."""
     do_not_wait(monkeypatch)
@@ -111,9 +113,9 @@ def test_a_back_off_that_ends_with_tcps_handshake_floods(
 ) -> None:
     attach = Streams._attach
 
-    def attach_and_reset(self: Streams, path: PathLife, *arguments: int) -> None:
+    def attach_and_reset(self: Streams, path: PathLife, *arguments: int, own: bool) -> None:
         path.backoff.reset()
-        attach(self, path, *arguments)
+        attach(self, path, *arguments, own=own)
 
     monkeypatch.setattr(Streams, "_attach", attach_and_reset)
     node, peer = lab.pair("lower")
@@ -180,6 +182,7 @@ def test_the_old_connection_is_read_before_the_new_one(
     settle(node, peer)
 
 
+@pytest.mark.reference
 def test_without_reading_the_old_one_its_messages_are_lost(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

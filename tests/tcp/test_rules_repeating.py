@@ -54,7 +54,7 @@ def reset_behind_unread_messages(node: Node, peer: KernelPeer, *, write: bool) -
         peer.break_connection()
         if write:
             node.send(b"meets EPIPE", peer.address, KERNEL_PORT)
-            wait_until(lambda: node.path(peer.address).broken)
+            node.wait_for_break(peer.address)
     return taken(node, peer, len(SENT), wait_s=1.0)
 
 
@@ -67,6 +67,7 @@ def test_what_came_before_a_reset_is_read(lab: Lab, order: str, write: bool) -> 
     assert peer.payloads == [b"meets EPIPE"] * write
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_looking_at_the_hangup_first_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -86,6 +87,7 @@ def test_looking_at_the_hangup_first_loses_messages(
     assert reset_behind_unread_messages(node, peer, write=False) == []
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_giving_up_at_a_send_error_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -190,6 +192,7 @@ def test_repeats_carry_flag_and_number_and_are_dropped_as_old(lab: Lab, order: s
     assert peer.dropped_as_old == list(range(first, first + len(SENT)))
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_repeats_without_the_flag_are_doubled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -199,6 +202,7 @@ def test_repeats_without_the_flag_are_doubled(
     assert break_with_acknowledgements_missing(node, peer) == [*SENT, *SENT, b"new"]
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_repeats_with_new_numbers_are_doubled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -220,11 +224,11 @@ def break_with_nothing_arrived(node: Node, peer: KernelPeer) -> list[bytes]:
     meet(node, peer)
     make_deaf(peer.connection)
     send_to_kernel(node, peer, SENT)
-    wait_until(lambda: len(node.path(peer.address).core.outgoing.unacked) in (0, len(SENT)))
+    wait_until(lambda: node.row(peer.address).unacknowledged_messages in (0, len(SENT)))
     peer.run_for(0.05)  # whoever frees too early has done so by now
     with node.frozen():
         peer.break_connection()
-        wait_until(lambda: node.path(peer.address).stream is None)
+        wait_until(lambda: not node.is_connected(peer.address))
         send_to_kernel(node, peer, [b"new"])
     return arrived(peer, len(SENT) + 1, wait_s=2.0)
 
@@ -238,6 +242,7 @@ def test_repeats_come_first_and_in_their_old_order(lab: Lab, order: str) -> None
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_is_freed_when_it_is_written_is_lost(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -247,6 +252,7 @@ def test_what_is_freed_when_it_is_written_is_lost(
     assert break_with_nothing_arrived(node, peer) == [b"new"]
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_new_messages_in_front_make_a_kernel_drop_the_repeats(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -283,7 +289,7 @@ def probe_on_a_reconnect(node: Node, peer: KernelPeer) -> list[bytes]:
     if peer.lower:
         peer.seek()
     reconnect_deaf(node, peer)
-    wait_until(lambda: node.path(peer.address).stream is not None)
+    wait_until(lambda: node.is_connected(peer.address))
     peer.run_until(lambda: probes_written(node, peer) == 1)
     peer.break_connection()
     peer.run_until(lambda: peer.up)
@@ -292,9 +298,7 @@ def probe_on_a_reconnect(node: Node, peer: KernelPeer) -> list[bytes]:
 
 def probes_written(node: Node, peer: KernelPeer) -> int:
     """Count the node's probes that wait for an acknowledgement."""
-    with node.plane.lock:
-        unacked = list(node.path(peer.address).core.outgoing.unacked)
-    return sum(message[2] is None for message in unacked if message[3] == 1)
+    return sum(message.local_port == 1 for message in node.handed_over(peer.address))
 
 
 def is_probe(frame: Frame) -> bool:
@@ -312,6 +316,7 @@ def test_a_probe_stands_behind_the_repeats(lab: Lab, order: str) -> None:
     assert not peer.frames[-1].header.flags
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_probe_in_front_makes_a_kernel_drop_the_repeats(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
@@ -346,6 +351,7 @@ def test_half_a_message_is_forgotten(lab: Lab, order: str, payload_bytes: int) -
     settle(node, peer)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("payload_bytes", LENGTHS)
 def test_half_a_message_that_is_kept_spoils_the_next(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, payload_bytes: int
@@ -374,7 +380,7 @@ def cut_a_message_of_ours(node: Node, peer: KernelPeer) -> list[int]:
     peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     peer.reading = False
     node.send(bytes(1 << 20), peer.address, KERNEL_PORT)
-    wait_until(lambda: node.path(peer.address).blocked)
+    wait_until(lambda: node.counters["tcp_sndbuf_full"] > 0)
     peer.break_connection()
     peer.reading = True
     peer.run_until(lambda: peer.up)
@@ -388,6 +394,7 @@ def test_a_cut_message_begins_again_with_its_header(lab: Lab, order: str) -> Non
     assert peer.received[0].flags == REPEATED
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_rest_of_a_cut_message_spoils_the_next_connection(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str

@@ -59,8 +59,7 @@ def restart_and_lose_the_first_transmission(lab: Lab, order: str, release: Relea
     node = restart(lab, node, peer)
     send_to_kernel(node, peer, SENT)
     reconnect_deaf(node, peer)
-    path = node.path(peer.address)
-    peer.run_until(lambda: len(path.core.outgoing.unacked) >= len(SENT))
+    peer.run_until(lambda: node.row(peer.address).unacknowledged_messages >= len(SENT))
     peer.break_connection()
     return arrived(peer, len(SENT), wait_s=2.0)
 
@@ -92,7 +91,7 @@ def restart_with_the_kernels_messages_in_flight(lab: Lab, order: str) -> list[by
     send_to_kernel(node, peer, [b"wakes the probe"])
     peer.run_until(lambda: peer.up)
     peer.run_until(lambda: node.counters["probes"] > 0)
-    peer.run_until(lambda: node.path(peer.address).stream is not None)
+    peer.run_until(lambda: node.is_connected(peer.address))
     make_deaf(node.stream(peer.address))
     send_to_node(peer, SENT)
     peer.run_until(lambda: not peer.lanes[0].queue and not peer.lanes[0].out)
@@ -168,6 +167,7 @@ def test_a_rebooted_kernel_is_recognised(
     assert scenario(lab, order, release=release, probes=probes) == SENT
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(("scenario", "release", "probes"), SCENARIOS[1:])
 def test_an_unrecognised_reboot_loses_messages(
     lab: Lab,
@@ -180,6 +180,7 @@ def test_an_unrecognised_reboot_loses_messages(
     assert scenario(lab, "lower", release=release, probes=probes) == []
 
 
+@pytest.mark.reference
 def test_dropping_every_lower_number_loses_a_rebooted_kernels_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,9 +206,8 @@ def reboot_with_our_messages_in_flight(lab: Lab, order: str, release: Release) -
     taken(node, peer, 5)
     reconnect_deaf(node, peer)
     send_to_kernel(node, peer, SENT)
-    path = node.path(peer.address)
-    peer.run_until(lambda: len(path.core.outgoing.unacked) == len(SENT))
-    numbers = [message[0] for message in path.core.outgoing.unacked]
+    peer.run_until(lambda: node.row(peer.address).unacknowledged_messages == len(SENT))
+    numbers = [message.sequence for message in node.handed_over(peer.address)]
     peer.reboot()
     send_to_node(peer, [b"from the new life"])
     reconnect_deaf(node, peer)

@@ -23,7 +23,7 @@ from tests.tcp.meetings import (
 )
 from tests.tcp.nodes import PORT, Node, wait_until
 from tests.tcp.relay import Relay, Way
-from tests.tcp.test_multipath import PORTS, fan_out, paths_of
+from tests.tcp.test_multipath import PORTS, fan_out, rows_of
 from urds.constants import MSG_DONTWAIT, RDS_TCP_PORT
 from urds.dataplane.base import MailboxSettings
 from urds.proto.events import PeerKind
@@ -203,7 +203,7 @@ def test_every_connected_node_hears_of_a_full_port(lab: Lab) -> None:
     assert not is_refused(idle, receiver.address)
     wait_until(lambda: is_refused(busy, receiver.address))
     wait_until(lambda: is_refused(idle, receiver.address))
-    assert full.receive_queued_bytes > 1000
+    assert receiver.account(full).receive_queued_bytes > 1000
     waiting = take(receiver, full, 11)
     assert {len(payload) for payload, _ in waiting} == {100}
     wait_until(lambda: not is_refused(busy, receiver.address))
@@ -244,14 +244,14 @@ def test_only_traffic_over_tcp_is_hashed(lab: Lab) -> None:
             transport=None,
         )
     mailboxes = [one.bind(port) for port in PORTS[1:]]
-    before = [path.core.outgoing.sequence_next for path in paths_of(one, other)]
+    before = [path.sequence_next for path in rows_of(one, other)]
     for mailbox in mailboxes:
         mailbox.sendto(b"by loop", (lab.address(5), PORT))
         mailbox.sendto(b"by TCP", (other.address, PORT))
     assert len(take(one, here, len(mailboxes))) == len(mailboxes)
     assert not one.knows(lab.address(5))
     assert len(take(other, other.mailbox, len(mailboxes))) == len(mailboxes)
-    after = [path.core.outgoing.sequence_next for path in paths_of(one, other)]
+    after = [path.sequence_next for path in rows_of(one, other)]
     assert all(now > then for now, then in zip(after, before, strict=True)), "by all eight"
 
 

@@ -249,13 +249,13 @@ def test_a_message_is_freed_when_tcp_acknowledged_it(lab: Lab, order: str) -> No
     send_to_kernel(node, peer, numbered("held", 10))
     peer.run_for(0.1)
     assert queued(node, peer) == 10
-    assert node.mailbox.send_queued_bytes == sum(map(len, numbered("held", 10)))
+    assert node.account().send_queued_bytes == sum(map(len, numbered("held", 10)))
     make_hearing(peer.connection)
     wait_until(lambda: queued(node, peer) == 0)  # TCP repeats within 200 ms
-    assert node.mailbox.send_queued_bytes == 0
+    assert node.account().send_queued_bytes == 0
     assert peer.received == [], "acknowledged by TCP, not yet read by RDS: that is all one can know"
 
 
 def queued(node: Node, peer: KernelPeer) -> int:
     """Return how many messages the node keeps."""
-    return node.path(peer.address).core.outgoing.message_count()
+    return node.queued(peer.address)

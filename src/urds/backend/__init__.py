@@ -16,6 +16,7 @@ from urds.settings import AUTO, IN_PROCESS, Settings
 
 if TYPE_CHECKING:
     from urds.backend.base import Address, Backend
+    from urds.constants import Transport
 
     Endpoint = tuple[Address, int]
 
@@ -47,12 +48,20 @@ class Process:
         with self._lock:
             return self._read_settings()
 
-    def backend(self) -> Backend:
-        """Return the backend, made at the first call."""
+    def backend(self, transport: Transport | None = None) -> Backend:
+        """Return the backend, made at the first call for a socket that chose `transport`."""
         with self._lock:
             if self._backend is None:
-                self._backend = _make(self._read_settings())
+                self._backend = _make(self._read_settings(), transport)
             return self._backend
+
+    def plane_in_use(self) -> tuple[str, str]:
+        """Return which plane the backend has, or would have, and why; makes no backend."""
+        from urds.dataplane.native import choose
+
+        with self._lock:
+            made = getattr(self._backend, "choice", None)
+            return made or choose(self._read_settings())
 
     def use(self, backend: Backend | None) -> Backend | None:
         """Put another backend in place; return the one before. For tests and embedders."""
@@ -73,13 +82,13 @@ class Process:
         return self._settings
 
 
-def _make(settings: Settings) -> Backend:
+def _make(settings: Settings, transport: Transport | None) -> Backend:
     if settings.node not in {AUTO, IN_PROCESS}:
         detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
         raise os_error(Refusal.NOT_SUPPORTED, detail)
     from urds.backend.inprocess import InProcess
 
-    return InProcess(settings)
+    return InProcess(settings, transport)
 
 
 process = Process()
@@ -89,6 +98,14 @@ os.register_at_fork(after_in_child=process.after_fork_in_child)
 def current() -> Backend:
     """Return the backend of this process, made at the first call. Raises SettingError, OSError."""
     return process.backend()
+
+
+def plane_in_use() -> tuple[str, str]:
+    """Return which data plane this process has or would get, "python" or "native", and why.
+
+    Raises SettingError for an unknown URDS_IMPL, ImportError if it asks for what is not there.
+    """
+    return process.plane_in_use()
 
 
 def configure(**values: object) -> Settings:

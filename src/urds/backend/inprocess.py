@@ -19,8 +19,9 @@ from urds.backend import process
 from urds.backend.processes import report_of_this_process
 from urds.constants import Transport
 from urds.dataplane.base import Address, Mailbox, MailboxSettings, Snapshot
-from urds.dataplane.reference.plane import Plane
+from urds.dataplane.native import NATIVE, choose, plane_class
 from urds.driver.driver import Driver
+from urds.driver.rdma import wants_rdma
 from urds.errors import Refusal, os_error
 from urds.settings import Settings
 
@@ -34,9 +35,11 @@ _log = logging.getLogger("urds")
 class InProcess:
     """See `backend.base.Backend`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, transport: Transport | None = None) -> None:
+        """Make the node; `transport` is what the socket chose whose bind needs it."""
         self.settings = settings
-        self._driver = Driver(settings, Plane)
+        self.choice = choose(settings, transport)  # which plane, and why
+        self._driver = Driver(settings, plane_class(self.choice))
         self.plane = self._driver.plane
         self._owner = os.getpid()
         if settings.info_socket:
@@ -56,12 +59,18 @@ class InProcess:
         transport: Transport | None,
     ) -> Mailbox:
         """Bind a socket; see `Backend.bind`."""
+        if wants_rdma(transport, self.settings) and self._carries_no_rdma():
+            raise os_error(Refusal.TRANSPORT_MISSING, _NOT_CARRIED)
         try:
             return self._driver.bind(address, port, settings, transport)
         except OSError as failure:
             if transport is not None and failure.errno == _NOT_LOCAL.errno:
                 raise os_error(Refusal.TRANSPORT_MISSING, f"{address}") from failure
             raise
+
+    def _carries_no_rdma(self) -> bool:
+        """Tell whether the plane is the reason; without devices there is no RDMA anyway."""
+        return self.choice.plane == NATIVE and bool(self.settings.rdma_devices)
 
     def transport_of(self, mailbox: Mailbox) -> Transport:
         """Return by what a mailbox sends."""
@@ -128,9 +137,7 @@ class InProcess:
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""
-        plane = self._driver.plane
-        assert isinstance(plane, Plane)
-        plane.abandon_in_child()
+        self._driver.plane.abandon_in_child()
         self._driver.abandon_in_child()
 
 
@@ -144,6 +151,10 @@ def with_rdma(plane: Mapping[str, int], rdma: Mapping[str, int]) -> dict[str, in
     return {**generic, **rdma, **plane}  # a name keeps the place where it was first
 
 
+_NOT_CARRIED = (
+    "this process began with a socket over TCP, in the compiled plane, which carries no RDMA: set"
+    " URDS_IMPL=python, URDS_TRANSPORT=ib or URDS_RDMA_DEVICES before it starts"
+)
 _NOT_LOCAL = os_error(Refusal.NOT_LOCAL)
 _alive: weakref.WeakSet[InProcess] = weakref.WeakSet()
 

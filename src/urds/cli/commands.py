@@ -63,7 +63,7 @@ def _table(letter: str) -> Any:
 _Version = Annotated[
     bool,
     typer.Option(
-        "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        "--version", callback=_print_version, is_eager=True, help=texts.OPTIONS["version"]
     ),
 ]
 _Json = Annotated[bool, _option("json", "--json")]

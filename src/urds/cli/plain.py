@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="urds", description=texts.ABOUT, epilog="More comfort: pip install 'urds[cli]'"
     )
-    parser.add_argument("--version", action="version", version=texts.version())
+    _add_version(parser)
     tools = _tools_of(parser)
     _add_demo(_tool(tools, "demo", texts.DEMO, texts.DEMO_EXAMPLES, _demo))
     _add_ping(_tool(tools, "ping", texts.PING, texts.PING_EXAMPLES, _ping))
@@ -130,7 +130,19 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--pid", type=int, metavar="N", help=texts.OPTIONS["pid"])
     parser.add_argument("-v", "--verbose", action="store_true", help=texts.OPTIONS["verbose"])
-    parser.add_argument("--version", action="version", version=texts.version())
+    _add_version(parser)
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", action=_Version, nargs=0, help=texts.OPTIONS["version"])
+
+
+class _Version(argparse.Action):
+    """Print the version; argparse's own would ask for it, and so for the plane, in every call."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(texts.version())
+        parser.exit()
 
 
 def _demo(options: argparse.Namespace) -> Exit:

@@ -167,6 +167,7 @@ OPTIONS: Final = {
     "pid": "This process only.",
     "verbose": "More columns, and all paths of each connection.",
     "json": "Print JSON.",
+    "version": "Print version and data plane, and exit.",
 }
 
 
@@ -177,7 +178,19 @@ def version() -> str:
     except metadata.PackageNotFoundError:
         own = "(not installed)"
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"urds {own}, Python {python}, {platform.system()} {platform.release()}"
+    return f"urds {own} ({_plane()}), Python {python}, {platform.system()} {platform.release()}"
+
+
+def _plane() -> str:
+    """Return which data plane carries the messages of this process, or why there is none."""
+    from urds.backend import plane_in_use
+    from urds.errors import SettingError
+
+    try:
+        plane, _ = plane_in_use()
+    except (SettingError, ImportError) as refused:
+        return f"no plane: {refused}"
+    return f"{plane} plane"
 
 
 def examples(lines: Examples) -> str:

@@ -495,3 +495,6 @@ class Plane(Protocol):
 
     def release(self) -> None:
         """Close the plane's own descriptors; after `close`, with nobody in `help`."""
+
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: refuse everything; take no lock, leave the parent's alone."""

@@ -18,6 +18,7 @@ class Carrier(StrEnum):
     """What carries a path, by Linux's name for the transport."""
 
     TCP = "tcp"
+    SHARED_MEMORY = "shm"  # ours alone: a path over TCP whose stream is a lane
     RDMA = "infiniband"  # also where no InfiniBand is near: kernel parity
 
 

@@ -19,12 +19,14 @@ from random import Random
 from urds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.dataplane import base
 from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
+from urds.dataplane.native import lane_class
 from urds.driver.accepting import Acceptor
 from urds.driver.actions import Actions
 from urds.driver.clock import now_ns
 from urds.driver.guard import Guard
 from urds.driver.hosts import LocalHost, PeerPaths
 from urds.driver.information import InformationSocket
+from urds.driver.lanes import Lanes
 from urds.driver.rdma import Rdma, wants_rdma
 from urds.driver.streams import Streams
 from urds.errors import Refusal, os_error
@@ -61,6 +63,7 @@ class Driver:
         self.tcp = tcp_settings_of(settings)
         self.guard = Guard(self)
         self.streams = Streams(self)
+        self.lanes = Lanes(self, lane_class(self.plane))
         self.acceptor = Acceptor(self)
         self.actions = Actions(self)
         self.rdma = Rdma(self)
@@ -199,6 +202,7 @@ class Driver:
         with self.lock:
             for host in self.hosts.values():
                 host.listener.close()
+            self.lanes.close()
             self.streams.close()
             self.acceptor.close()
             self.rdma.stop_listening()
@@ -218,6 +222,7 @@ class Driver:
         with self.lock:
             for host in self.hosts.values():
                 host.listener.close()
+            self.lanes.close()
             self.streams.close()
             self.acceptor.close()
             self.rdma.close()
@@ -234,6 +239,7 @@ class Driver:
         os.close(self._bell)
         for host in self.hosts.values():
             host.listener.close()
+        self.lanes.close()
         self.streams.close()
         self.acceptor.close()
         self.rdma.abandon_in_child()
@@ -312,6 +318,7 @@ class Driver:
         if self._watch_at_ns is not None and self._watch_at_ns <= now:
             self._watch_again()
         self.streams.handle_timeout(now)
+        self.lanes.handle_timeout(now)
         deadlines = [self.rdma.turn(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
@@ -320,7 +327,7 @@ class Driver:
             accepting_at_ns = self.acceptor.handle_timeout(host, now)
             self.carry_out(host)
             deadlines += [host.endpoint.poll_timeout(), accepting_at_ns]
-        deadlines += [self._watch_at_ns, self.streams.next_ns()]
+        deadlines += [self._watch_at_ns, self.streams.next_ns(), self.lanes.next_ns()]
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     def _watch_again(self) -> None:
@@ -398,6 +405,7 @@ class Driver:
             listener.close()
             raise
         self.hosts[address] = host
+        self.lanes.listen(host)
         return host
 
     def _take_routes(self, host: LocalHost, peer: Address) -> bool:

@@ -24,7 +24,10 @@ from urds.proto.paths import SourcePortRule
 from urds.transport import fault, tcp
 
 if TYPE_CHECKING:
+    from urds.dataplane.compiled.lane import Lane
     from urds.driver.driver import Driver
+
+    _Stream = tcp.TcpStream | Lane
 
 _KNOCK_NS = 1_000_000_000  # the lower side closes it sooner, if it is there
 _CONNECT_NS = 2_000_000_000  # two of TCP's requests: the first and one repeat
@@ -57,7 +60,7 @@ class _Attempt:
 class _Kept:
     host: LocalHost
     peer: Address
-    stream: tcp.TcpStream
+    stream: _Stream
 
 
 class Streams:
@@ -69,17 +72,17 @@ class Streams:
         self._kept: dict[int, _Kept] = {}
         self._attempts: dict[int, _Attempt] = {}
         self._knocks: dict[int, _Knock] = {}
-        self._attached: dict[Path, tcp.TcpStream] = {}
+        self._attached: dict[Path, _Stream] = {}
         self._look_ns = 0
 
-    def keep(self, host: LocalHost, peer: Address, stream: tcp.TcpStream) -> int:
+    def keep(self, host: LocalHost, peer: Address, stream: _Stream) -> int:
         """Give a stream a number."""
         number = self._next_number
         self._next_number += 1
         self._kept[number] = _Kept(host, peer, stream)
         return number
 
-    def take(self, number: int, path: Path) -> tcp.TcpStream | None:
+    def take(self, number: int, path: Path) -> _Stream | None:
         """Hand a stream to a path; None after `abandon`, and a detach follows."""
         kept = self._kept.pop(number, None)
         if kept is None:
@@ -115,11 +118,21 @@ class Streams:
         for stream in self._attached.values():
             if stream.fileno() >= 0:
                 with suppress(OSError):
-                    fault.reset_in_place(stream)
+                    if isinstance(stream, tcp.TcpStream):
+                        fault.reset_in_place(stream)
+                    else:
+                        stream.end()
                     count += 1
         return count
 
     def connect(
+        self, host: LocalHost, peer: Address, index: int, rule: SourcePortRule | None
+    ) -> None:
+        """Begin to connect for a path, by shared memory if the peer is there; else by TCP."""
+        if not self._driver.lanes.dial(host, peer, index, rule):
+            self.connect_by_tcp(host, peer, index, rule)
+
+    def connect_by_tcp(
         self, host: LocalHost, peer: Address, index: int, rule: SourcePortRule | None
     ) -> None:
         """Begin to connect for a path; the connection hears how it went."""

@@ -112,13 +112,13 @@ class Connection(Streams):
             self.used_ns = now_ns
             self._want(path, now_ns)
 
-    def handle_connected(self, index: int, stream: int, now_ns: int) -> None:
-        """Take the stream that a `Connect` brought."""
+    def handle_connected(self, index: int, stream: int, now_ns: int, *, own: bool = False) -> None:
+        """Take the stream that a `Connect` brought; `own` if only an own node has such."""
         path = self._path(index)
         if path is None:
             self._emit(Refuse(self.peer, stream))
         else:
-            self._attach(path, stream, 0, now_ns)
+            self._attach(path, stream, 0, now_ns, own=own)
 
     def handle_connect_failed(self, index: int, errno: int, now_ns: int) -> None:
         """Try again later: a `Connect`, or for path 0 a `Knock`, failed with `errno`."""
@@ -133,7 +133,9 @@ class Connection(Streams):
         """Wait for the peer to connect: a `Knock` stands."""
         self._end_knock(now_ns)
 
-    def handle_accepted(self, stream: int, source_port: int, now_ns: int) -> None:
+    def handle_accepted(
+        self, stream: int, source_port: int, now_ns: int, *, own: bool = False
+    ) -> None:
         """Answer a knock, or give the peer's stream its path. The source port is the peer's."""
         self.used_ns = now_ns
         if self.lower:
@@ -141,7 +143,7 @@ class Connection(Streams):
             self._handle_knock(now_ns)
         else:
             self.stats.accepts += 1
-            self._place(stream, source_port, now_ns)
+            self._place(stream, source_port, now_ns, own=own)
 
     def handle_first_frame(self, index: int, attachment: int, now_ns: int) -> None:
         """Count the path as up: the peer's first whole header arrived on its stream."""
@@ -152,13 +154,13 @@ class Connection(Streams):
         self._come_up(path)
         if self._untold:
             self._tell_again()
-        if self.facts.kind is PeerKind.UNKNOWN:
+        if path.own or self.facts.kind is PeerKind.URDS:
+            if path.held:
+                self._set(TimerKind.ANSWER, path, now_ns + self.settings.hello_wait_ns)
+        elif self.facts.kind is PeerKind.UNKNOWN:
             if self.lower:
                 self._probe(path)
             self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
-        elif self.facts.kind is PeerKind.URDS:
-            if path.held:
-                self._set(TimerKind.ANSWER, path, now_ns + self.settings.hello_wait_ns)
         else:
             self._release(path, None)
             self._confirm(path, now_ns)
@@ -426,9 +428,10 @@ class Connection(Streams):
         """Go on without an answer to our handshake.
 
         An own node that is silent on path 0 counts as Linux, for another host may have its address
-        now; on another path the stream is to blame.
+        now; on another path, and where no other host can be, the stream is to blame.
         """
-        if self.facts.kind is PeerKind.URDS and path.held and path.index:
+        on_another = self.facts.kind is PeerKind.URDS and path.index
+        if path.held and (path.own or on_another):
             self._drop(path, now_ns)
             return
         if self.facts.kind is PeerKind.LINUX:

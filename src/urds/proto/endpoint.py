@@ -184,8 +184,10 @@ class Endpoint:
 
     # -- what comes in
 
-    def handle_accepted(self, stream: int, peer: Address, source_port: int, now_ns: int) -> None:
-        """Attach, park or refuse a TCP connection that came in."""
+    def handle_accepted(
+        self, stream: int, peer: Address, source_port: int, now_ns: int, *, own: bool = False
+    ) -> None:
+        """Attach, park or refuse a stream that came in; `own` if only an own node has such."""
         if address_octets(peer) == address_octets(self.local) or not self.allows(peer):
             self.stats.refused_not_allowed += 1
             self._refuse(stream, peer, Reason.NOT_ALLOWED)
@@ -198,7 +200,7 @@ class Endpoint:
             self.stats.refused_strangers += 1
             self._refuse(stream, peer, Reason.TOO_MANY_STRANGERS)
         else:
-            connection.handle_accepted(stream, source_port, now_ns)
+            connection.handle_accepted(stream, source_port, now_ns, own=own)
             self._make_room(now_ns)
 
     def is_crowded(self, peer: Address) -> bool:

@@ -96,6 +96,7 @@ class PathLife:
     hello_sent: bool = False
     probe_sent: bool = False
     held: bool = False  # until `Release`
+    own: bool = False  # the stream itself shows that the peer is an own node, of whatever life
     acquainted: bool = False  # we knew the peer for an own node when the stream began
     confirmed: bool = False  # the peer showed on this stream that it knows our handshake
 
@@ -103,11 +104,11 @@ class PathLife:
         """Follow the table. Raises LocalProtocolError if it has no such line."""
         self.state = next_state(self.state, event)
 
-    def begin_stream(self, stream: int, source_port: int) -> None:
+    def begin_stream(self, stream: int, source_port: int, *, own: bool) -> None:
         """Take a stream; what the last one taught about its end is void."""
         self.move(Input.ATTACH)
         self.attachment += 1
-        self.stream, self.source_port = stream, source_port
+        self.stream, self.source_port, self.own = stream, source_port, own
         self.hello_sent = self.probe_sent = self.held = False
         self.acquainted = self.confirmed = False
 

@@ -61,22 +61,22 @@ class Streams(Seeker):
         )
         self.facts = PeerFacts()
         self._strangers = Strangers(EndpointSettings(), timers) if strangers is None else strangers
-        self._parked: dict[int, int] = {}  # stream to source port
+        self._parked: dict[int, tuple[int, bool]] = {}  # stream to source port and `own`
 
     @property
     def npaths(self) -> int:
         """How many paths are in use."""
         return len(self._paths)
 
-    def _place(self, stream: int, source_port: int, now_ns: int) -> None:
+    def _place(self, stream: int, source_port: int, now_ns: int, *, own: bool) -> None:
         """Give an accepted stream to its path, park it, or refuse it."""
         unclear = self.facts.kind is PeerKind.UNKNOWN and self.settings.npaths > 1
         if unclear and self._paths[0].stream is not None:
-            self._park(stream, source_port, now_ns)
+            self._park(stream, source_port, now_ns, own=own)
             return
         path = self._path_of(source_port)
         if path is not None:
-            self._attach(path, stream, source_port, now_ns)
+            self._attach(path, stream, source_port, now_ns, own=own)
             return
         self.stats.refused_no_path += 1
         self._refuse(stream, Reason.NO_FREE_PATH)
@@ -89,13 +89,13 @@ class Streams(Seeker):
             return self._paths[source_port % self.npaths]
         return next((path for path in self._paths if path.stream is None), None)
 
-    def _park(self, stream: int, source_port: int, now_ns: int) -> None:
+    def _park(self, stream: int, source_port: int, now_ns: int, *, own: bool) -> None:
         if len(self._parked) >= _PARKED_MAX:
             oldest = next(iter(self._parked))
             del self._parked[oldest]
             self._refuse(oldest, Reason.NO_FREE_PATH)
         self.stats.parked += 1
-        self._parked[stream] = source_port
+        self._parked[stream] = source_port, own
         key = TimerKey(self.peer, TimerKind.ANSWER, 0)
         if not self._timers.is_set(key):
             self._timers.set(key, now_ns + self.settings.handshake_wait_ns)
@@ -103,21 +103,23 @@ class Streams(Seeker):
     def _unpark(self, now_ns: int) -> None:
         """Place the parked streams; where there is one path, the newest supersedes the others."""
         parked, self._parked = self._parked, {}
-        for stream, source_port in parked.items():
-            self._place(stream, source_port, now_ns)
+        for stream, (source_port, own) in parked.items():
+            self._place(stream, source_port, now_ns, own=own)
 
     def _refuse(self, stream: int, reason: Reason) -> None:
         self._strangers.forget(stream)
         self._emit(Refuse(self.peer, stream))
         self._emit(Refused(self.peer, reason))
 
-    def _attach(self, path: PathLife, stream: int, source_port: int, now_ns: int) -> None:
+    def _attach(
+        self, path: PathLife, stream: int, source_port: int, now_ns: int, *, own: bool
+    ) -> None:
         if path.stream is not None:
             self.stats.superseded += 1
             self._strangers.forget(path.stream)
         self._cancel(path, TimerKind.ATTEMPT, TimerKind.ANSWER)
-        path.begin_stream(stream, source_port)
-        path.acquainted = self.facts.kind is PeerKind.URDS
+        path.begin_stream(stream, source_port, own=own)
+        path.acquainted = own or self.facts.kind is PeerKind.URDS
         hold = self._hold_of(path)
         path.held = hold is Hold.RELEASE
         self._emit(Attach(self.peer, path.index, stream, hold))
@@ -128,7 +130,7 @@ class Streams(Seeker):
         raise NotImplementedError
 
     def _hold_of(self, path: PathLife) -> Hold:
-        if self.facts.kind is PeerKind.URDS:
+        if path.acquainted:
             return Hold.RELEASE
         if self.lower:
             # A kernel's further paths do not always begin with a map: there, time ends the wait.

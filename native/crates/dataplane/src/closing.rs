@@ -1,0 +1,268 @@
+//! How mailboxes and planes end: linger, drain, orderly ends of streams, nobody left inside.
+//!
+//! Messages that a peer may not have are waited for, for a bounded time; streams end with our FIN
+//! and are read to the peer's, so that nothing it was told to be delivered is thrown away by a
+//! reset.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use urds_path::Owner;
+
+use crate::plane::Plane;
+use crate::refusal::{Refusal, Refused};
+use crate::state::{HostId, Lingering, MailboxId, PathId, State};
+use crate::stream::Stream;
+use crate::sys::sockets;
+use crate::waits::WaitFor;
+
+const DRAIN_POLL_NS: u64 = 10_000_000;
+/// How long a close waits for threads to leave their calls.
+const LEAVING: Duration = Duration::from_millis(200);
+const LEAVING_POLL: Duration = Duration::from_millis(1);
+/// How long an orderly close waits for the peer's end.
+const END_OF_STREAM: Duration = Duration::from_millis(100);
+
+impl State {
+    /// Tell whether a message, be it empty, may not be with its peer yet.
+    fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
+        let owner = Some(Owner(mailbox.to_u64()));
+        self.hosts.get(host).is_some_and(|host| {
+            let paths = host.paths.iter().filter_map(|&path| self.paths.get(path));
+            paths
+                .into_iter()
+                .any(|path| path.core.outgoing.holds(owner))
+        })
+    }
+
+    /// Remove a mailbox's messages on every path of its address, to one port or all; return how
+    /// many.
+    pub(crate) fn cancel_everywhere(
+        &mut self,
+        host: HostId,
+        mailbox: MailboxId,
+        port: Option<u16>,
+    ) -> usize {
+        let paths = self
+            .hosts
+            .get(host)
+            .map(|host| host.paths.clone())
+            .unwrap_or_default();
+        paths
+            .into_iter()
+            .map(|path| self.cancel_path(path, mailbox, port))
+            .sum()
+    }
+
+    /// Leave the port; keep what is queued for its time, or cancel it.
+    fn unbind(&mut self, mailbox: MailboxId, linger_ns: Option<u64>) {
+        let Some(record) = self.mailboxes.get_mut(mailbox) else {
+            return;
+        };
+        record.closed = true;
+        let host = record.host;
+        self.shut_mailbox(mailbox);
+        if linger_ns.is_none() && self.has_queued(host, mailbox) {
+            let at_ns = self.now_ns() + self.limits.linger_ns;
+            self.lingering.push(Lingering {
+                mailbox,
+                host,
+                at_ns,
+            });
+            self.helper.want();
+        } else {
+            self.cancel_everywhere(host, mailbox, None);
+        }
+        self.touched.insert(mailbox);
+    }
+
+    fn all_paths(&self) -> Vec<PathId> {
+        self.hosts
+            .iter()
+            .flat_map(|(_, host)| host.paths.iter().copied())
+            .collect()
+    }
+
+    /// Return how many messages of the paths peers do not have yet and could get.
+    fn undelivered(&self, paths: &[PathId]) -> usize {
+        let paths = paths.iter().filter_map(|&path| self.paths.get(path));
+        paths
+            .map(|path| match path.stream {
+                None => path.core.outgoing.unsent.len(),
+                Some(_) => path.core.outgoing.message_count(),
+            })
+            .sum()
+    }
+}
+
+impl Plane {
+    /// Unbind; queued messages have `linger_ns` to be acknowledged (0 cancels at once), `None`
+    /// gives them `Limits::linger_ns` in the background. A closed mailbox is closed again in vain.
+    ///
+    /// # Errors
+    /// `Interrupted`; then the mailbox is still open.
+    pub fn close_mailbox(
+        &self,
+        mailbox: MailboxId,
+        linger_ns: Option<u64>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), Refused> {
+        if linger_ns.is_some_and(|linger_ns| linger_ns > 0) && !self.is_virtual() {
+            self.wait(mailbox, WaitFor::Room, linger_ns, interrupted, |state| {
+                let Some(record) = state.mailboxes.get(mailbox) else {
+                    return Ok(Some(()));
+                };
+                let (host, closed) = (record.host, record.closed);
+                Ok(if closed || !state.has_queued(host, mailbox) {
+                    Some(())
+                } else {
+                    None
+                })
+            })?;
+        }
+        {
+            let mut state = self.lock();
+            if state
+                .mailboxes
+                .get(mailbox)
+                .is_some_and(|record| !record.closed)
+            {
+                state.unbind(mailbox, linger_ns);
+            }
+        }
+        self.flush_tails();
+        self.settle();
+        let record = self.lock().mailboxes.remove(mailbox);
+        if let Some(readiness) = record.and_then(|record| record.descriptor) {
+            readiness.close();
+        }
+        Ok(())
+    }
+
+    /// Send what is queued, with the control plane at work; return the messages left.
+    pub fn drain(&self, drain_ns: u64) -> usize {
+        let paths = {
+            let state = self.lock();
+            if state.closed {
+                return 0;
+            }
+            state.all_paths()
+        };
+        let deadline_ns = self.now_ns().saturating_add(drain_ns);
+        loop {
+            let left = self.lock().undelivered(&paths);
+            if left == 0 || self.is_virtual() || self.now_ns() >= deadline_ns {
+                return left;
+            }
+            for &path in &paths {
+                self.flush(path);
+            }
+            self.serve_ready(Some(DRAIN_POLL_NS));
+            self.serve_due();
+        }
+    }
+
+    /// Drain, end the streams in order, wake everybody; return the messages left.
+    pub fn close(&self, drain_ns: u64) -> usize {
+        if self.lock().closed {
+            return 0;
+        }
+        let left = self.drain(drain_ns);
+        self.end_streams();
+        self.shut_all();
+        self.wait_until_empty();
+        left
+    }
+
+    /// Refuse everything with EIO from now on and wake all: the control plane failed.
+    pub fn fail(&self) {
+        self.lock().closed_refusal = Refusal::NodeFailed;
+        self.shut_all();
+        self.end_streams();
+    }
+
+    /// Close the plane's own descriptors; after `close`, with nobody in `help`. They are kept if
+    /// somebody did not leave his call.
+    pub fn release(&self) {
+        if self.lock().desk.is_empty() {
+            self.helper.close();
+            self.poll_set.close();
+            self.kick.close();
+        }
+    }
+
+    fn shut_all(&self) {
+        {
+            let mut state = self.lock();
+            state.closed = true;
+            for mailbox in state.mailboxes.ids() {
+                if let Some(record) = state.mailboxes.get_mut(mailbox)
+                    && !record.closed
+                {
+                    record.closed = true;
+                    state.shut_mailbox(mailbox);
+                    state.touched.insert(mailbox); // who polls its descriptor must wake as well
+                }
+            }
+            state.helper.want_now();
+        }
+        self.settle();
+    }
+
+    /// Let everybody leave but ourselves, for a while: none may find our descriptors closed, nor
+    /// the interpreter gone.
+    fn wait_until_empty(&self) {
+        let deadline = Instant::now() + LEAVING;
+        let is_empty =
+            || self.calls_inside.load(Ordering::Relaxed) <= 1 && self.lock().desk.is_empty();
+        while Instant::now() < deadline && !is_empty() {
+            thread::sleep(LEAVING_POLL);
+        }
+    }
+
+    /// End our direction, read the peer's to its end, close: nothing acknowledged is lost.
+    ///
+    /// What came in so far is acknowledged first, or its senders would be told that it is given
+    /// up; what comes in from here on is not, for nobody will take it.
+    fn end_streams(&self) {
+        let paths = self.lock().all_paths();
+        let mut streams: Vec<Arc<dyn Stream>> = Vec::new();
+        for path in paths {
+            if let Some(record) = self.lock().paths.get_mut(path) {
+                record.core.acknowledge();
+            }
+            self.flush(path);
+            if let Some(stream) = self.detach(path) {
+                let _ = stream.shutdown(); // it may have ended by itself
+                streams.push(stream);
+            }
+        }
+        let deadline = Instant::now() + END_OF_STREAM;
+        let mut octets = vec![0; 65536];
+        for stream in streams {
+            read_to_end(&*stream, deadline, &mut octets);
+        }
+    }
+}
+
+fn read_to_end(stream: &dyn Stream, deadline: Instant, octets: &mut [u8]) {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+        if left_ms == 0 {
+            return;
+        }
+        if stream.rest() && sockets::poll_for(stream.descriptor(), libc::POLLIN, left_ms) == 0 {
+            return;
+        }
+        stream.hear();
+        match stream.read(octets, &mut []) {
+            Ok(1..) => {}
+            Err(failure) if stream.rings() && failure.kind() == ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+    }
+}

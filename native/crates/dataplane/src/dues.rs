@@ -1,0 +1,280 @@
+//! What time makes due: in a plane, and on a path.
+//!
+//! Tails and acknowledgements of paths with streams, second looks at mailboxes over their buffer,
+//! lingers that are over. A leader serves it between two polls, else whoever pumps or the helper.
+//!
+//! Towards Linux nothing tells us that its TCP has acknowledged; it is asked, first after a
+//! millisecond, then half as often each time in vain. A sender whose account fills asks by itself.
+
+use std::collections::VecDeque;
+
+use urds_path::Release;
+
+use crate::plane::Plane;
+use crate::state::{PathId, State};
+
+/// Age at which the helper sends a tail.
+pub const TAIL_NS: u64 = 500_000;
+/// How long after a write our TCP is first asked what the peer's has.
+pub const ACK_POLL_NS: u64 = 1_000_000;
+const ACK_POLL_MAX_NS: u64 = 16_000_000;
+
+/// When paths have to acknowledge; all wait equally long, so the first is due first.
+#[derive(Default)]
+pub struct Owing {
+    /// In the order of time; an entry that differs from the path's time is stale.
+    queue: VecDeque<(u64, PathId)>,
+    /// By the slot of the path.
+    times: Vec<Option<(PathId, u64)>>,
+    count: usize,
+}
+
+impl Owing {
+    /// Have a path acknowledge at a time; return whether that is new.
+    pub fn insert(&mut self, path: PathId, at_ns: u64) -> bool {
+        if self.times.len() <= path.place() {
+            self.times.resize(path.place() + 1, None);
+        }
+        let before = self.times[path.place()].replace((path, at_ns));
+        if before == Some((path, at_ns)) {
+            return false;
+        }
+        self.count += usize::from(before.is_none());
+        self.drop_stale();
+        self.queue.push_back((at_ns, path));
+        true
+    }
+
+    /// Forget what a path owes: it has left.
+    #[inline]
+    pub fn remove(&mut self, path: PathId) {
+        if let Some(entry) = self.times.get_mut(path.place())
+            && entry.is_some_and(|(known, _)| known == path)
+        {
+            *entry = None;
+            self.count -= 1;
+        }
+    }
+
+    /// Tell whether no path owes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    fn drop_stale(&mut self) {
+        while let Some(&(at_ns, path)) = self.queue.front()
+            && self.times[path.place()] != Some((path, at_ns))
+        {
+            self.queue.pop_front();
+        }
+    }
+
+    /// Return when the first path is due.
+    pub fn first_ns(&mut self) -> Option<u64> {
+        self.drop_stale();
+        self.queue.front().map(|&(at_ns, _)| at_ns)
+    }
+
+    /// Move the paths that are due to the end of `paths`.
+    fn take(&mut self, now_ns: u64, paths: &mut Vec<PathId>) {
+        while self.first_ns().is_some_and(|at_ns| at_ns <= now_ns)
+            && let Some((_, path)) = self.queue.pop_front()
+        {
+            self.remove(path);
+            paths.push(path);
+        }
+    }
+}
+
+impl State {
+    /// Have a path acknowledge at a time, unless what it owes leaves before.
+    #[inline]
+    pub fn note_owed(&mut self, path: PathId, at_ns: u64) {
+        if self.owing.insert(path, at_ns) {
+            self.want_helper_if_unread();
+        }
+    }
+
+    /// Return the earliest time at which `serve_due` has work.
+    pub fn next_due_ns(&mut self) -> Option<u64> {
+        let mut earliest = self.owing.first_ns();
+        if !self.dirty.is_empty() {
+            earliest = sooner(earliest, self.next_dirty_ns());
+        }
+        for mailbox in self.looks.iter() {
+            let look = self
+                .mailboxes
+                .get(mailbox)
+                .and_then(|record| record.inbox.look_again_ns());
+            earliest = sooner(earliest, look);
+        }
+        for linger in &self.lingering {
+            earliest = sooner(earliest, Some(linger.at_ns));
+        }
+        earliest
+    }
+
+    /// The same of the dirty paths; those of which nothing is due any more are no longer dirty.
+    fn next_dirty_ns(&mut self) -> Option<u64> {
+        let mut earliest = None;
+        let mut paths = std::mem::take(&mut self.spare_paths);
+        paths.clear();
+        paths.extend(self.dirty.iter());
+        for &path in &paths {
+            match self.path_due_ns(path) {
+                None => drop(self.dirty.remove(path)),
+                at_ns => earliest = sooner(earliest, at_ns),
+            }
+        }
+        self.spare_paths = paths;
+        earliest
+    }
+
+    /// Return when `serve_path` has something to do.
+    pub fn path_due_ns(&self, path: PathId) -> Option<u64> {
+        let path = self.paths.get(path)?;
+        path.stream.as_ref()?;
+        let mut due = None;
+        if !path.blocked && !path.broken {
+            // Else the stream itself says when to go on.
+            if path.core.incoming.acknowledgement_due {
+                return Some(0);
+            }
+            due = path.core.poll_timeout();
+            due = sooner(due, path.tail_since_ns.map(|since_ns| since_ns + TAIL_NS));
+        }
+        let outgoing = &path.core.outgoing;
+        if !outgoing.unacked.is_empty() && outgoing.release == Release::StreamAcknowledged {
+            due = sooner(due, Some(path.ack_poll_ns));
+        }
+        due
+    }
+
+    /// Take out the paths of which something is due; lingers that are over end here.
+    fn take_due(&mut self, now_ns: u64, due: &mut Vec<PathId>) {
+        due.extend(self.dirty.iter());
+        due.retain(|&path| self.path_due_ns(path).is_some_and(|at_ns| at_ns <= now_ns));
+        self.owing.take(now_ns, due);
+        for mailbox in self.looks.as_slice() {
+            self.touched.insert(*mailbox);
+        }
+        self.looks.clear();
+        while let Some(at) = self
+            .lingering
+            .iter()
+            .position(|linger| linger.at_ns <= now_ns)
+        {
+            let linger = self.lingering.remove(at);
+            let count = self.cancel_everywhere(linger.host, linger.mailbox, None);
+            self.counters.send_linger_over += count as u64;
+        }
+    }
+}
+
+fn sooner(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+impl Plane {
+    /// Do what time made due: tails, acknowledgements, second looks, ended lingers.
+    pub fn serve_due(&self) {
+        let mut state = self.lock();
+        if !state.has_dues() {
+            return;
+        }
+        let now_ns = state.now_ns();
+        let mut due = Vec::new();
+        state.take_due(now_ns, &mut due);
+        drop(state);
+        for path in due {
+            self.serve_path(path, now_ns);
+        }
+        self.settle();
+    }
+
+    /// Send what was left to coalesce: whoever is about to sleep has nothing to add.
+    pub fn flush_tails(&self) {
+        let mut state = self.lock();
+        state.tails = false;
+        let mut paths: Vec<PathId> = state.dirty.iter().collect();
+        paths.retain(|&path| {
+            state
+                .paths
+                .get(path)
+                .is_some_and(|record| record.core.wants_to_write())
+        });
+        drop(state);
+        for path in paths {
+            self.flush(path);
+        }
+    }
+
+    /// Do what is due on a path: the tail, an acknowledgement, a question to TCP.
+    pub fn serve_path(&self, path: PathId, now_ns: u64) {
+        let (ask, before) = {
+            let mut state = self.lock();
+            let Some(record) = state.paths.get_mut(path) else {
+                return;
+            };
+            record.core.handle_timeout(now_ns);
+            record.tail_since_ns = None;
+            let outgoing = &record.core.outgoing;
+            let before = outgoing.unacked.len();
+            let is_asked = outgoing.release == Release::StreamAcknowledged && before > 0;
+            (is_asked && now_ns >= record.ack_poll_ns, before)
+        };
+        if ask {
+            self.ask_stream(path);
+            if let Some(record) = self.lock().paths.get_mut(path) {
+                if record.core.outgoing.unacked.len() == before {
+                    let delay_ns = 2 * record.ack_poll_delay_ns;
+                    record.ack_poll_delay_ns = delay_ns.min(ACK_POLL_MAX_NS);
+                }
+                record.ack_poll_ns = now_ns + record.ack_poll_delay_ns;
+            }
+        }
+        self.flush(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(slot: u64, generation: u64) -> PathId {
+        PathId::from_u64(slot << 32 | generation)
+    }
+
+    #[test]
+    fn who_owes_first_is_due_first() {
+        let mut owing = Owing::default();
+        assert!(owing.insert(path(1, 0), 10));
+        assert!(owing.insert(path(0, 0), 20));
+        assert!(!owing.insert(path(1, 0), 10), "known");
+        assert_eq!(owing.first_ns(), Some(10));
+        let mut due = Vec::new();
+        owing.take(15, &mut due);
+        assert_eq!((due, owing.first_ns()), (vec![path(1, 0)], Some(20)));
+    }
+
+    #[test]
+    fn what_has_left_is_owed_no_more() {
+        let mut owing = Owing::default();
+        owing.insert(path(1, 0), 10);
+        owing.remove(path(1, 7)); // another path of the same slot, which is no more
+        assert!(!owing.is_empty());
+        owing.remove(path(1, 0));
+        assert!(owing.is_empty());
+        assert_eq!(owing.first_ns(), None);
+        owing.insert(path(1, 0), 30);
+        owing.insert(path(1, 0), 40); // what was owed left in a write, and there is more
+        let mut due = Vec::new();
+        owing.take(35, &mut due);
+        assert_eq!((due.len(), owing.first_ns()), (0, Some(40)));
+        assert_eq!(owing.queue.len(), 1, "nothing stale stays");
+    }
+}

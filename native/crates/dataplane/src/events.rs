@@ -1,0 +1,79 @@
+//! What a plane reports to the control plane out of `help`; as in `urds.dataplane.base`.
+
+use urds_path::{Address, DownReason, Extension};
+
+use crate::state::PathId;
+
+/// What `watch` waits for; the bits of `base.Interest`, which are those of poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest(pub u8);
+
+impl Interest {
+    pub const READ: Self = Self(1);
+    pub const WRITE: Self = Self(4);
+}
+
+/// Bounds whose crossing is reported once per crossing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// A mailbox is far over its buffer: its peer is not read until half.
+    ReceiveHard,
+    /// Pings come faster than they are fetched: the rest is dropped.
+    ControlEvents,
+}
+
+/// A message for the control plane: ping, pong or probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Control {
+    pub path: PathId,
+    pub sequence: u64,
+    pub acknowledgement: u64,
+    pub source_port: u16,
+    pub target_port: u16,
+    pub extension: Extension,
+    /// Cut at 64 octets.
+    pub payload: Vec<u8>,
+    pub attachment: u64,
+}
+
+/// Each as the record of that name in `base`; `attachment` counts the path's streams.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Wanted {
+        path: PathId,
+    },
+    FirstFrame {
+        path: PathId,
+        attachment: u64,
+    },
+    Down {
+        path: PathId,
+        reason: DownReason,
+        errno: i32,
+        frames: u64,
+        attachment: u64,
+    },
+    Control(Control),
+    PeerMap {
+        local: Address,
+        peer: Address,
+    },
+    Congested {
+        local: Address,
+        port: u16,
+        on: bool,
+    },
+    LimitHit {
+        limit: Limit,
+        path: Option<PathId>,
+        port: u16,
+        count: u64,
+    },
+    PeerRestarted {
+        path: PathId,
+    },
+    Ready {
+        descriptor: i32,
+        interest: Interest,
+    },
+}

@@ -1,0 +1,255 @@
+use std::net::Ipv4Addr;
+use std::sync::atomic::AtomicU32;
+use std::thread;
+
+use urds_path::Address;
+
+use super::*;
+use crate::sys::shared_memory::make;
+use crate::sys::sockets::{poll_for, unix_pair};
+
+const RING_BYTES: usize = RING_BYTES_MIN;
+
+fn address(last: u8, port: u16) -> SocketAddress {
+    SocketAddress::new(Address::from(Ipv4Addr::new(127, 0, 0, last)), port)
+}
+
+fn pair() -> (LaneStream, LaneStream) {
+    let (one, other) = unix_pair().unwrap();
+    let memory = make(memory_bytes(RING_BYTES)).unwrap();
+    let (here, there) = (address(1, 0), address(2, 16385));
+    let dials = LaneStream::new(
+        one.get(),
+        memory.get(),
+        RING_BYTES,
+        Side::Dials,
+        (here, there),
+    );
+    let accepts = LaneStream::new(
+        other.get(),
+        memory.get(),
+        RING_BYTES,
+        Side::Accepts,
+        (there, here),
+    );
+    (dials.unwrap(), accepts.unwrap())
+}
+
+fn write(lane: &LaneStream, octets: &[u8]) -> io::Result<usize> {
+    lane.write(&[IoSlice::new(octets)])
+}
+
+fn read(lane: &LaneStream) -> io::Result<Vec<u8>> {
+    let (mut first, mut second) = ([0; 3], vec![0; 2 * RING_BYTES]);
+    let taken = lane.read(&mut first, &mut second)?;
+    let mut octets = first[..taken.min(3)].to_vec();
+    octets.extend(&second[..taken.saturating_sub(3)]);
+    Ok(octets)
+}
+
+fn kind<T>(result: &io::Result<T>) -> Option<ErrorKind> {
+    result.as_ref().err().map(io::Error::kind)
+}
+
+fn is_rung(lane: &LaneStream) -> bool {
+    poll_for(lane.descriptor(), libc::POLLIN, 0) != 0
+}
+
+#[test]
+fn octets_go_both_ways() {
+    let (dials, accepts) = pair();
+    assert_eq!(write(&dials, b"there").unwrap(), 5);
+    assert_eq!(write(&accepts, b"and back").unwrap(), 8);
+    assert_eq!(read(&accepts).unwrap(), b"there");
+    assert_eq!(read(&dials).unwrap(), b"and back");
+    assert_eq!(kind(&read(&dials)), Some(ErrorKind::WouldBlock));
+    assert_eq!(dials.addresses(), Some((address(1, 0), address(2, 16385))));
+}
+
+#[test]
+fn who_rests_is_rung_once_and_who_does_not_never() {
+    let (dials, accepts) = pair();
+    write(&dials, b"one").unwrap();
+    assert!(!is_rung(&accepts));
+    assert!(!accepts.rest(), "something is here");
+    read(&accepts).unwrap();
+    assert!(accepts.rest());
+    write(&dials, b"two").unwrap();
+    write(&dials, b"three").unwrap();
+    assert!(is_rung(&accepts));
+    accepts.hear();
+    assert!(!is_rung(&accepts));
+    assert_eq!(read(&accepts).unwrap(), b"twothree");
+}
+
+#[test]
+fn a_full_lane_rings_once_half_of_it_is_free() {
+    let (dials, accepts) = pair();
+    let octets = vec![1; RING_BYTES + 10];
+    assert_eq!(write(&dials, &octets).unwrap(), RING_BYTES);
+    assert_eq!(kind(&write(&dials, b"more")), Some(ErrorKind::WouldBlock));
+    assert!(!dials.has_room());
+    assert_eq!(dials.unacknowledged().unwrap(), RING_BYTES as u64);
+    let mut some = [0; 100];
+    accepts.read(&mut some, &mut []).unwrap();
+    assert!(dials.has_room() && !is_rung(&dials));
+    read(&accepts).unwrap();
+    assert!(is_rung(&dials));
+    dials.hear();
+    assert_eq!(write(&dials, b"more").unwrap(), 4);
+}
+
+#[test]
+fn a_long_payload_is_waited_for_up_to_half_a_ring() {
+    let (dials, accepts) = pair();
+    accepts.expect(10 * RING_BYTES);
+    assert!(accepts.rest());
+    write(&dials, &vec![1; RING_BYTES / 2 - 1]).unwrap();
+    assert!(!is_rung(&accepts) && !accepts.has_come(10 * RING_BYTES));
+    write(&dials, &[1]).unwrap();
+    assert!(is_rung(&accepts) && accepts.has_come(10 * RING_BYTES));
+}
+
+#[test]
+fn what_was_written_before_the_end_is_read_first() {
+    for how in 0..3 {
+        let (dials, accepts) = pair();
+        assert!(accepts.rest());
+        write(&dials, b"last words").unwrap();
+        match how {
+            0 => dials.shutdown().unwrap(),
+            1 => dials.end(),
+            _ => drop(dials),
+        }
+        assert!(is_rung(&accepts));
+        accepts.hear();
+        accepts.hear(); // the bell, and then the end
+        assert_eq!(read(&accepts).unwrap(), b"last words");
+        assert_eq!(read(&accepts).unwrap(), b"", "way {how}");
+    }
+}
+
+#[test]
+fn nobody_writes_to_who_is_gone() {
+    let (dials, accepts) = pair();
+    drop(accepts);
+    dials.hear();
+    assert_eq!(kind(&write(&dials, b"?")), Some(ErrorKind::BrokenPipe));
+}
+
+#[test]
+fn half_an_end_leaves_the_other_direction() {
+    let (dials, accepts) = pair();
+    dials.shutdown().unwrap();
+    accepts.hear();
+    assert_eq!(read(&accepts).unwrap(), b"");
+    write(&accepts, b"still").unwrap();
+    assert_eq!(read(&dials).unwrap(), b"still");
+}
+
+#[test]
+fn a_wrong_position_ends_the_lane() {
+    let (dials, accepts) = pair();
+    write(&dials, b"x").unwrap();
+    let control = accepts.inward_way().memory.control(0);
+    control.head.0.store(1 << 40, Ordering::Relaxed);
+    assert_eq!(
+        read(&accepts).unwrap_err().raw_os_error(),
+        Some(libc::EPROTO)
+    );
+    assert!(accepts.is_breached());
+    dials.hear();
+    assert!(write(&dials, b"x").is_err());
+    let (dials, accepts) = pair();
+    let control = accepts.memory.control(0);
+    control.tail.0.store(5, Ordering::Relaxed);
+    assert_eq!(
+        write(&dials, b"x").unwrap_err().raw_os_error(),
+        Some(libc::EPROTO)
+    );
+    assert!(dials.has_room() && dials.waiting() == 0);
+}
+
+#[test]
+fn memory_is_taken_only_if_it_cannot_shrink() {
+    let (one, _other) = unix_pair().unwrap();
+    let ends = (address(1, 0), address(2, 0));
+    let lane = |memory: i32, ring_bytes| {
+        LaneStream::new(one.get(), memory, ring_bytes, Side::Dials, ends).map(drop)
+    };
+    let sealed = make(memory_bytes(RING_BYTES)).unwrap();
+    assert!(lane(sealed.get(), RING_BYTES).is_ok());
+    assert_eq!(
+        kind(&lane(sealed.get(), 2 * RING_BYTES)),
+        Some(ErrorKind::InvalidData)
+    );
+    assert_eq!(
+        kind(&lane(sealed.get(), RING_BYTES + 1)),
+        Some(ErrorKind::InvalidInput)
+    );
+    assert!(lane(one.get(), RING_BYTES).is_err());
+    assert!(lane(-1, RING_BYTES).is_err());
+}
+
+#[test]
+fn an_idle_ring_gives_its_memory_back_and_goes_on() {
+    let (dials, accepts) = pair();
+    write(&dials, &vec![9; RING_BYTES]).unwrap();
+    for _ in 0..3 {
+        dials.rest_memory(); // nothing: it is not read yet
+    }
+    assert_eq!(read(&accepts).unwrap(), vec![9; RING_BYTES]);
+    dials.rest_memory();
+    let mut octets = [0; 1];
+    accepts.memory.copy_out(CONTROL_BYTES, &mut octets);
+    assert_eq!(octets, [0]);
+    write(&dials, b"again").unwrap();
+    assert_eq!(read(&accepts).unwrap(), b"again");
+}
+
+/// Two threads that sleep in `poll` whenever they can, as two planes do.
+#[test]
+fn a_stream_of_octets_comes_whole() {
+    const OCTETS: u32 = 3_000_000;
+    let (dials, accepts) = pair();
+    let sleeps = AtomicU32::new(0);
+    let wait = |lane: &LaneStream| {
+        sleeps.fetch_add(1, Ordering::Relaxed);
+        let told = poll_for(lane.descriptor(), libc::POLLIN, 20_000);
+        assert!(told != 0, "a wake-up was lost");
+        lane.hear();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut at = 0;
+            while at < OCTETS {
+                let end = OCTETS.min(at + 40_000);
+                let octets: Vec<u8> = (at..end).map(|at| at.to_le_bytes()[0]).collect();
+                match write(&dials, &octets) {
+                    Ok(taken) => at += u32::try_from(taken).unwrap(),
+                    Err(_) => wait(&dials),
+                }
+            }
+            dials.shutdown().unwrap();
+        });
+        let mut at = 0u32;
+        loop {
+            match read(&accepts) {
+                Ok(octets) if octets.is_empty() => break,
+                Ok(octets) => {
+                    for octet in octets {
+                        assert_eq!(octet, at.to_le_bytes()[0]);
+                        at += 1;
+                    }
+                }
+                Err(_) => {
+                    if accepts.rest() {
+                        wait(&accepts);
+                    }
+                }
+            }
+        }
+        assert_eq!(at, OCTETS);
+    });
+    assert!(sleeps.load(Ordering::Relaxed) > 0);
+}

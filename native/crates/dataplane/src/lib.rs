@@ -1,0 +1,54 @@
+//! The shell of the data plane: one lock, threads, descriptors, streams.
+//!
+//! A twin of `urds.dataplane.reference`, behind the same contract (`urds.dataplane.base`). All
+//! state lies in one [`state::State`] under one short lock ([`plane::Plane::lock`]). Handles are
+//! numbers ([`table::Id`]): a stale one names nothing and refuses as a closed object does.
+//!
+//! Functions of `State` run with the lock held; functions of `Plane` take it themselves and are
+//! called without it. Wake-ups leave when the guard is dropped, after the lock is released.
+
+mod atomics {
+    pub use std::sync::atomic::{AtomicU32, Ordering};
+}
+pub mod attaching;
+pub mod clock;
+pub mod closing;
+pub mod congestion;
+pub mod dues;
+pub mod events;
+pub mod forks;
+mod ground;
+pub mod helper;
+pub mod host;
+pub mod lane;
+pub mod loop_path;
+pub mod mailbox;
+pub mod mailbox_calls;
+pub mod path_calls;
+pub mod plane;
+pub mod poll_set;
+pub mod readiness;
+pub mod reading;
+pub mod receiving;
+pub mod refusal;
+pub mod ring;
+#[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]
+pub mod rules;
+pub mod sending;
+mod settling;
+pub mod snapshot;
+pub mod state;
+pub mod stream;
+pub mod stream_path;
+pub mod sys;
+pub mod table;
+pub mod tails;
+pub mod waiting;
+pub mod waits;
+mod word;
+pub mod writing;
+
+#[cfg(test)]
+mod shell_tests;
+#[cfg(test)]
+mod world;

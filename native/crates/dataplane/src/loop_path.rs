@@ -1,0 +1,77 @@
+//! A path between two addresses of this process: the sender delivers, nothing is in flight.
+//!
+//! No header, no numbers, no checks. A delivered message is acknowledged by being in the inbox, so
+//! the send account never holds it. Congestion is the target's own map. A ping is answered at once.
+//! Source: linux v6.12 net/rds/loop.c; that every address of 127/8 is a host of its own with
+//! congestion and a bounded queue is ours (docs/differences.md).
+
+use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, Payload, SocketAddress};
+
+use crate::clock::wall_ns;
+use crate::state::{MailboxId, State};
+
+/// Delivers within the plane; the calls on paths that concern a stream do nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopPath {
+    pub local: Address,
+    pub peer: Address,
+}
+
+impl State {
+    /// Tell whether the port of an address of this process is congested.
+    pub(crate) fn is_congested_here(&self, target: &SocketAddress) -> bool {
+        let host = self.hosts_by_address.get(&target.address);
+        let host = host.and_then(|host| self.hosts.get(*host));
+        host.is_some_and(|host| host.congested.test(target.port))
+    }
+
+    /// Queue a message in its target, which is in this process. Copies the payload.
+    pub(crate) fn deliver_here(
+        &mut self,
+        sender: MailboxId,
+        target: &SocketAddress,
+        payload: &Payload,
+        extension: Extension,
+    ) {
+        let Some(mailbox) = self.mailboxes.get(sender) else {
+            return;
+        };
+        let source = SocketAddress::new(mailbox.local, mailbox.port);
+        self.counters.send_queued += 1;
+        if target.port == 0 {
+            self.counters.recv_ping += 1;
+            self.counters.send_pong += 1;
+            let pong = SocketAddress::new(target.address, 0);
+            self.put(sender, &Payload::empty(), pong, NO_EXTENSION);
+        } else if let Some(mailbox) = self.mailbox_at(&target.address, target.port) {
+            self.put(mailbox, payload, source, extension);
+        } else {
+            self.counters.recv_drop_no_sock += 1;
+        }
+    }
+
+    fn put(
+        &mut self,
+        target: MailboxId,
+        payload: &Payload,
+        source: SocketAddress,
+        extension: Extension,
+    ) {
+        let Some(mailbox) = self.mailboxes.get_mut(target) else {
+            return;
+        };
+        let (wall_ns, now_ns) = if mailbox.detailed || extension != NO_EXTENSION {
+            (wall_ns(), self.clock.now_ns())
+        } else {
+            (0, 0)
+        };
+        let octets = payload.octets();
+        let arriving = ArrivingPayload::Borrowed(octets);
+        mailbox
+            .inbox
+            .push(source, extension, arriving, wall_ns, now_ns);
+        self.counters.recv_queued += 1;
+        self.counters.recv_bytes_added_to_sock += octets.len() as u64;
+        self.note_arrival(target, 1);
+    }
+}

@@ -1,0 +1,269 @@
+//! A bound socket: its receive queue, its send account, its ways to peers, and who waits for it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use urds_path::{Address, Inbox, Limits, SocketAddress};
+
+use crate::readiness::ReadinessDescriptor;
+use crate::state::{HostId, PathId};
+use crate::waiting::Waiters;
+
+/// A congestion monitor that watches every port group.
+pub const ALL_GROUPS: u64 = u64::MAX;
+
+/// Octets of payloads that one write of long messages joins.
+const LONG_WRITE_BYTES: usize = 524_288;
+
+/// What every peer takes; a longer message must ask its path.
+pub const MESSAGE_BYTES_PLAIN: usize = 1 << 20;
+
+/// Destinations that a mailbox knows again.
+const FLOWS_MAX: usize = 4096;
+
+/// Everything that a socket can change about its mailbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MailboxSettings {
+    pub send_bytes_max: usize,
+    pub receive_bytes_max: usize,
+    /// `None` waits for ever, 0 never.
+    pub send_wait_ns: Option<u64>,
+    pub receive_wait_ns: Option<u64>,
+    /// Whether congestion notices are wanted, and for which port groups.
+    pub monitor: bool,
+    pub monitor_mask: u64,
+    pub timestamps: bool,
+    /// Whether times along the way of a message are wanted.
+    pub traces: bool,
+    pub tos: u8,
+}
+
+impl Default for MailboxSettings {
+    fn default() -> Self {
+        Self {
+            send_bytes_max: 106_496,
+            receive_bytes_max: 106_496,
+            send_wait_ns: None,
+            receive_wait_ns: None,
+            monitor: false,
+            monitor_mask: ALL_GROUPS,
+            timestamps: false,
+            traces: false,
+            tos: 0,
+        }
+    }
+}
+
+/// Which way leads to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    Stream(PathId),
+    /// To an address of this process: the sender delivers.
+    Loop,
+}
+
+/// State of one mailbox.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
+pub struct Mailbox {
+    pub host: HostId,
+    pub local: Address,
+    pub port: u16,
+    pub settings: MailboxSettings,
+    pub inbox: Inbox,
+    pub closed: bool,
+    /// The next take, or arrival, has more to do than its message.
+    pub special: bool,
+    /// Timestamps or traces are wanted.
+    pub detailed: bool,
+    /// Payload octets queued or not acknowledged.
+    pub send_queued_bytes: usize,
+    /// Messages that were dropped with their peer.
+    pub given_up: u64,
+    pub receive_waiters: Waiters,
+    pub room_waiters: Waiters,
+    pub routes: HashMap<Address, Route>,
+    /// The route that was asked for last.
+    pub(crate) last_route: Option<(Address, Route)>,
+    /// Where messages went since the routes changed: such a send has less to ask.
+    flows: HashSet<SocketAddress>,
+    last_flow: Option<SocketAddress>,
+    /// Peers whose messages were dropped: the next send to each says so, once.
+    pub failed: HashSet<Address>,
+    /// Groups to be told to the application.
+    pub notice_groups: u64,
+    /// Groups that answered ENOBUFS while the monitor was on.
+    pub wait_groups: u64,
+    /// An ENOBUFS since the last map update: poll must wake.
+    pub saw_congestion: bool,
+    pub map_news: bool,
+    pub descriptor: Option<Arc<ReadinessDescriptor>>,
+    /// Paths that wait for the receive queue to shrink.
+    pub pausing: Vec<PathId>,
+    /// A quarter of the send account.
+    pub quarter_bytes: usize,
+    /// With so much queued, look for acknowledgements.
+    pub look_at_bytes: usize,
+    /// So many octets of long messages make a write.
+    pub burst_bytes: usize,
+    /// The longest message that the account or the plane allow.
+    pub payload_bytes_max: usize,
+}
+
+impl Mailbox {
+    /// Make an open mailbox, which the caller enters at its port.
+    pub fn new(
+        host: HostId,
+        local: Address,
+        port: u16,
+        settings: MailboxSettings,
+        limits: &Limits,
+    ) -> Self {
+        let mut mailbox = Self {
+            host,
+            local,
+            port,
+            inbox: Inbox::new(settings.receive_bytes_max),
+            settings: MailboxSettings::default(),
+            closed: false,
+            special: false,
+            detailed: false,
+            send_queued_bytes: 0,
+            given_up: 0,
+            receive_waiters: Waiters::default(),
+            room_waiters: Waiters::default(),
+            routes: HashMap::new(),
+            last_route: None,
+            flows: HashSet::new(),
+            last_flow: None,
+            failed: HashSet::new(),
+            notice_groups: 0,
+            wait_groups: 0,
+            saw_congestion: false,
+            map_news: false,
+            descriptor: None,
+            pausing: Vec::new(),
+            quarter_bytes: 0,
+            look_at_bytes: 0,
+            burst_bytes: 0,
+            payload_bytes_max: 0,
+        };
+        mailbox.apply(settings, limits);
+        mailbox
+    }
+
+    /// Put settings in force.
+    pub fn apply(&mut self, settings: MailboxSettings, limits: &Limits) {
+        self.inbox.buffer_bytes = settings.receive_bytes_max;
+        self.inbox.clear_below_bytes = if self.inbox.congested {
+            (settings.receive_bytes_max / 2).max(1)
+        } else {
+            0
+        };
+        self.quarter_bytes = settings.send_bytes_max / 4;
+        self.burst_bytes = LONG_WRITE_BYTES.min(self.quarter_bytes);
+        self.look_at_bytes = self.quarter_bytes;
+        self.payload_bytes_max = settings.send_bytes_max.min(limits.message_bytes_max);
+        self.detailed = settings.timestamps || settings.traces;
+        if !settings.monitor {
+            self.notice_groups = 0;
+            self.wait_groups = 0;
+        }
+        self.settings = settings;
+    }
+
+    /// Tell whether the account takes no more.
+    pub fn is_full(&self) -> bool {
+        self.send_queued_bytes >= self.settings.send_bytes_max
+    }
+
+    pub fn has_notice(&self) -> bool {
+        self.notice_groups != 0
+    }
+
+    /// Find out whether the next take has more to do than to take.
+    pub fn settle_special(&mut self) {
+        self.special = self.closed
+            || self.descriptor.is_some()
+            || self.has_notice()
+            || !self.pausing.is_empty();
+    }
+
+    /// Return the way to a peer.
+    pub fn route_to(&mut self, peer: &Address) -> Option<Route> {
+        match &self.last_route {
+            Some((known, route)) if known == peer => Some(*route),
+            _ => {
+                let route = *self.routes.get(peer)?;
+                self.last_route = Some((*peer, route));
+                Some(route)
+            }
+        }
+    }
+
+    /// Forget or set the way to a peer.
+    pub fn set_route(&mut self, peer: Address, route: Option<Route>) {
+        self.forget_flows();
+        match route {
+            Some(route) => self.routes.insert(peer, route),
+            None => self.routes.remove(&peer),
+        };
+    }
+
+    /// Forget all ways to peers.
+    pub fn forget_routes(&mut self) {
+        self.forget_flows();
+        self.routes.clear();
+    }
+
+    /// Ask all there is to ask of the next send to each destination.
+    pub fn forget_flows(&mut self) {
+        self.last_route = None;
+        self.last_flow = None;
+        self.flows.clear();
+    }
+
+    /// Tell whether a message went to that destination since the routes changed.
+    pub fn has_flow(&mut self, target: &SocketAddress) -> bool {
+        if self.last_flow.as_ref() == Some(target) {
+            return true;
+        }
+        let is_known = self.flows.contains(target);
+        if is_known {
+            self.last_flow = Some(*target);
+        }
+        is_known
+    }
+
+    /// Note that a message went to a destination.
+    pub fn note_flow(&mut self, target: SocketAddress) {
+        if self.flows.len() >= FLOWS_MAX {
+            self.flows.clear();
+        }
+        self.flows.insert(target);
+        self.last_flow = Some(target);
+    }
+
+    /// Return the paths that lead to peers.
+    pub fn stream_paths(&self) -> impl Iterator<Item = PathId> {
+        self.routes.values().filter_map(|route| match route {
+            Route::Stream(path) => Some(*path),
+            Route::Loop => None,
+        })
+    }
+
+    /// Messages to the peer were dropped: the next send to it says so, once.
+    pub fn fail(&mut self, peer: Address) {
+        self.failed.insert(peer);
+        self.forget_flows();
+    }
+
+    /// Tell whether this socket has sent to an address of this process.
+    pub fn sends_by_loop_to(&self, address: &Address) -> bool {
+        self.routes.get(address) == Some(&Route::Loop)
+    }
+
+    /// Return the groups of a port.
+    pub const fn group_of(port: u16) -> u64 {
+        1 << (port % 64)
+    }
+}

@@ -1,0 +1,180 @@
+//! The rest of what a socket asks of its mailbox: settings, ways, cancelling, its descriptor.
+
+use std::sync::Arc;
+
+use urds_path::{Address, Owner};
+
+use crate::mailbox::{MailboxSettings, Route};
+use crate::plane::Plane;
+use crate::readiness::ReadinessDescriptor;
+use crate::refusal::Refused;
+use crate::state::{MailboxId, PathId, State};
+use crate::waits::WaitFor;
+
+/// A callback that is listed for a message or for room; see [`Plane::subscribe`].
+pub type Callback = Arc<dyn Fn() + Send + Sync>;
+
+impl Plane {
+    /// Say which way leads to `peer`; `None` forgets it, so that the next send resolves again.
+    pub fn route(&self, mailbox: MailboxId, peer: Address, route: Option<Route>) {
+        if let Some(record) = self.lock().mailboxes.get_mut(mailbox) {
+            record.set_route(peer, route);
+        }
+    }
+
+    /// Tell whether a mailbox has a way to any peer.
+    pub fn has_route(&self, mailbox: MailboxId) -> bool {
+        self.lock()
+            .mailboxes
+            .get(mailbox)
+            .is_some_and(|record| !record.routes.is_empty())
+    }
+
+    /// Have `callback` called once, from any thread and without the lock.
+    ///
+    /// For a message that is there already it is called at once; for room subscribe first, then
+    /// look.
+    pub fn subscribe(&self, mailbox: MailboxId, what: WaitFor, callback: Callback) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(record) = state.mailboxes.get_mut(mailbox) else {
+            state.desk.call_soon(callback);
+            return;
+        };
+        match what {
+            WaitFor::Arrival if record.closed || record.has_something() => {
+                state.desk.call_soon(callback);
+            }
+            WaitFor::Arrival => record.receive_waiters.add_callback(callback),
+            WaitFor::Room => record.room_waiters.add_callback(callback),
+        }
+    }
+
+    /// Take a callback back; once called, that passes the call on to the next who waits.
+    pub fn unsubscribe(&self, mailbox: MailboxId, what: WaitFor, callback: &Callback) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(record) = state.mailboxes.get_mut(mailbox) else {
+            return;
+        };
+        let waiters = match what {
+            WaitFor::Arrival => &mut record.receive_waiters,
+            WaitFor::Room => &mut record.room_waiters,
+        };
+        if !waiters.remove_callback(callback) {
+            waiters.tell(1, &mut state.desk); // told, and leaves without using it
+        }
+    }
+
+    /// Replace the settings; waiters and the descriptor see the change.
+    pub fn configure(&self, mailbox: MailboxId, settings: MailboxSettings) {
+        {
+            let mut state = self.lock();
+            let state = &mut *state;
+            let Some(record) = state.mailboxes.get_mut(mailbox) else {
+                return;
+            };
+            if settings.tos != record.settings.tos {
+                record.forget_routes(); // it may lead over other connections
+            }
+            record.apply(settings, &state.limits);
+            record.room_waiters.tell_all(&mut state.desk);
+            record.receive_waiters.tell_all(&mut state.desk);
+            state.touched.insert(mailbox);
+        }
+        self.settle();
+    }
+
+    /// Remove unacknowledged messages to that address and port, or all; return how many.
+    pub fn cancel(&self, mailbox: MailboxId, peer: Option<Address>, port: Option<u16>) -> usize {
+        let mut count = 0;
+        {
+            let mut state = self.lock();
+            for path in state.paths_of(mailbox) {
+                let leads = state
+                    .paths
+                    .get(path)
+                    .is_some_and(|record| peer.is_none_or(|peer| record.peer == peer));
+                if leads {
+                    count += state.cancel_path(path, mailbox, port);
+                }
+            }
+            state.note_room(mailbox);
+        }
+        self.settle();
+        count
+    }
+
+    /// Return a descriptor whose readiness is that of the socket; made on the first call.
+    ///
+    /// # Errors
+    /// `Closed` and its like; of the system, when no descriptors are left.
+    pub fn fileno(&self, mailbox: MailboxId) -> Result<i32, Refused> {
+        let descriptor = {
+            let mut state = self.lock();
+            let record = state.open_mailbox(mailbox)?;
+            if let Some(descriptor) = &record.descriptor {
+                return Ok(descriptor.descriptor());
+            }
+            let descriptor = Arc::new(ReadinessDescriptor::new()?);
+            record.descriptor = Some(Arc::clone(&descriptor));
+            record.special = true;
+            state.helper.want();
+            descriptor
+        };
+        self.sync(mailbox);
+        Ok(descriptor.descriptor())
+    }
+}
+
+impl State {
+    /// Return the paths of a mailbox's address.
+    pub(crate) fn paths_of(&self, mailbox: MailboxId) -> Vec<PathId> {
+        let record = self.mailboxes.get(mailbox);
+        let host = record.and_then(|record| self.hosts.get(record.host));
+        host.map_or_else(Vec::new, |host| host.paths.clone())
+    }
+
+    /// Remove a mailbox's messages from a path, to one port or all; return how many.
+    pub(crate) fn cancel_path(
+        &mut self,
+        path: PathId,
+        mailbox: MailboxId,
+        port: Option<u16>,
+    ) -> usize {
+        let Some(record) = self.paths.get_mut(path) else {
+            return 0;
+        };
+        let count = record.core.outgoing.cancel(Owner(mailbox.to_u64()), port);
+        self.counters.send_cancelled += count as u64;
+        self.account_freed(path, |_, _| {});
+        self.settle_room(path);
+        count
+    }
+
+    /// Leave the port, drop what nobody will read, wake everybody; `closed` is set.
+    pub(crate) fn shut_mailbox(&mut self, id: MailboxId) {
+        let Some(mailbox) = self.mailboxes.get_mut(id) else {
+            return;
+        };
+        if let Some(host) = self.hosts.get_mut(mailbox.host) {
+            host.inboxes.remove(mailbox.port, id);
+        }
+        self.counters.recv_drop_closed += mailbox.inbox.len() as u64;
+        mailbox.inbox.clear();
+        mailbox.inbox.over_since_ns = None; // a second look would never end
+        mailbox.closed = true;
+        mailbox.special = true;
+        mailbox.forget_flows();
+        if mailbox.send_queued_bytes > 0 {
+            self.closed_accounts.insert(id, mailbox.send_queued_bytes);
+        }
+        if std::mem::take(&mut mailbox.inbox.congested) {
+            self.show_congestion(id, false);
+        }
+        if let Some(mailbox) = self.mailboxes.get_mut(id) {
+            mailbox.receive_waiters.tell_all(&mut self.desk);
+            mailbox.room_waiters.tell_all(&mut self.desk);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What the control plane asks of a path. A path that is closed does nothing and holds nothing.
+
+use urds_path::{Extension, Received, Release};
+
+use crate::plane::Plane;
+use crate::state::{MailboxId, PathId};
+
+const PROBE_PORT: u16 = 1;
+
+/// What a handshake found out about a peer, for all of its paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    pub release: Release,
+    /// Every header carries one.
+    pub checksum: bool,
+    /// The longest message that both sides take, in octets.
+    pub message_bytes_max: usize,
+}
+
+impl Plane {
+    /// End `Hold::Release`; the peer has everything up to `received_by_peer` (`None`: unknown).
+    pub fn release_hold(&self, path: PathId, received_by_peer: Option<u64>) {
+        {
+            let mut state = self.lock();
+            let Some(record) = state.paths.get_mut(path) else {
+                return;
+            };
+            record.core.release(received_by_peer);
+            state.settle_freed(path);
+        }
+        self.flush(path);
+    }
+
+    /// Set what a handshake found out about the peer.
+    pub fn agree(&self, path: PathId, agreement: Agreement) {
+        {
+            let mut state = self.lock();
+            let Some(record) = state.paths.get_mut(path) else {
+                return;
+            };
+            record.plain = false;
+            record.core.agree(agreement.release, agreement.checksum);
+            record.message_bytes_max = agreement.message_bytes_max;
+            state.settle_freed(path);
+            state.tell_room_wanted(path); // perhaps with a message that is too long
+            state.mark_dirty(path);
+        }
+        self.flush(path);
+    }
+
+    /// Begin a new life of the peer: drop what its old life was handed; return how many.
+    pub fn restart_peer(&self, path: PathId) -> usize {
+        let mut state = self.lock();
+        let Some(record) = state.paths.get_mut(path) else {
+            return 0;
+        };
+        let count = record.core.restart_peer();
+        state.counters.peer_restarted += 1;
+        state.counters.send_given_up += count as u64;
+        state.settle_freed(path);
+        count
+    }
+
+    /// Note the peer's generation: a kernel's later probe with another one is its restart.
+    pub fn remember_handshake(&self, path: PathId, generation: Option<u64>) {
+        if let Some(record) = self.lock().paths.get_mut(path) {
+            record.core.incoming.remember_generation(generation);
+        }
+    }
+
+    /// Queue a ping, pong or probe; dropped without a stream, for it answers a stream.
+    ///
+    /// A pong is dropped too when as many messages wait as may: its asker does not read.
+    pub fn control(&self, path: PathId, ports: (u16, u16), extension: Extension, hello: bool) {
+        {
+            let mut state = self.lock();
+            let state = &mut *state;
+            let Some(record) = state.paths.get_mut(path) else {
+                return;
+            };
+            let (source_port, target_port) = ports;
+            let is_pong = source_port == 0 && target_port > PROBE_PORT;
+            let count = record.core.outgoing.message_count();
+            if !record.core.attached || (is_pong && count >= state.limits.path_messages_max) {
+                return;
+            }
+            record.core.control(
+                source_port,
+                target_port,
+                extension,
+                hello,
+                &mut state.counters,
+            );
+        }
+        self.flush(path);
+    }
+
+    /// Queue a map: a dead connection answers with a reset, a live one ignores it.
+    pub fn poke(&self, path: PathId) {
+        if let Some(record) = self.lock().paths.get_mut(path) {
+            record.core.map_due = record.core.attached;
+        }
+        self.flush(path);
+    }
+
+    /// Tell whether the peer's map in force marks a port.
+    pub fn peer_is_congested(&self, path: PathId, port: u16) -> bool {
+        let state = self.lock();
+        let Some(record) = state.paths.get(path) else {
+            return false;
+        };
+        let host = state.hosts.get(record.host);
+        host.is_some_and(|host| host.peer_is_congested(&record.peer, port))
+    }
+
+    /// Hold new messages until `other` delivered what it has queued now; `None`: until told.
+    pub fn hold_behind(&self, path: PathId, other: Option<PathId>) {
+        {
+            let mut state = self.lock();
+            let fence = other
+                .and_then(|other| state.paths.get_mut(other))
+                .map(|other| {
+                    other.dependents.push(path);
+                    other.plain = false;
+                    other.core.outgoing.fence()
+                });
+            let Some(record) = state.paths.get_mut(path) else {
+                return;
+            };
+            record.plain = false;
+            record.core.hold_behind(fence.unwrap_or_default());
+        }
+        self.flush(path);
+    }
+
+    /// Tell whether messages of sockets are queued or unacknowledged.
+    pub fn holds_messages(&self, path: PathId) -> bool {
+        self.lock()
+            .paths
+            .get(path)
+            .is_some_and(|record| record.core.outgoing.holds(None))
+    }
+
+    /// Return how many streams a path had so far.
+    pub fn attachment(&self, path: PathId) -> u64 {
+        self.lock()
+            .paths
+            .get(path)
+            .map_or(0, |record| record.attachment)
+    }
+
+    /// Drop every message; its senders learn it once, by EHOSTUNREACH. Return how many.
+    pub fn drop_queue(&self, path: PathId) -> usize {
+        let mut state = self.lock();
+        let Some(record) = state.paths.get_mut(path) else {
+            return 0;
+        };
+        let count = record.core.outgoing.drop_all();
+        let peer = record.peer;
+        record.wanted = false;
+        record.settled = false;
+        state.counters.send_given_up += count as u64;
+        state.account_freed(path, |state, mailbox: MailboxId| {
+            if let Some(record) = state.mailboxes.get_mut(mailbox) {
+                record.fail(peer);
+            }
+            state.note_freed(mailbox);
+        });
+        state.settle_room(path);
+        count
+    }
+
+    /// Forget a path; its stream is closed.
+    pub fn close_path(&self, path: PathId) {
+        drop(self.detach(path));
+        self.lock().remove_path(path);
+    }
+
+    /// Return what a path knows of its peer's numbers.
+    pub fn received(&self, path: PathId) -> Option<Received> {
+        Some(self.lock().paths.get(path)?.core.incoming.received())
+    }
+
+    /// Have a path without a first stream go on where an earlier one to the peer ended.
+    pub fn expect(&self, path: PathId, received: Received) {
+        if let Some(record) = self.lock().paths.get_mut(path) {
+            record.core.incoming.expect(received);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! All of a process's data plane: making things, the control plane's calls, one pass.
+//!
+//! The one short lock is never held across a system call that may block, nor while waiting for the
+//! interpreter. Whoever drops the guard of [`Plane::lock`] wakes whom it notified, after the lock
+//! is released; so no call has to be followed by a "deliver".
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
+use urds_path::{Address, Body, Limits};
+
+use crate::clock::{Clock, ClockFn};
+use crate::events::{Event, Interest};
+use crate::helper::Helper;
+use crate::mailbox::{Mailbox, MailboxSettings};
+use crate::poll_set::KICK;
+use crate::refusal::Refused;
+use crate::rules::{self, Rule};
+use crate::state::{MailboxId, PathId, State};
+use crate::stream::Stream;
+use crate::stream_path::StreamPath;
+use crate::sys::epoll::{self, Epoll};
+use crate::sys::eventfd::EventFd;
+
+/// Makes memory for a long payload that a thread is about to read; called without the lock.
+pub type AllocateFn = Arc<dyn Fn(usize) -> Body + Send + Sync>;
+
+/// See `urds.dataplane.base.Plane`. Any thread may make any call at any time; `help` belongs to
+/// one.
+pub struct Plane {
+    state: Mutex<State>,
+    /// Takes the place of `state` in the child of a fork, where its lock may never be released.
+    pub(crate) after_fork: OnceLock<Mutex<State>>,
+    pub(crate) clock: Clock,
+    pub(crate) poll_set: Epoll,
+    pub(crate) kick: EventFd,
+    pub(crate) helper: Helper,
+    /// Event loops that promised to pump.
+    pub(crate) loops: AtomicUsize,
+    /// Calls that gave up the interpreter and do not have it again.
+    pub(crate) calls_inside: AtomicUsize,
+    allocate: AllocateFn,
+}
+
+/// Marks a call that gives up the interpreter, until it has it again: `close` waits for its end.
+///
+/// A thread that comes back for the interpreter when that is gone is ended by it, on its way
+/// through our frames, which aborts the process.
+#[must_use]
+pub struct Inside<'a>(&'a AtomicUsize);
+
+/// The plane's lock, held. Dropped, it releases the lock and then wakes whom it notified.
+pub struct Locked<'a> {
+    plane: &'a Plane,
+    guard: Option<MutexGuard<'a, State>>,
+}
+
+impl Plane {
+    /// Make an empty plane; with a clock of the caller's nothing ever waits. `allocate` makes
+    /// memory for long payloads, by default our own.
+    ///
+    /// # Errors
+    /// Of the system, when no descriptors are left.
+    pub fn new(
+        limits: Limits,
+        clock: Option<ClockFn>,
+        generation: Option<u32>,
+        allocate: Option<AllocateFn>,
+    ) -> Result<Arc<Self>, Refused> {
+        let clock = clock.map_or(Clock::Monotonic, Clock::Injected);
+        let poll_set = Epoll::new()?;
+        let kick = EventFd::new()?;
+        poll_set.add(kick.descriptor(), epoll::READABLE, KICK)?;
+        let helper = Helper::new(&poll_set)?;
+        let state = State::new(limits, clock.clone(), generation, poll_set.clone());
+        Ok(Arc::new(Self {
+            state: Mutex::new(state),
+            after_fork: OnceLock::new(),
+            clock,
+            poll_set,
+            kick,
+            helper,
+            loops: AtomicUsize::new(0),
+            calls_inside: AtomicUsize::new(0),
+            allocate: allocate.unwrap_or_else(|| Arc::new(Body::zeroed)),
+        }))
+    }
+
+    /// Take the lock for a short section: no blocking call, no wait for the interpreter within.
+    #[inline]
+    pub fn lock(&self) -> Locked<'_> {
+        let state = self.after_fork.get().unwrap_or(&self.state);
+        Locked {
+            plane: self,
+            guard: Some(state.lock()),
+        }
+    }
+
+    /// Tell whether the clock is the caller's: then nothing waits.
+    pub fn is_virtual(&self) -> bool {
+        self.clock.is_virtual()
+    }
+
+    /// Return the time on the plane's clock.
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// Begin a call without the interpreter.
+    pub fn inside(&self) -> Inside<'_> {
+        self.calls_inside.fetch_add(1, Ordering::Relaxed);
+        Inside(&self.calls_inside)
+    }
+
+    /// Make memory for a long payload. No lock held.
+    pub(crate) fn allocate_body(&self, payload_bytes: usize) -> Body {
+        (self.allocate)(payload_bytes)
+    }
+
+    // -- making things
+
+    /// Bind a mailbox; the caller has checked that the port is free.
+    pub fn mailbox(&self, local: Address, port: u16, settings: MailboxSettings) -> MailboxId {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let host = state.host(local);
+        let record = Mailbox::new(host, local, port, settings, &state.limits);
+        let id = state.mailboxes.insert(record);
+        if let Some(host) = state.hosts.get_mut(host) {
+            host.inboxes.insert(port, id);
+        }
+        id
+    }
+
+    /// Make a path without a stream; its first message gets `sequence_first`.
+    pub fn path(&self, local: Address, peer: Address, index: u32, sequence_first: u64) -> PathId {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let host = state.host(local);
+        let (limits, generation) = (state.limits, state.generation);
+        let record = StreamPath::new(host, local, peer, index, limits, sequence_first, generation);
+        let id = state.paths.insert(record);
+        if let Some(host) = state.hosts.get_mut(host) {
+            host.paths.push(id);
+        }
+        id
+    }
+
+    // -- what arrives
+
+    /// Poll the set once and serve what is ready; return how many descriptors were.
+    pub(crate) fn serve_ready(&self, timeout_ns: Option<u64>) -> usize {
+        let mut ready = epoll::NOTHING;
+        let told = self.poll_set.wait(&mut ready, timeout_ns).unwrap_or(0);
+        self.serve(&ready[..told], false)
+    }
+
+    /// Serve what is ready; return how many descriptors were.
+    pub(crate) fn serve(&self, ready: &[libc::epoll_event], leading: bool) -> usize {
+        for &libc::epoll_event {
+            events,
+            u64: number,
+        } in ready
+        {
+            if number == KICK {
+                self.read_kick(leading);
+            } else if let Some(descriptor) = crate::poll_set::watched_of(number) {
+                self.lock().report_watched(descriptor);
+            } else {
+                self.serve_path_ready(PathId::from_u64(number), events);
+            }
+        }
+        self.settle();
+        ready.len()
+    }
+
+    fn serve_path_ready(&self, path: PathId, events: u32) {
+        let mut state = self.lock();
+        let Some(record) = state.paths.get(path) else {
+            return;
+        };
+        let is_paused = record.paused;
+        let bell = record.stream.as_ref().filter(|stream| stream.rings());
+        let bell = bell.map(Arc::clone);
+        let is_readable = events & !epoll::WRITABLE != 0;
+        state.counters.tcp_data_ready_calls += u64::from(is_readable);
+        drop(state);
+        if is_paused && events & epoll::BROKEN != 0 {
+            self.resume(path); // these cannot be masked out: what is left is little, take it
+        }
+        if let Some(stream) = bell {
+            self.serve_bell(path, &*stream);
+            return;
+        }
+        if is_readable {
+            self.read(path);
+        }
+        if events & epoll::WRITABLE != 0 {
+            self.unblock(path);
+        }
+    }
+
+    /// Serve a stream whose descriptor says no more than that there is something to look at.
+    fn serve_bell(&self, path: PathId, stream: &dyn Stream) {
+        stream.hear();
+        self.read(path);
+        let is_blocked = |record: &StreamPath| record.blocked;
+        if stream.has_room() && self.lock().paths.get(path).is_some_and(is_blocked) {
+            self.unblock(path);
+        }
+    }
+
+    /// Take the kick if we lead, or if nobody does.
+    ///
+    /// Under the lock, because a leader that sits down between the look and the read would lose
+    /// the kick that is meant for him.
+    fn read_kick(&self, leading: bool) {
+        let state = self.lock();
+        let is_ours = leading || !rules::holds(Rule::OnlyLeaderReadsKick);
+        if is_ours || !state.desk.has_leader() {
+            self.kick.silence();
+        }
+    }
+
+    // -- the control plane's calls
+
+    /// Do what no application thread does; return events, or none at the deadline.
+    ///
+    /// The deadline is on the plane's clock; one in the past makes one pass and never blocks. For
+    /// one thread only, without the interpreter.
+    pub fn help(&self, deadline_ns: Option<u64>) -> Vec<Event> {
+        if deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns()) {
+            self.pump();
+            return self.lock().take_events();
+        }
+        self.run_helper(deadline_ns)
+    }
+
+    /// Make `help` return early.
+    pub fn wake(&self) {
+        let mut state = self.lock();
+        state.helper.want_now();
+        state.helper.interrupted = true;
+    }
+
+    /// Promise, as an event loop, to `pump` whenever `descriptor` is readable. Takes no lock.
+    pub fn adopt(&self) {
+        self.loops.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// End one `adopt`; takes no lock, for a loop may end in a finaliser.
+    pub fn abandon(&self) {
+        self.loops.fetch_sub(1, Ordering::Relaxed);
+        self.helper.ring();
+    }
+
+    /// Make one pass without blocking; return how many descriptors were served.
+    pub fn pump(&self) -> usize {
+        let has_tails = {
+            let mut state = self.lock();
+            state.driven = true;
+            state.tails
+        };
+        if has_tails {
+            self.flush_tails();
+        }
+        let served = self.serve_ready(Some(0));
+        self.serve_due();
+        served
+    }
+
+    /// Tell whether a message may wait for others to join it.
+    pub fn has_tails(&self) -> bool {
+        self.lock().tails
+    }
+
+    /// Return a descriptor that is readable when `pump` would read something.
+    pub fn descriptor(&self) -> i32 {
+        self.poll_set.descriptor()
+    }
+
+    /// Report `Ready` once for a listener or a connecting socket.
+    ///
+    /// # Errors
+    /// Of the system, for a descriptor that cannot be watched.
+    pub fn watch(&self, descriptor: i32, interest: Interest) -> Result<(), Refused> {
+        Ok(self.lock().watch(descriptor, interest)?)
+    }
+
+    /// Stop watching; the descriptor may then be closed.
+    pub fn unwatch(&self, descriptor: i32) {
+        self.lock().unwatch(descriptor);
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    #[inline]
+    fn deref(&self) -> &State {
+        self.guard
+            .as_deref()
+            .expect("the guard is taken by drop only")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut State {
+        self.guard
+            .as_deref_mut()
+            .expect("the guard is taken by drop only")
+    }
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(mut state) = self.guard.take() else {
+            return;
+        };
+        if !state.has_wakes() {
+            return;
+        }
+        let after = state.take_after();
+        drop(state);
+        after.deliver(self.plane);
+    }
+}

@@ -1,0 +1,154 @@
+//! The descriptors that a plane waits for: streams, the kick, and what the control plane watches.
+//!
+//! One epoll set for all of them, so that one thread can wait for everything, and so that an event
+//! loop can wait for the plane by one descriptor. Who serves what is ready is the plane's affair.
+//! Changes of the set do not block, so they are made under the lock.
+
+use std::collections::HashMap;
+use std::io;
+
+use crate::events::{Event, Interest};
+use crate::state::{PathId, State};
+use crate::sys::epoll::{self, Epoll};
+use crate::sys::sockets;
+
+/// How the set tells of the kick; of a path it tells by the path's own number.
+pub(crate) const KICK: u64 = u64::MAX;
+/// Marks a descriptor of the control plane; no path's number has this bit.
+const WATCHED: u64 = 1 << 63;
+
+/// Return the watched descriptor that the set tells of by this number.
+pub(crate) fn watched_of(number: u64) -> Option<i32> {
+    if number & WATCHED == 0 {
+        None
+    } else {
+        i32::try_from(number & !WATCHED).ok()
+    }
+}
+
+/// What is watched; guarded by the plane's lock.
+pub struct PollTables {
+    pub(crate) set: Epoll,
+    watched: HashMap<i32, Interest>,
+}
+
+impl PollTables {
+    /// Make empty tables over a set.
+    pub fn new(set: Epoll) -> Self {
+        Self {
+            set,
+            watched: HashMap::new(),
+        }
+    }
+}
+
+impl State {
+    /// Watch a path's new stream for reading; sets `polled`.
+    ///
+    /// # Errors
+    /// Of the system, when no watches are left.
+    pub fn watch_stream(&mut self, path: PathId) -> io::Result<()> {
+        let Some(record) = self.paths.get_mut(path) else {
+            return Ok(());
+        };
+        let Some(stream) = &record.stream else {
+            return Ok(());
+        };
+        self.poll_set
+            .set
+            .add(stream.descriptor(), epoll::READABLE, path.to_u64())?;
+        record.polled = true;
+        Ok(())
+    }
+
+    /// Take a path's stream out; clears `polled`.
+    pub fn unwatch_stream(&mut self, path: PathId) {
+        let Some(record) = self.paths.get_mut(path) else {
+            return;
+        };
+        if let Some(stream) = &record.stream
+            && record.polled
+        {
+            let _ = self.poll_set.set.remove(stream.descriptor()); // closed by its peer's owner
+        }
+        record.polled = false;
+    }
+
+    /// Watch a path for what it waits for now: not `paused`, `blocked`.
+    ///
+    /// A path that waits for nothing leaves the set: a member is told of errors whatever it asked
+    /// for, so a connection that is reset while it is not read would keep every poll awake.
+    pub fn update_watch(&mut self, path: PathId) {
+        let Some(record) = self.paths.get_mut(path) else {
+            return;
+        };
+        let Some(stream) = &record.stream else { return };
+        let mut mask = if record.paused { 0 } else { epoll::READABLE };
+        if record.blocked {
+            mask |= if stream.rings() {
+                epoll::READABLE
+            } else {
+                epoll::WRITABLE
+            };
+        }
+        if record.unheard && !record.paused {
+            mask |= epoll::WRITABLE; // a bell is always writable: it is told of at once
+        }
+        let (set, descriptor) = (&self.poll_set.set, stream.descriptor());
+        let changed = match (mask != 0, record.polled) {
+            (true, true) => set.modify(descriptor, mask, path.to_u64()),
+            (true, false) => set.add(descriptor, mask, path.to_u64()),
+            (false, true) => set.remove(descriptor),
+            (false, false) => Ok(()),
+        };
+        if changed.is_ok() {
+            record.polled = mask != 0;
+        }
+    }
+
+    /// Watch a descriptor until it is ready once.
+    pub(crate) fn watch(&mut self, descriptor: i32, interest: Interest) -> io::Result<()> {
+        let mut mask = 0;
+        if interest.0 & Interest::READ.0 != 0 {
+            mask |= epoll::READABLE;
+        }
+        if interest.0 & Interest::WRITE.0 != 0 {
+            mask |= epoll::WRITABLE;
+        }
+        let number = WATCHED | u64::from(descriptor.unsigned_abs());
+        self.poll_set.set.add(descriptor, mask, number)?;
+        self.poll_set.watched.insert(descriptor, interest);
+        Ok(())
+    }
+
+    /// Stop watching.
+    pub(crate) fn unwatch(&mut self, descriptor: i32) {
+        if self.poll_set.watched.remove(&descriptor).is_some() {
+            let _ = self.poll_set.set.remove(descriptor); // may be closed already
+        }
+    }
+
+    /// End the watch of a ready descriptor and report it.
+    ///
+    /// It is looked at again: between the poll and now its number may have come to mean another.
+    pub(crate) fn report_watched(&mut self, descriptor: i32) {
+        let Some(&interest) = self.poll_set.watched.get(&descriptor) else {
+            return;
+        };
+        let ready = sockets::poll_now(descriptor, i16::from(interest.0));
+        if ready == 0 {
+            return;
+        }
+        self.unwatch(descriptor);
+        let is_readable = ready & !libc::POLLOUT != 0;
+        let interest = if is_readable {
+            Interest::READ
+        } else {
+            Interest::WRITE
+        };
+        self.emit(Event::Ready {
+            descriptor,
+            interest,
+        });
+    }
+}

@@ -1,0 +1,402 @@
+//! How a path reads its stream: one thread at a time, to its end, and what a read brings.
+//!
+//! Octets are read without the lock into memory of the reading thread, or straight into that of a
+//! long payload; then they are taken in under it. Reading does not stop because a mailbox is over
+//! its buffer, for acknowledgements and maps travel in the same stream; far over it, the path
+//! pauses. Whatever ends a stream, all that the peer's TCP was told to be here is taken in first.
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::io::{self, ErrorKind};
+use std::sync::{Arc, Once};
+
+use urds_path::{Body, BodyReading, DownReason};
+
+use crate::ground::StateGround;
+use crate::plane::Plane;
+use crate::state::{PathId, State};
+use crate::stream::Stream;
+use crate::writing::Writing;
+
+/// Memory of a reading thread; it stays in the processor's cache.
+const BUFFER_BYTES: usize = 256 << 10;
+/// From this length on, payloads are read one at a time and straight into their own memory; for
+/// shorter ones a system call each costs more than the copy.
+const DIRECT_BYTES: usize = 32 << 10;
+/// The part of the buffer that is used meanwhile: a header and what shows that the next is long.
+const HEAD_BYTES: usize = 9216;
+/// A block that is freed once for the allocator to keep others of its size.
+const KEPT_BYTES: usize = 4 << 20;
+const READS_PER_PASS: usize = 8;
+/// Then others have their turn.
+const PASS_BYTES: usize = 4 << 20;
+/// Of a stream whose last read brought nothing for anybody: a neighbour of a flood of messages for
+/// nobody, of pings or of maps waits for what is read at once.
+const VAIN_BYTES: usize = 16384;
+/// From so much of a payload on, a wake-up for the whole is worth a system call.
+const EXPECT_BYTES: usize = 131_072;
+const EXPECT_FROM_BYTES: usize = 262_144;
+const EXPECT_MAX_BYTES: usize = 4 << 20;
+const DRAIN_READS: usize = 1024;
+
+thread_local! {
+    static BUFFER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+}
+
+/// A path in the hands of the only thread that reads it.
+pub(crate) struct Reading {
+    path: PathId,
+    pub(crate) stream: Arc<dyn Stream>,
+    body: Option<BodyReading>,
+    buffer: Box<[u8]>,
+    vain: bool,
+    /// Long payloads come.
+    long: bool,
+    expected: usize,
+}
+
+/// What a read means for the one who reads.
+enum Outcome {
+    /// There may be more.
+    More,
+    /// Nothing more is here.
+    Enough,
+    /// The stream has come to its end, or must be cut.
+    Over(DownReason, i32),
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        BUFFER.set(Some(std::mem::take(&mut self.buffer)));
+    }
+}
+
+impl Reading {
+    fn new(path: PathId, stream: Arc<dyn Stream>) -> Self {
+        let buffer = BUFFER.take().filter(|buffer| buffer.len() == BUFFER_BYTES);
+        let buffer = buffer.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
+        Self {
+            path,
+            stream,
+            body: None,
+            buffer,
+            vain: false,
+            long: false,
+            expected: 1,
+        }
+    }
+
+    /// Read once; return the octets of the body and those of the buffer, and whether all was full.
+    fn read(&mut self) -> io::Result<(usize, usize, bool)> {
+        let room = match self.long {
+            true => HEAD_BYTES,
+            false if self.vain => VAIN_BYTES,
+            false => BUFFER_BYTES,
+        };
+        let buffer = &mut self.buffer[..room];
+        let Some(body) = &mut self.body else {
+            let octets = self.stream.read(buffer, &mut [])?;
+            return Ok((0, octets, octets == room));
+        };
+        let rest = body.rest_mut();
+        let missing = rest.len();
+        let octets = self.stream.read(rest, buffer)?;
+        let of_body = octets.min(missing);
+        body.filled += of_body;
+        Ok((of_body, octets - of_body, octets == missing + room))
+    }
+
+    fn reads_directly(&self) -> bool {
+        let body = self.body.as_ref();
+        body.is_some_and(|body| body.total >= DIRECT_BYTES)
+    }
+
+    /// Have memory for a long payload. No lock held: it may be an object of Python.
+    fn allocate(&mut self, plane: &Plane) {
+        if let Some(body) = &mut self.body
+            && body.memory.is_none()
+        {
+            keep_freed();
+            let memory = plane.allocate_body(body.total);
+            if body.carry_over(memory).is_err() {
+                let zeroed = Body::zeroed(body.total);
+                drop(body.carry_over(zeroed));
+            }
+        }
+    }
+
+    /// Tell whether to read on: not while most of a long payload is still on its way.
+    fn has_come(&self) -> bool {
+        self.expected == 1 || self.stream.has_come(self.expected)
+    }
+}
+
+/// Have the allocator keep the memory of payloads that are taken and freed.
+///
+/// glibc takes the length of a freed large block for the usual one: from then on blocks of that
+/// length come from its heap, and twice as much may lie free there before it shrinks. Until then
+/// each run of payloads goes back to the kernel page by page. Source: mallopt(3),
+/// `M_MMAP_THRESHOLD`.
+fn keep_freed() {
+    static DONE: Once = Once::new();
+    DONE.call_once(|| drop(black_box(Vec::<u8>::with_capacity(KEPT_BYTES))));
+}
+
+impl Plane {
+    /// Read what is there, a bounded number of times; return whether anything came.
+    ///
+    /// No lock held. Does nothing if another thread reads the path, or a full mailbox pauses it.
+    pub fn read(&self, path: PathId) -> bool {
+        let Some(mut reading) = self.lock().begin_read(path) else {
+            return false;
+        };
+        let (mut reads, mut octets) = (0, 0);
+        let mut over = None;
+        loop {
+            let (taken, outcome) = self.read_once(&mut reading);
+            octets += taken;
+            reads += 1;
+            match outcome {
+                Outcome::Over(reason, errno) => {
+                    over = Some((reason, errno));
+                    break;
+                }
+                Outcome::More
+                    if reads < READS_PER_PASS
+                        && octets < PASS_BYTES
+                        && !reading.vain
+                        && reading.has_come() => {}
+                _ => break,
+            }
+        }
+        match over {
+            Some((reason, errno)) => self.end_what_we_read(&reading, reason, errno),
+            None => self.end_read(reading),
+        }
+        octets > 0
+    }
+
+    /// Take in everything that can be read without waiting, whatever ends it. Keeps `reading` set.
+    pub(crate) fn drain_stream(&self, reading: &mut Reading) {
+        for _ in 0..DRAIN_READS {
+            match self.read_once(reading) {
+                (0, _) | (_, Outcome::Over(..)) => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Read once and take the octets in; return how many, and what it means.
+    fn read_once(&self, reading: &mut Reading) -> (usize, Outcome) {
+        reading.allocate(self);
+        let read = loop {
+            match reading.read() {
+                Err(failure) if failure.kind() == ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
+        match read {
+            Ok((0, 0, _)) => (0, Outcome::Over(DownReason::EndOfStream, 0)),
+            Ok((of_body, of_buffer, full)) => {
+                let outcome = self.lock().take_in(reading, of_buffer, full);
+                (of_body + of_buffer, outcome)
+            }
+            Err(failure) if failure.kind() == ErrorKind::WouldBlock => (0, Outcome::Enough),
+            Err(failure) => {
+                let errno = failure.raw_os_error().unwrap_or(libc::EIO);
+                (0, Outcome::Over(DownReason::Error, errno))
+            }
+        }
+    }
+
+    /// End a pass: say what to wait for, let others read, and answer.
+    fn end_read(&self, mut reading: Reading) {
+        let expected = reading.expected;
+        let mut state = self.lock();
+        if state.expects_anew(reading.path, expected) {
+            // By the thread that reads: it must not outlive what the next reader finds.
+            drop(state);
+            reading.stream.expect(expected);
+            state = self.lock();
+        }
+        let writing = state.release_reading(&mut reading);
+        drop(state);
+        self.let_rest(reading.path, &*reading.stream);
+        if let Some(writing) = writing {
+            self.finish_write(writing);
+        }
+    }
+
+    /// Have the stream tell of what comes from now on, or look again at once; after `reading` was
+    /// cleared, for what was told meanwhile nobody took. No lock held.
+    pub(crate) fn let_rest(&self, path: PathId, stream: &dyn Stream) {
+        if stream.rest() {
+            return;
+        }
+        let mut state = self.lock();
+        if let Some(record) = state.paths.get_mut(path)
+            && record.stream.is_some()
+        {
+            record.unheard = true; // of another stream than this: it is looked at in vain
+            state.update_watch(path);
+        }
+    }
+
+    /// End the stream that we read: report it, close it, keep the queue.
+    fn end_what_we_read(&self, reading: &Reading, reason: DownReason, errno: i32) {
+        // True even after a reset; asked without the lock, and nobody else can end the stream.
+        let unacknowledged = reading.stream.unacknowledged().ok();
+        let mut state = self.lock();
+        let dead = state.end_stream(reading.path, reason, errno, unacknowledged);
+        if let Some(path) = state.paths.get_mut(reading.path) {
+            path.reading = false;
+        }
+        drop(state);
+        drop(dead);
+    }
+
+    /// Free what our TCP says the peer's TCP has. No lock held.
+    pub fn ask_stream(&self, path: PathId) {
+        let Some((stream, attachment)) = self.lock().stream_of(path) else {
+            return;
+        };
+        // What another thread is just writing is not counted yet, and so not as acknowledged.
+        let Ok(unacknowledged) = stream.unacknowledged() else {
+            return;
+        };
+        self.lock()
+            .note_unacknowledged(path, attachment, unacknowledged);
+    }
+}
+
+impl State {
+    /// Become the one who reads a path; `None` if somebody does, or it is not to be read.
+    pub(crate) fn begin_read(&mut self, id: PathId) -> Option<Reading> {
+        let path = self.paths.get_mut(id)?;
+        if path.stream.is_none() || path.reading || path.paused {
+            self.driven |= path.reading;
+            return None;
+        }
+        self.take_stream(id)
+    }
+
+    /// The same also for a path that pauses; the caller saw that nobody reads it.
+    pub(crate) fn take_stream(&mut self, id: PathId) -> Option<Reading> {
+        let path = self.paths.get_mut(id)?;
+        if std::mem::take(&mut path.unheard) {
+            self.update_watch(id);
+        }
+        let path = self.paths.get_mut(id)?;
+        let mut reading = Reading::new(id, Arc::clone(path.stream.as_ref()?));
+        path.reading = true;
+        reading.body = path.core.incoming.take_body();
+        reading.vain = path.vain;
+        reading.long = path.long;
+        reading.expected = path.expected_octets;
+        Some(reading)
+    }
+
+    /// Give back a long payload under way and let others read; return what is to be answered.
+    fn release_reading(&mut self, reading: &mut Reading) -> Option<Writing> {
+        let id = reading.path;
+        if let Some(body) = reading.body.take() {
+            let _ = self.receive_octets(id, Some(body), &[]); // not whole: nothing is judged
+        }
+        let path = self.paths.get_mut(id)?;
+        path.reading = false;
+        if path.paused {
+            self.update_watch(id);
+        }
+        if self.paths.get(id)?.core.wants_to_write() {
+            self.begin_write(id, false)
+        } else {
+            None
+        }
+    }
+
+    /// Note what the stream is asked to wait for; return whether that is news to it.
+    fn expects_anew(&mut self, id: PathId, expected: usize) -> bool {
+        let Some(path) = self.paths.get_mut(id) else {
+            return false;
+        };
+        std::mem::replace(&mut path.expected_octets, expected) != expected
+    }
+
+    /// Take in what was read: a part of a body, and octets of the buffer behind it.
+    fn take_in(&mut self, reading: &mut Reading, octets: usize, full: bool) -> Outcome {
+        let id = reading.path;
+        let had_direct = reading.reads_directly();
+        let data = &reading.buffer[..octets];
+        let received = self.receive_octets(id, reading.body.take(), data);
+        self.settle_read(id);
+        if let Err(reason) = received {
+            self.count_breach(reason);
+            return Outcome::Over(reason, 0);
+        }
+        let Some(path) = self.paths.get_mut(id) else {
+            return Outcome::Enough;
+        };
+        let missing = path.core.incoming.remaining().1;
+        let is_long = missing >= EXPECT_FROM_BYTES || reading.expected > 1;
+        reading.expected = if missing >= EXPECT_BYTES && is_long {
+            missing.min(EXPECT_MAX_BYTES)
+        } else {
+            1
+        };
+        reading.body = path.core.incoming.take_body();
+        reading.vain = path.vain;
+        path.long = had_direct || reading.reads_directly();
+        reading.long = path.long;
+        if full { Outcome::More } else { Outcome::Enough }
+    }
+
+    fn receive_octets(
+        &mut self,
+        id: PathId,
+        body: Option<BodyReading>,
+        data: &[u8],
+    ) -> Result<(), DownReason> {
+        let Some(path) = self.paths.get_mut(id) else {
+            return Ok(());
+        };
+        let Some(host) = self.hosts.get(path.host) else {
+            return Ok(());
+        };
+        let now_ns = self.clock.now_ns();
+        let mut ground = StateGround::new(
+            &host.inboxes,
+            &mut self.mailboxes,
+            path.peer,
+            now_ns,
+            &mut path.arrivals,
+        );
+        if let Some(body) = body {
+            path.core
+                .resume_body(body, now_ns, &mut ground, &mut self.counters)?;
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        path.core
+            .receive(data, now_ns, &mut ground, &mut self.counters)
+    }
+
+    /// Return a path's stream, to ask it something without the lock.
+    pub(crate) fn stream_of(&self, id: PathId) -> Option<(Arc<dyn Stream>, u64)> {
+        let path = self.paths.get(id)?;
+        Some((Arc::clone(path.stream.as_ref()?), path.attachment))
+    }
+
+    /// Free what lies in the octets that the peer's TCP has.
+    fn note_unacknowledged(&mut self, id: PathId, attachment: u64, unacknowledged: u64) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        if path.stream.is_none() || path.attachment != attachment {
+            return;
+        }
+        let octets = path.core.octets_written.saturating_sub(unacknowledged);
+        path.core.handle_stream_acknowledged(octets);
+        self.settle_freed(id);
+    }
+}

@@ -1,0 +1,484 @@
+//! How a message is queued: in one critical section, which also decides whether it leaves now.
+//!
+//! Refusals come in the order in which Linux gives them: the peer's congestion before our own
+//! account. A wait ends when the message is queued, when it never can be, or when its time is over.
+//! Source: linux v6.12 net/rds/send.c (`rds_sendmsg`).
+
+use urds_path::constants::LONG_BYTES;
+use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
+
+use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
+use crate::plane::Plane;
+use crate::refusal::{Refusal, Refused};
+use crate::state::{MailboxId, PathId, State};
+use crate::waits::WaitFor;
+use crate::writing::Writing;
+
+/// A message on its way into a queue.
+#[derive(Debug)]
+pub struct Message {
+    pub mailbox: MailboxId,
+    pub target: SocketAddress,
+    pub payload: Payload,
+    pub extension: Extension,
+    /// It waited for a congested peer, and was counted for it.
+    blocked: bool,
+    /// It was gathered, or waited: everything there is to ask is asked.
+    asks_all: bool,
+}
+
+impl Message {
+    pub fn new(
+        mailbox: MailboxId,
+        target: SocketAddress,
+        payload: Payload,
+        extension: Extension,
+    ) -> Self {
+        Self {
+            mailbox,
+            target,
+            payload,
+            extension,
+            blocked: false,
+            asks_all: false,
+        }
+    }
+
+    /// Return the same message as one of `sendmsg`, which never counts as a request or a reply.
+    #[must_use]
+    pub fn gathered(mut self) -> Self {
+        self.asks_all = true;
+        self
+    }
+}
+
+/// What became of a message.
+#[must_use]
+pub enum Sent {
+    /// It is queued, and nothing is left to do.
+    Done,
+    /// It is queued; give this to [`Plane::finish_send`].
+    Leaves(Leaving),
+    /// Nothing leads to its peer: resolve, then send it again, at most three times.
+    NoRoute(Message),
+    /// There is no room and it may wait: [`Plane::send_waiting`], without the interpreter.
+    Waits(Message),
+}
+
+/// What a send left to do without the lock: a write, and to look for acknowledgements.
+#[must_use]
+pub struct Leaving {
+    mailbox: MailboxId,
+    path: Option<PathId>,
+    writing: Option<Writing>,
+    look: bool,
+    settle: bool,
+    sync: bool,
+}
+
+impl Leaving {
+    /// Octets that are written first; many are better written without the interpreter.
+    pub fn octets(&self) -> usize {
+        self.writing.as_ref().map_or(0, Writing::octets)
+    }
+}
+
+/// How a message was queued.
+#[derive(Clone, Copy)]
+enum Way {
+    /// With nothing beside it: it leaves at once.
+    Alone(PathId),
+    /// To where the mailbox has sent before: with a tail noted there is nothing to decide.
+    Again(PathId),
+    /// With everything asked.
+    Asked(PathId),
+    /// Delivered within the process.
+    Loop,
+}
+
+/// What one attempt to queue a message gave.
+enum Attempt {
+    Queued(Way),
+    /// There is no room, or the peer is congested; waiting may mend it.
+    Busy(Refusal),
+    NoRoute,
+}
+
+impl Plane {
+    /// Queue one message, or say what keeps it; one critical section, and nothing waits.
+    ///
+    /// With `wait_ns` 0, or a clock of the caller's, `Waits` is refused instead.
+    ///
+    /// # Errors
+    /// What no waiting mends: `Closed` and its like, `TooLong`, `PeerUnreachable` once after the
+    /// peer's messages were dropped; for who does not wait `QueueFull`, `PathFull`,
+    /// `PeerCongested`.
+    pub fn send_now(&self, mut message: Message, wait_ns: Option<u64>) -> Result<Sent, Refused> {
+        let mut state = self.lock();
+        let refusal = match state.attempt_send(&message)? {
+            Attempt::Queued(way) => return Ok(state.queued(message.mailbox, way)),
+            Attempt::NoRoute => return Ok(Sent::NoRoute(message)),
+            Attempt::Busy(refusal) => refusal,
+        };
+        if wait_ns == Some(0) || self.is_virtual() {
+            if refusal == Refusal::PeerCongested {
+                state.counters.cong_send_error += 1;
+            }
+            let detail = state.account_detail(&message, refusal);
+            return Err(refusal.because(detail));
+        }
+        state.note_blocked(&mut message, refusal);
+        message.asks_all = true;
+        Ok(Sent::Waits(message))
+    }
+
+    /// Queue a message as soon as there is room; `wait_ns` `None` waits for ever.
+    ///
+    /// Returns no `Waits`. Without the interpreter.
+    ///
+    /// # Errors
+    /// As `send_now`, and `TimedOut`, `Interrupted`.
+    pub fn send_waiting(
+        &self,
+        message: Message,
+        wait_ns: Option<u64>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Sent, Refused> {
+        let (mailbox, target) = (message.mailbox, message.target);
+        let mut message = Some(message);
+        let sent = self.wait_reading(mailbox, WaitFor::Room, wait_ns, interrupted, |state| {
+            let Some(waiting) = &mut message else {
+                return Ok(None);
+            };
+            match state.attempt_send(waiting)? {
+                Attempt::Queued(way) => return Ok(Some(state.queued(mailbox, way))),
+                Attempt::NoRoute => {}
+                Attempt::Busy(refusal) => {
+                    state.note_blocked(waiting, refusal);
+                    return Ok(None);
+                }
+            }
+            Ok(message.take().map(Sent::NoRoute))
+        })?;
+        sent.ok_or_else(|| {
+            let SocketAddress { address, port } = target;
+            Refusal::TimedOut.because(format!("no room to send to {address} port {port}"))
+        })
+    }
+
+    /// Write what leaves now; look for acknowledgements if the account fills. No lock held.
+    pub fn finish_send(&self, leaving: Leaving) {
+        let Leaving {
+            mailbox,
+            path,
+            writing,
+            look,
+            settle,
+            sync,
+        } = leaving;
+        let is_full = writing.is_some_and(|writing| self.finish_write(writing));
+        if settle || is_full {
+            self.settle();
+        }
+        if look && let Some(path) = path {
+            self.look_for_room(mailbox, path);
+        }
+        if sync {
+            self.sync(mailbox);
+        }
+    }
+
+    /// Look for acknowledgements: the account is a quarter full, and an eighth came since.
+    fn look_for_room(&self, mailbox: MailboxId, path: PathId) {
+        {
+            let mut state = self.lock();
+            let Some(record) = state.mailboxes.get(mailbox) else {
+                return;
+            };
+            if record.send_queued_bytes * 2 >= record.settings.send_bytes_max
+                && let Some(record) = state.paths.get_mut(path)
+            {
+                record.core.outgoing.acknowledgement_wanted = true;
+                record.plain = false;
+            }
+        }
+        self.look_for_acknowledgements(path);
+        if let Some(record) = self.lock().mailboxes.get_mut(mailbox) {
+            let eighth_bytes = record.settings.send_bytes_max / 8;
+            record.look_at_bytes = record
+                .quarter_bytes
+                .max(record.send_queued_bytes + eighth_bytes);
+        }
+    }
+
+    /// Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has.
+    pub fn look_for_acknowledgements(&self, path: PathId) {
+        let by_peer = {
+            let mut state = self.lock();
+            state.driven = true; // a sender that reads them itself needs no helper
+            let Some(record) = state.paths.get(path) else {
+                return;
+            };
+            record.core.outgoing.release == Release::PeerAcknowledged
+        };
+        if by_peer {
+            self.read(path);
+        } else {
+            self.ask_stream(path);
+        }
+        self.settle();
+        let mut state = self.lock();
+        let now_ns = state.now_ns();
+        if let Some(record) = state.paths.get_mut(path) {
+            record.idle_since_ns = now_ns; // looking is no pause of the sender
+        }
+    }
+}
+
+impl State {
+    /// Queue a message, or say why not.
+    fn attempt_send(&mut self, message: &Message) -> Result<Attempt, Refused> {
+        let Message {
+            mailbox: id,
+            target,
+            payload,
+            ..
+        } = message;
+        let refused_when_gone = self.closed_refusal;
+        let Some(mailbox) = self.mailboxes.get_mut(*id) else {
+            return Err(refused_when_gone.into());
+        };
+        if payload.len() > mailbox.payload_bytes_max {
+            return Err(too_long(
+                mailbox,
+                payload.len(),
+                self.limits.message_bytes_max,
+            ));
+        }
+        if mailbox.closed {
+            return Err(refused_when_gone.into());
+        }
+        let Some(route) = mailbox.route_to(&target.address) else {
+            mailbox.map_news = false;
+            return Ok(Attempt::NoRoute);
+        };
+        if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {
+            let peer = target.address;
+            let detail = format!("{peer}: messages queued for it were dropped");
+            return Err(Refusal::PeerUnreachable.because(detail));
+        }
+        match route {
+            Route::Stream(path) => self.attempt_stream(message, path),
+            Route::Loop => Ok(self.attempt_loop(message)),
+        }
+    }
+
+    fn attempt_stream(&mut self, message: &Message, path: PathId) -> Result<Attempt, Refused> {
+        let Message {
+            mailbox: id,
+            target,
+            payload,
+            ..
+        } = message;
+        let Some(mailbox) = self.mailboxes.get_mut(*id) else {
+            return Ok(Attempt::NoRoute);
+        };
+        let Some(record) = self.paths.get_mut(path) else {
+            mailbox.set_route(target.address, None);
+            return Ok(Attempt::NoRoute);
+        };
+        if self
+            .hosts
+            .get(mailbox.host)
+            .is_some_and(|host| host.peer_is_congested(&target.address, target.port))
+        {
+            mailbox.note_congested(target.port);
+            self.want_stream(path); // else no map would ever come that says otherwise
+            return Ok(Attempt::Busy(Refusal::PeerCongested));
+        }
+        let octets = payload.len();
+        let is_again =
+            !message.asks_all && octets <= MESSAGE_BYTES_PLAIN && mailbox.has_flow(target);
+        // From a quarter of the account on there is more to do: look for room, show there is none.
+        let is_alone = is_again
+            && mailbox.send_queued_bytes == 0
+            && octets < LONG_BYTES.min(mailbox.quarter_bytes)
+            && record.sends_alone();
+        if mailbox.is_full() {
+            mailbox.map_news = false;
+            self.counters.send_queue_full += 1;
+            return Ok(Attempt::Busy(Refusal::QueueFull));
+        }
+        let is_too_long = octets > record.message_bytes_max && (!is_again || record.full);
+        if is_too_long || (record.full && !is_alone) {
+            mailbox.map_news = false;
+            return self.wait_for_path(message, path, is_too_long);
+        }
+        if !is_again {
+            mailbox.map_news = false;
+            mailbox.note_flow(*target);
+        }
+        mailbox.send_queued_bytes += octets;
+        record.core.send(
+            Owner(id.to_u64()),
+            mailbox.port,
+            target.port,
+            payload.clone(),
+            message.extension,
+        );
+        Ok(Attempt::Queued(match is_again {
+            _ if is_alone => Way::Alone(path),
+            true => Way::Again(path),
+            false => Way::Asked(path),
+        }))
+    }
+
+    /// Wait for room on a path, or for a handshake that may allow a longer message.
+    #[cold]
+    fn wait_for_path(
+        &mut self,
+        message: &Message,
+        path: PathId,
+        is_too_long: bool,
+    ) -> Result<Attempt, Refused> {
+        if is_too_long && !self.want_agreement(path) {
+            let (octets, peer) = (message.payload.len(), message.target.address);
+            let limit = self
+                .paths
+                .get(path)
+                .map_or(0, |record| record.message_bytes_max);
+            let detail = format!("payload of {octets} octets, {peer} takes {limit}");
+            return Err(Refusal::TooLong.because(detail));
+        }
+        if let Some(record) = self.paths.get_mut(path)
+            && !record.room_wanted.contains(&message.mailbox)
+        {
+            record.room_wanted.push(message.mailbox);
+        }
+        Ok(Attempt::Busy(Refusal::PathFull))
+    }
+
+    fn attempt_loop(&mut self, message: &Message) -> Attempt {
+        let Message {
+            mailbox: id,
+            target,
+            payload,
+            extension,
+            ..
+        } = message;
+        let is_congested = self.is_congested_here(target);
+        let Some(mailbox) = self.mailboxes.get_mut(*id) else {
+            return Attempt::NoRoute;
+        };
+        mailbox.map_news = false;
+        if is_congested {
+            mailbox.note_congested(target.port);
+            return Attempt::Busy(Refusal::PeerCongested);
+        }
+        if mailbox.is_full() {
+            self.counters.send_queue_full += 1;
+            return Attempt::Busy(Refusal::QueueFull);
+        }
+        self.deliver_here(*id, target, payload, *extension);
+        Attempt::Queued(Way::Loop)
+    }
+
+    /// Decide, after a message was queued, what is left to do without the lock.
+    fn queued(&mut self, id: MailboxId, way: Way) -> Sent {
+        let Some(mailbox) = self.mailboxes.get(id) else {
+            return Sent::Done;
+        };
+        let has_descriptor = mailbox.descriptor.is_some();
+        let mut leaving = Leaving {
+            mailbox: id,
+            path: None,
+            writing: None,
+            look: false,
+            settle: false,
+            sync: has_descriptor && mailbox.is_full(),
+        };
+        match way {
+            Way::Alone(path) => leaving.writing = self.begin_alone(path),
+            Way::Again(path) => {
+                let record = self.paths.get(path);
+                let is_settled = record.is_some_and(|record| {
+                    record.settled && record.core.outgoing.pending_bytes < record.flush_bytes
+                });
+                if !is_settled {
+                    self.push(path, &mut leaving);
+                }
+            }
+            Way::Asked(path) => {
+                leaving.sync = has_descriptor;
+                self.push(path, &mut leaving);
+            }
+            Way::Loop => {
+                leaving.sync = has_descriptor;
+                leaving.settle = !self.touched.is_empty();
+            }
+        }
+        if leaving.writing.is_none() && !leaving.look && !leaving.settle && !leaving.sync {
+            return Sent::Done;
+        }
+        Sent::Leaves(leaving)
+    }
+
+    /// Decide whether what is queued leaves now, and whether to look for room behind it.
+    fn push(&mut self, path: PathId, leaving: &mut Leaving) {
+        let Some(mailbox) = self.mailboxes.get(leaving.mailbox) else {
+            return;
+        };
+        leaving.look = mailbox.send_queued_bytes >= mailbox.look_at_bytes;
+        leaving.path = Some(path);
+        let burst_bytes = mailbox.burst_bytes;
+        if self.leaves_now(path, burst_bytes) {
+            leaving.writing = self.begin_write(path, false);
+        }
+        leaving.settle = self.paths.get(path).is_some_and(|record| record.full);
+    }
+
+    /// Count once for each message that it waited for a congested peer.
+    fn note_blocked(&mut self, message: &mut Message, refusal: Refusal) {
+        if refusal == Refusal::PeerCongested && !message.blocked {
+            message.blocked = true;
+            self.counters.cong_send_blocked += 1;
+        }
+    }
+
+    fn account_detail(&self, message: &Message, refusal: Refusal) -> String {
+        let SocketAddress { address, port } = message.target;
+        let Some(mailbox) = self.mailboxes.get(message.mailbox) else {
+            return String::new();
+        };
+        if refusal == Refusal::PeerCongested {
+            return format!("{address} port {port} is full");
+        }
+        let (queued, bound) = (mailbox.send_queued_bytes, mailbox.settings.send_bytes_max);
+        format!("{queued} of {bound} octets are queued")
+    }
+}
+
+impl Mailbox {
+    /// Note that a send met a congested port: the next map concerns this socket.
+    fn note_congested(&mut self, port: u16) {
+        self.map_news = false;
+        self.saw_congestion = true;
+        if self.settings.monitor {
+            self.wait_groups |= Self::group_of(port);
+        }
+    }
+}
+
+#[cold]
+fn too_long(mailbox: &Mailbox, octets: usize, message_bytes_max: usize) -> Refused {
+    let (limit, setting) = if octets > message_bytes_max {
+        (message_bytes_max, "max_message_bytes")
+    } else {
+        (
+            mailbox.settings.send_bytes_max,
+            "SO_SNDBUF, itself bounded by wmem_max",
+        )
+    };
+    let detail = format!("payload of {octets} octets, limit {limit} ({setting})");
+    Refusal::TooLong.because(detail)
+}

@@ -1,0 +1,159 @@
+//! What a read brought, told to whom it concerns: receivers, senders, the control plane.
+
+use urds_path::DownReason;
+
+use crate::events::{Control, Event, Limit};
+use crate::state::{MailboxId, PathId, State};
+
+impl State {
+    /// Report what a read brought: arrivals, room, control messages, maps.
+    pub(crate) fn settle_read(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let has_freed = path.core.outgoing.has_freed();
+        let looks =
+            has_freed || path.full || !path.room_wanted.is_empty() || !path.dependents.is_empty();
+        path.vain = path.arrivals.is_empty() && !has_freed && path.core.incoming.remaining().1 == 0;
+        if !path.arrivals.is_empty() {
+            self.settle_arrivals(id);
+        }
+        if looks {
+            self.settle_freed(id);
+        }
+        self.settle_rare(id);
+        let Some(path) = self.paths.get(id) else {
+            return;
+        };
+        if let Some(owed_ns) = path.core.poll_timeout() {
+            self.note_owed(id, owed_ns);
+        }
+    }
+
+    fn settle_arrivals(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let mut arrivals = std::mem::take(&mut path.arrivals);
+        for &(mailbox, messages) in &arrivals {
+            self.note_arrival(mailbox, messages);
+            let may_be = self.mailboxes.get(mailbox);
+            if may_be.is_some_and(|one| one.inbox.may_be_too_full())
+                && self.is_over_hard_bound(mailbox)
+            {
+                self.pause(id, mailbox);
+            }
+        }
+        arrivals.clear();
+        if let Some(path) = self.paths.get_mut(id) {
+            path.arrivals = arrivals;
+        }
+    }
+
+    /// Report a first frame, control messages, a new life of the peer, its map.
+    fn settle_rare(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let incoming = &mut path.core.incoming;
+        if incoming.frames > 0 && !path.first_frame_told {
+            path.first_frame_told = true;
+            let attachment = path.attachment;
+            self.emit(Event::FirstFrame {
+                path: id,
+                attachment,
+            });
+        }
+        self.settle_controls(id);
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let incoming = &mut path.core.incoming;
+        let peer_map = incoming.peer_map.take();
+        if std::mem::take(&mut incoming.restarted) {
+            self.counters.peer_restarted += 1;
+            self.emit(Event::PeerRestarted { path: id });
+        }
+        if let Some(octets) = peer_map {
+            self.note_peer_map(id, &octets);
+        }
+    }
+
+    /// Report pings, pongs and probes, up to the bound of what lies unfetched.
+    fn settle_controls(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let incoming = &mut path.core.incoming;
+        if incoming.controls.is_empty() && incoming.controls_dropped == 0 {
+            return;
+        }
+        let mut dropped = std::mem::take(&mut incoming.controls_dropped);
+        let attachment = path.attachment;
+        while let Some(message) = self.paths.get_mut(id).and_then(|path| {
+            let message = path.core.incoming.controls.pop_front()?;
+            let room = path.controls_unfetched < self.limits.control_events_max;
+            path.controls_unfetched += usize::from(room);
+            Some((message, room))
+        }) {
+            let (message, has_room) = message;
+            self.counters.recv_ping += u64::from(message.target_port == 0);
+            if !has_room {
+                dropped += 1;
+                continue;
+            }
+            self.emit(Event::Control(Control {
+                path: id,
+                sequence: message.sequence,
+                acknowledgement: message.acknowledgement,
+                source_port: message.source_port,
+                target_port: message.target_port,
+                extension: message.extension,
+                payload: message.payload,
+                attachment,
+            }));
+        }
+        self.counters.recv_drop_control_full += dropped;
+        if let Some(path) = self.paths.get_mut(id) {
+            path.controls_dropped += dropped;
+        }
+    }
+
+    /// Stop reading until the mailbox is at half of its hard bound.
+    fn pause(&mut self, id: PathId, mailbox: MailboxId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let Some(record) = self.mailboxes.get_mut(mailbox) else {
+            return;
+        };
+        let is_known = record.pausing.contains(&id);
+        if path.paused && is_known {
+            return;
+        }
+        path.paused = true;
+        if !is_known {
+            record.pausing.push(id);
+        }
+        record.special = true;
+        let port = record.port;
+        self.counters.recv_paused += 1;
+        self.emit(Event::LimitHit {
+            limit: Limit::ReceiveHard,
+            path: Some(id),
+            port,
+            count: 0,
+        });
+    }
+
+    /// Count why a peer's stream is cut.
+    pub(crate) fn count_breach(&mut self, reason: DownReason) {
+        match reason {
+            DownReason::TooLong => self.counters.recv_drop_too_long += 1,
+            DownReason::BadMap => self.counters.recv_drop_bad_map += 1,
+            DownReason::BadChecksum => self.counters.recv_drop_bad_checksum += 1,
+            DownReason::BadAcknowledgement => self.counters.recv_drop_bad_ack += 1,
+            DownReason::EndOfStream | DownReason::Error => {}
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! A path and what its shell knows: its stream, who reads and writes it, what time makes due.
+
+use std::sync::Arc;
+
+use urds_path::{Address, Freed, Limits, PathCore, Release};
+
+use crate::dues::{ACK_POLL_NS, TAIL_NS};
+use crate::events::Event;
+use crate::mailbox::MESSAGE_BYTES_PLAIN;
+use crate::state::{HostId, MailboxId, PathId, State};
+use crate::stream::Stream;
+
+/// State of one path.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
+pub struct StreamPath {
+    pub host: HostId,
+    pub local: Address,
+    pub peer: Address,
+    pub index: u32,
+    pub core: PathCore,
+    pub stream: Option<Arc<dyn Stream>>,
+    /// Streams so far: tells which one an event or a read is about.
+    pub attachment: u64,
+    /// Somebody writes; he looks again before he clears it.
+    pub writing: bool,
+    /// Somebody came to flush meanwhile.
+    pub left_to_writer: bool,
+    pub reading: bool,
+    /// The stream took less than offered: wait until it is writable.
+    pub blocked: bool,
+    /// Writing failed; what the peer sent is still read.
+    pub broken: bool,
+    /// A mailbox is over its hard bound.
+    pub paused: bool,
+    /// Of a stream that rings: there is more to read than its bell will tell of.
+    pub unheard: bool,
+    /// The stream is in the plane's poll set.
+    pub polled: bool,
+    /// Nothing to decide before `flush_bytes` are pending: a tail is noted, or no stream is.
+    pub settled: bool,
+    /// More than the plane's while a burst of long messages is a tail; set with `settled`.
+    pub flush_bytes: usize,
+    /// The control plane was asked for a stream.
+    pub wanted: bool,
+    /// At its bound of messages.
+    pub full: bool,
+    /// The longest message that the peer takes.
+    pub message_bytes_max: usize,
+    pub room_wanted: Vec<MailboxId>,
+    /// Paths held behind a fence of ours.
+    pub dependents: Vec<PathId>,
+    /// Writes at once before tails are noted.
+    pub credits: u8,
+    pub idle_since_ns: u64,
+    pub tail_since_ns: Option<u64>,
+    pub ack_poll_ns: u64,
+    pub ack_poll_delay_ns: u64,
+    pub first_frame_told: bool,
+    pub controls_unfetched: usize,
+    pub controls_dropped: u64,
+    /// The last read brought nothing for anybody here.
+    pub vain: bool,
+    pub expected_octets: usize,
+    /// Long payloads come: they are read into their own memory.
+    pub(crate) long: bool,
+    /// A message that is alone may leave at once; judged after each write.
+    pub plain: bool,
+    /// Who got how many messages of the read under way.
+    pub(crate) arrivals: Vec<(MailboxId, usize)>,
+    /// Scratch of `settle_freed`.
+    pub(crate) freed: Vec<Freed>,
+}
+
+impl StreamPath {
+    /// Make a path without a stream.
+    #[allow(clippy::too_many_arguments)] // what a path is named by, and what its core needs
+    pub fn new(
+        host: HostId,
+        local: Address,
+        peer: Address,
+        index: u32,
+        limits: Limits,
+        sequence_first: u64,
+        generation: Option<u32>,
+    ) -> Self {
+        Self {
+            host,
+            local,
+            peer,
+            index,
+            core: PathCore::new(limits, sequence_first, generation),
+            stream: None,
+            attachment: 0,
+            writing: false,
+            left_to_writer: false,
+            reading: false,
+            blocked: false,
+            broken: false,
+            paused: false,
+            unheard: false,
+            polled: false,
+            settled: false,
+            flush_bytes: limits.flush_bytes,
+            wanted: false,
+            full: false,
+            message_bytes_max: MESSAGE_BYTES_PLAIN,
+            room_wanted: Vec::new(),
+            dependents: Vec::new(),
+            credits: 0,
+            idle_since_ns: 0,
+            tail_since_ns: None,
+            ack_poll_ns: 0,
+            ack_poll_delay_ns: ACK_POLL_NS,
+            first_frame_told: false,
+            controls_unfetched: 0,
+            controls_dropped: 0,
+            vain: false,
+            expected_octets: 1,
+            long: false,
+            plain: false,
+            arrivals: Vec::new(),
+            freed: Vec::new(),
+        }
+    }
+}
+
+impl StreamPath {
+    /// Give back what a burst, or our map, took of memory, once nothing is on its way.
+    pub(crate) fn rest_if_idle(&mut self) {
+        let outgoing = &self.core.outgoing;
+        if outgoing.unacked.is_empty() && outgoing.unsent.is_empty() && !self.writing {
+            self.core.rest();
+        }
+    }
+}
+
+impl State {
+    /// Compare the queue with its bound of messages.
+    pub(crate) fn judge_full(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        let is_full = path.core.outgoing.message_count() >= self.limits.path_messages_max;
+        if is_full != path.full {
+            path.full = is_full;
+            self.note_full(id);
+        }
+    }
+
+    /// Have whoever serves what is due flush this path next.
+    pub(crate) fn flush_soon(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        if path.core.wants_to_write() {
+            path.plain = false; // a message that is alone would leave this behind
+            path.tail_since_ns = Some(self.clock.now_ns().saturating_sub(TAIL_NS));
+            self.mark_dirty(id);
+        }
+    }
+
+    /// Ask the control plane for a stream if there is none, once per outage.
+    pub(crate) fn want_stream(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        if path.stream.is_none() && !path.wanted {
+            path.wanted = true;
+            self.emit(Event::Wanted { path: id });
+        }
+    }
+
+    /// Tell whether the handshake may still allow a longer message; ask for it.
+    pub(crate) fn want_agreement(&mut self, id: PathId) -> bool {
+        let is_open = |path: &StreamPath| path.core.outgoing.release == Release::NotYet;
+        if !self.paths.get(id).is_some_and(is_open) {
+            return false;
+        }
+        self.want_stream(id);
+        true
+    }
+
+    /// Tell whom freed messages concern: owners, senders at our bound, paths behind a fence.
+    pub(crate) fn settle_freed(&mut self, id: PathId) {
+        self.account_freed(id, Self::note_freed);
+        self.settle_room(id);
+    }
+
+    /// Give freed octets back to the accounts they were counted on, and tell each owner once.
+    pub(crate) fn account_freed(&mut self, id: PathId, mut tell: impl FnMut(&mut Self, MailboxId)) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        if !path.core.outgoing.has_freed() {
+            return;
+        }
+        let mut freed = std::mem::take(&mut path.freed);
+        path.core.outgoing.take_freed(&mut freed);
+        if freed.len() > 1 {
+            freed.sort_unstable_by_key(|one| one.owner);
+        }
+        for one in &freed {
+            self.give_back(one);
+        }
+        freed.dedup_by_key(|one| one.owner);
+        for one in &freed {
+            tell(self, MailboxId::from_u64(one.owner.0));
+        }
+        freed.clear();
+        if let Some(path) = self.paths.get_mut(id) {
+            path.freed = freed;
+            path.rest_if_idle();
+        }
+    }
+
+    /// Take freed octets off the account of a mailbox, which may be closed.
+    fn give_back(&mut self, freed: &Freed) {
+        let id = MailboxId::from_u64(freed.owner.0);
+        if let Some(mailbox) = self.mailboxes.get_mut(id) {
+            mailbox.send_queued_bytes = mailbox.send_queued_bytes.saturating_sub(freed.bytes);
+            mailbox.given_up += freed.given_up;
+        }
+        if !self.closed_accounts.is_empty()
+            && let Some(bytes) = self.closed_accounts.get_mut(&id)
+        {
+            *bytes = bytes.saturating_sub(freed.bytes);
+            if *bytes == 0 {
+                self.closed_accounts.remove(&id);
+            }
+        }
+    }
+
+    /// Tell the owner of freed messages; of one that is closed, only that its account is empty.
+    pub(crate) fn note_freed(&mut self, id: MailboxId) {
+        if self.mailboxes.get(id).is_some() {
+            self.note_room(id);
+        } else if !self.closed_accounts.contains_key(&id) {
+            self.counters.send_queue_empty += 1;
+        }
+    }
+
+    /// Tell senders at our bound, and paths behind a fence of ours, that messages left the queue.
+    pub(crate) fn settle_room(&mut self, id: PathId) {
+        let Some(path) = self.paths.get(id) else {
+            return;
+        };
+        if path.full || !path.room_wanted.is_empty() {
+            self.judge_full(id);
+            if self.paths.get(id).is_some_and(|path| !path.full) {
+                self.tell_room_wanted(id);
+            }
+        }
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        if path.dependents.is_empty() {
+            return;
+        }
+        let mut dependents = std::mem::take(&mut path.dependents);
+        for &dependent in &dependents {
+            self.flush_soon(dependent);
+        }
+        dependents.retain(|&one| self.paths.get(one).is_some_and(|path| path.core.is_gated()));
+        if let Some(path) = self.paths.get_mut(id) {
+            path.dependents = dependents;
+        }
+    }
+
+    /// Have every sender who waits for this path look again.
+    pub(crate) fn tell_room_wanted(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        for mailbox in std::mem::take(&mut path.room_wanted) {
+            self.note_room(mailbox);
+        }
+    }
+}

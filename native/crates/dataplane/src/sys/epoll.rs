@@ -1,0 +1,133 @@
+//! A set of descriptors to wait for.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::check;
+use super::descriptor::Descriptor;
+
+pub const READABLE: u32 = libc::EPOLLIN as u32;
+pub const WRITABLE: u32 = libc::EPOLLOUT as u32;
+/// Error or hang-up: told whatever was asked for.
+pub const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+pub const ONCE: u32 = libc::EPOLLONESHOT as u32;
+
+/// How many are told at once.
+pub const READY_MAX: usize = 64;
+const ROOM: libc::c_int = 64;
+
+/// Told by `wait`: the mask, and the number given to `add`.
+pub type Ready = [libc::epoll_event; READY_MAX];
+
+/// An empty `Ready`.
+pub const NOTHING: Ready = [libc::epoll_event { events: 0, u64: 0 }; READY_MAX];
+
+/// Handles to one set; closed on exec.
+#[derive(Clone, Debug)]
+pub struct Epoll(Arc<Descriptor>);
+
+/// Set when the kernel knows no `epoll_pwait2` (before Linux 5.11).
+static MILLISECONDS_ONLY: AtomicBool = AtomicBool::new(false);
+
+impl Epoll {
+    /// Make an empty set.
+    ///
+    /// # Errors
+    /// Of the system, when no descriptors are left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no memory is involved.
+        let made = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        Ok(Self(Arc::new(Descriptor::new(check(made)?))))
+    }
+
+    /// Return a set that is closed: every call with it is refused.
+    pub fn closed() -> Self {
+        Self(Arc::new(Descriptor::new(-1)))
+    }
+
+    /// Return the number of the set itself: readable while a member is ready.
+    pub fn descriptor(&self) -> i32 {
+        self.0.get()
+    }
+
+    /// Add a member, told by `number`.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn add(&self, descriptor: i32, mask: u32, number: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, descriptor, mask, number)
+    }
+
+    /// Change what a member is waited for.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn modify(&self, descriptor: i32, mask: u32, number: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, descriptor, mask, number)
+    }
+
+    /// Take a member out.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn remove(&self, descriptor: i32) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0)
+    }
+
+    fn control(&self, what: i32, descriptor: i32, mask: u32, number: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: mask,
+            u64: number,
+        };
+        // SAFETY: `event` lives through the call, which does not keep it.
+        let done = unsafe { libc::epoll_ctl(self.0.get(), what, descriptor, &raw mut event) };
+        check(done).map(drop)
+    }
+
+    /// Wait for members, `None` for ever; return how many of `ready` are filled.
+    ///
+    /// # Errors
+    /// Of the system: `Interrupted` by a signal.
+    pub fn wait(&self, ready: &mut Ready, timeout_ns: Option<u64>) -> io::Result<usize> {
+        if timeout_ns.is_some_and(|ns| ns > 0) && !MILLISECONDS_ONLY.load(Ordering::Relaxed) {
+            let told = self.wait_exactly(ready, timeout_ns.unwrap_or(0));
+            match told {
+                Err(failure) if failure.raw_os_error() == Some(libc::ENOSYS) => {
+                    MILLISECONDS_ONLY.store(true, Ordering::Relaxed);
+                }
+                told => return told,
+            }
+        }
+        let milliseconds = match timeout_ns {
+            None => -1,
+            Some(ns) => i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX),
+        };
+        // SAFETY: room for `READY_MAX` events.
+        let told =
+            unsafe { libc::epoll_wait(self.0.get(), ready.as_mut_ptr(), ROOM, milliseconds) };
+        check(told).map(|count| usize::try_from(count).unwrap_or(0))
+    }
+
+    fn wait_exactly(&self, ready: &mut Ready, timeout_ns: u64) -> io::Result<usize> {
+        let time = super::timespec(timeout_ns);
+        // SAFETY: room for `READY_MAX` events; `time` lives through the call; no signal mask.
+        let told = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                libc::c_long::from(self.0.get()),
+                ready.as_mut_ptr(),
+                libc::c_long::from(ROOM),
+                &raw const time,
+                std::ptr::null::<libc::sigset_t>(),
+                0usize,
+            )
+        };
+        usize::try_from(told).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Close the set for all of its handles; its members stay open.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,435 @@
+//! How a call waits: it attempts under the lock until that gives something, and reads meanwhile.
+
+use std::io;
+
+use crate::plane::Plane;
+use crate::refusal::{Refusal, Refused};
+use crate::rules::{self, Moment, Rule};
+use crate::state::{MailboxId, State};
+use crate::sys::{epoll, signals};
+use crate::waiting::{Waiter, Waiters};
+
+/// What a thread waits for at a mailbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitFor {
+    Arrival,
+    Room,
+}
+
+impl State {
+    fn waiters(&mut self, mailbox: MailboxId, what: WaitFor) -> Option<&mut Waiters> {
+        let record = self.mailboxes.get_mut(mailbox)?;
+        Some(match what {
+            WaitFor::Arrival => &mut record.receive_waiters,
+            WaitFor::Room => &mut record.room_waiters,
+        })
+    }
+
+    /// End a wait, whatever for; see `waiting`.
+    fn leave(&mut self, seat: &Seat<'_>, used: bool) {
+        let waiters = match (self.mailboxes.get_mut(seat.mailbox), seat.what) {
+            (None, _) => None,
+            (Some(record), WaitFor::Arrival) => Some(&mut record.receive_waiters),
+            (Some(record), WaitFor::Room) => Some(&mut record.room_waiters),
+        };
+        let unled = self.desk.stand_up(seat.waiter, waiters, used);
+        self.driven = true;
+        if unled && self.helper.asleep {
+            if self.dirty.is_empty() && self.owing.is_empty() && self.looks.is_empty() {
+                self.helper.leader_left();
+            } else {
+                self.helper.want();
+            }
+        }
+    }
+}
+
+/// A thread's part in a wait; dropped, it leaves without having used what it was told.
+struct Seat<'a> {
+    plane: &'a Plane,
+    mailbox: MailboxId,
+    what: WaitFor,
+    waiter: &'static Waiter,
+    is_taken: bool,
+}
+
+impl<'a> Seat<'a> {
+    fn new(plane: &'a Plane, mailbox: MailboxId, what: WaitFor) -> Self {
+        Self {
+            plane,
+            mailbox,
+            what,
+            waiter: Waiter::take(),
+            is_taken: false,
+        }
+    }
+
+    /// Put us on the list of who is to be told, in the critical section that found nothing.
+    fn list(&mut self, waiters: &mut Waiters) {
+        self.is_taken = true;
+        if rules::holds(Rule::ListBeforeSleeping) {
+            waiters.add(self.waiter);
+        }
+    }
+
+    fn leave(&mut self, state: &mut State, used: bool) {
+        if self.is_taken {
+            self.is_taken = false;
+            state.leave(self, used);
+        }
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        if self.is_taken {
+            let plane = self.plane;
+            self.leave(&mut plane.lock(), false);
+        }
+        self.waiter.give_back();
+    }
+}
+
+/// A signal that comes while a thread is awake in here interrupts no sleep: how long afterwards it
+/// is asked for.
+const UNSEEN_SIGNAL_NS: u64 = 50_000_000;
+
+/// How one sleep of a wait is to be.
+struct Sleep {
+    leads: bool,
+    now_ns: u64,
+    /// When something of the plane is due.
+    wake_ns: Option<u64>,
+    deadline_ns: Option<u64>,
+    /// When to ask for signals.
+    look_ns: Option<u64>,
+}
+
+impl Sleep {
+    fn timeout_ns(&self) -> Option<u64> {
+        let ends = [self.wake_ns, self.deadline_ns, self.look_ns];
+        let until_ns = ends.into_iter().flatten().min()?;
+        Some(until_ns.saturating_sub(self.now_ns))
+    }
+}
+
+impl Plane {
+    /// Attempt under the lock until it gives something or `wait_ns` is over (`None`: never, 0: at
+    /// once, after one pass); read for everybody meanwhile.
+    ///
+    /// `interrupted` is asked without the lock after a signal; true ends the wait with
+    /// `Refusal::Interrupted`. With a clock of the caller's there is one attempt.
+    ///
+    /// # Errors
+    /// What `attempt` refuses, and `Interrupted`. `Ok(None)`: the time is over.
+    pub fn wait<T>(
+        &self,
+        mailbox: MailboxId,
+        what: WaitFor,
+        wait_ns: Option<u64>,
+        interrupted: &mut dyn FnMut() -> bool,
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refused>,
+    ) -> Result<Option<T>, Refused> {
+        let result = attempt(&mut self.lock())?;
+        if result.is_some() || self.is_virtual() {
+            return Ok(result);
+        }
+        if wait_ns == Some(0) {
+            self.pump(); // a call that never waits still looks at what has arrived
+            return attempt(&mut self.lock());
+        }
+        self.wait_reading(mailbox, what, wait_ns, interrupted, attempt)
+    }
+
+    /// Wait as `wait` does, after an attempt that gave nothing; `wait_ns` is not 0.
+    ///
+    /// # Errors
+    /// As `wait`.
+    pub fn wait_reading<T>(
+        &self,
+        mailbox: MailboxId,
+        what: WaitFor,
+        wait_ns: Option<u64>,
+        interrupted: &mut dyn FnMut() -> bool,
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refused>,
+    ) -> Result<Option<T>, Refused> {
+        let deadline_ns = wait_ns.map(|wait_ns| self.now_ns().saturating_add(wait_ns));
+        let mut seat = Seat::new(self, mailbox, what);
+        // Python runs its handlers in the main thread only.
+        let is_main = signals::is_main_thread();
+        let mut unseen_ns = is_main.then(|| self.now_ns());
+        loop {
+            let mut state = self.lock();
+            if state.tails && rules::holds(Rule::WaitFlushesTails) {
+                drop(state);
+                self.flush_tails();
+                state = self.lock();
+            }
+            let result = attempt(&mut state);
+            let now_ns = state.now_ns();
+            let is_late = deadline_ns.is_some_and(|deadline_ns| now_ns >= deadline_ns);
+            if is_late || !matches!(result, Ok(None)) {
+                seat.leave(&mut state, matches!(result, Ok(Some(_))));
+                return result;
+            }
+            let Some(waiters) = state.waiters(mailbox, what) else {
+                let refusal = state.closed_refusal;
+                seat.leave(&mut state, false);
+                return Err(refusal.into());
+            };
+            seat.list(waiters);
+            let leads = state.desk.sit_down(seat.waiter);
+            let wake_ns = if leads { state.next_due_ns() } else { None };
+            drop(state);
+            let look_ns = unseen_ns.map(|since_ns| since_ns + UNSEEN_SIGNAL_NS);
+            let sleep = Sleep {
+                leads,
+                now_ns,
+                wake_ns,
+                deadline_ns,
+                look_ns,
+            };
+            let is_interrupted = self.sleep(&seat, &sleep).is_err();
+            if is_interrupted || look_ns.is_some_and(|at_ns| at_ns <= self.now_ns()) {
+                rules::pass(Moment::Interrupted);
+                // Nobody may lead while his signal handler runs: it may come back in here.
+                seat.leave(&mut self.lock(), false);
+                if interrupted() {
+                    return Err(Refusal::Interrupted.into());
+                }
+                unseen_ns = None;
+            } else if is_main && unseen_ns.is_none() {
+                unseen_ns = Some(self.now_ns());
+            }
+            self.sync(mailbox);
+        }
+    }
+
+    /// Sleep once: as the leader in the poll set, serving what comes, else at the waiter's gate.
+    ///
+    /// Fails if a signal interrupted the sleep.
+    fn sleep(&self, seat: &Seat<'_>, sleep: &Sleep) -> io::Result<()> {
+        self.before_sleep(seat, sleep.leads);
+        if !sleep.leads {
+            let slept = seat.waiter.sleep(sleep.timeout_ns());
+            rules::pass(Moment::FollowerWoke);
+            return slept;
+        }
+        let mut ready = epoll::NOTHING;
+        let told = self.poll_set.wait(&mut ready, sleep.timeout_ns());
+        seat.waiter.rise();
+        let served = self.serve(&ready[..told.as_ref().map_or(0, |&count| count)], true);
+        if served == 0 || sleep.wake_ns.is_some_and(|wake_ns| wake_ns <= sleep.now_ns) {
+            self.serve_due();
+        }
+        match told {
+            Err(failure) if failure.kind() == io::ErrorKind::Interrupted => Err(failure),
+            _ => Ok(()), // or closed meanwhile: then the mailbox is, too
+        }
+    }
+
+    /// The window between the lists and the sleep, for tests; nothing in a release.
+    #[inline]
+    fn before_sleep(&self, seat: &Seat<'_>, leads: bool) {
+        rules::pass(if leads {
+            Moment::LeaderSleeps
+        } else {
+            Moment::FollowerSleeps
+        });
+        if !rules::holds(Rule::ListBeforeSleeping)
+            && let Some(waiters) = self.lock().waiters(seat.mailbox, seat.what)
+        {
+            waiters.add(seat.waiter);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use urds_path::{Address, ArrivingPayload, Limits, NO_EXTENSION, SocketAddress};
+
+    use super::*;
+    use crate::mailbox::MailboxSettings;
+
+    const PORT: u16 = 5000;
+    const LATE: Duration = Duration::from_secs(5);
+
+    fn local() -> Address {
+        Address::from(Ipv4Addr::LOCALHOST)
+    }
+
+    fn bound() -> (Arc<Plane>, MailboxId) {
+        let plane = Plane::new(Limits::default(), None, None, None).expect("descriptors are left");
+        let mailbox = plane.mailbox(local(), PORT, MailboxSettings::default());
+        (plane, mailbox)
+    }
+
+    fn put(plane: &Plane, mailbox: MailboxId, octet: u8) {
+        let mut state = plane.lock();
+        let record = state.mailboxes.get_mut(mailbox).expect("it is open");
+        let source = SocketAddress::new(local(), 9);
+        record.inbox.push(
+            source,
+            NO_EXTENSION,
+            ArrivingPayload::Borrowed(&[octet]),
+            0,
+            0,
+        );
+        state.note_arrival(mailbox, 1);
+    }
+
+    /// Return the octet of the next message, `None` when the time is over.
+    fn take(
+        plane: &Plane,
+        mailbox: MailboxId,
+        wait_ns: Option<u64>,
+    ) -> Result<Option<u8>, Refused> {
+        plane.wait(mailbox, WaitFor::Arrival, wait_ns, &mut || false, |state| {
+            let Some(record) = state.mailboxes.get_mut(mailbox) else {
+                return Err(state.closed_refusal.into());
+            };
+            if record.closed {
+                return Err(state.closed_refusal.into());
+            }
+            let octet = record.inbox.front().map(|front| front.payload[0]);
+            record.inbox.pop();
+            Ok(octet)
+        })
+    }
+
+    fn until(mut is_so: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < LATE, "somebody sleeps for ever");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_in_time_and_leaves_nobody_behind() {
+        let (plane, mailbox) = bound();
+        let start = Instant::now();
+        assert_eq!(take(&plane, mailbox, Some(20_000_000)), Ok(None));
+        assert!(start.elapsed() >= Duration::from_millis(20) && start.elapsed() < LATE);
+        assert_eq!(take(&plane, mailbox, Some(0)), Ok(None));
+        let state = plane.lock();
+        assert!(state.desk.is_empty());
+        assert!(
+            state
+                .mailboxes
+                .get(mailbox)
+                .is_some_and(|one| one.receive_waiters.is_empty())
+        );
+    }
+
+    #[test]
+    fn with_a_clock_of_the_callers_nothing_waits() {
+        let plane = Plane::new(Limits::default(), Some(Arc::new(|| 7)), None, None);
+        let plane = plane.expect("descriptors are left");
+        let mailbox = plane.mailbox(local(), PORT, MailboxSettings::default());
+        assert_eq!(take(&plane, mailbox, None), Ok(None));
+    }
+
+    #[test]
+    fn each_of_many_waiters_gets_its_message() {
+        let (plane, mailbox) = bound();
+        let (taken, threads_max, rounds) = (AtomicUsize::new(0), 6, 300);
+        thread::scope(|scope| {
+            for _ in 0..threads_max {
+                scope.spawn(|| {
+                    for _ in 0..rounds {
+                        take(&plane, mailbox, None).expect("it is open");
+                        taken.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            for round in 0..threads_max * rounds {
+                put(&plane, mailbox, 1);
+                if round % 3 == 0 {
+                    // Sparse: no later message repairs a lost wake-up.
+                    until(|| taken.load(Ordering::Relaxed) > round);
+                }
+            }
+            until(|| taken.load(Ordering::Relaxed) == threads_max * rounds);
+        });
+        assert!(plane.lock().desk.is_empty());
+    }
+
+    #[test]
+    fn who_was_told_and_leaves_passes_it_on() {
+        let (plane, mailbox) = bound();
+        let taken = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for index in 0..4u64 {
+                let (plane, taken) = (&plane, &taken);
+                scope.spawn(move || {
+                    // Half of them give up all the time, perhaps just when they are told.
+                    let wait_ns = if index % 2 == 0 { None } else { Some(50_000) };
+                    while taken.load(Ordering::Relaxed) < 400 {
+                        match take(plane, mailbox, wait_ns).expect("it is open") {
+                            Some(0) => return,
+                            Some(_) => drop(taken.fetch_add(1, Ordering::Relaxed)),
+                            None => {}
+                        }
+                    }
+                });
+            }
+            for round in 0..400 {
+                put(&plane, mailbox, 1);
+                until(|| taken.load(Ordering::Relaxed) > round);
+            }
+            for _ in 0..4 {
+                put(&plane, mailbox, 0);
+            }
+        });
+    }
+
+    #[test]
+    fn a_leader_that_leaves_names_a_successor_who_reads() {
+        let (plane, mailbox) = bound();
+        let other = plane.mailbox(local(), PORT + 1, MailboxSettings::default());
+        thread::scope(|scope| {
+            let leader = scope.spawn(|| take(&plane, other, Some(30_000_000)));
+            until(|| plane.lock().desk.has_leader());
+            let follower = scope.spawn(|| take(&plane, mailbox, None));
+            assert_eq!(leader.join().expect("no panic"), Ok(None));
+            until(|| plane.lock().desk.has_leader());
+            put(&plane, mailbox, 3);
+            assert_eq!(follower.join().expect("no panic"), Ok(Some(3)));
+        });
+    }
+
+    #[test]
+    fn closing_wakes_everybody() {
+        let (plane, mailbox) = bound();
+        thread::scope(|scope| {
+            let waiters = [(); 3].map(|()| scope.spawn(|| take(&plane, mailbox, None)));
+            until(|| plane.lock().desk.has_leader());
+            plane.close(0);
+            for waiter in waiters {
+                assert_eq!(
+                    waiter.join().expect("no panic"),
+                    Err(Refusal::Closed.into())
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn the_helper_returns_at_its_deadline_and_when_it_is_woken() {
+        let (plane, _) = bound();
+        assert!(plane.help(Some(plane.now_ns() + 5_000_000)).is_empty());
+        thread::scope(|scope| {
+            let helper = scope.spawn(|| plane.help(None));
+            thread::sleep(Duration::from_millis(20));
+            plane.wake();
+            assert!(helper.join().expect("no panic").is_empty());
+        });
+    }
+}

@@ -1,0 +1,239 @@
+//! A plane with a clock of the test's, one address, and peers that the test plays.
+
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use urds_path::constants::HEADER_BYTES;
+use urds_path::{Address, Header, Hold, Limits, NO_EXTENSION, Payload, Release, SocketAddress};
+
+use crate::events::Event;
+use crate::mailbox::{MailboxSettings, Route};
+use crate::path_calls::Agreement;
+use crate::plane::Plane;
+use crate::receiving::Taken;
+use crate::refusal::{Refusal, Refused};
+use crate::sending::{Message, Sent};
+use crate::snapshot::Snapshot;
+use crate::state::{MailboxId, PathId};
+use crate::stream::TcpStream;
+
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const PORT: u16 = 5000;
+pub(crate) const PEER_PORT: u16 = 4000;
+
+/// Our address is 1, the peer's 2.
+pub(crate) fn address(last: u8) -> Address {
+    Address::from(Ipv4Addr::new(127, 0, 83, last))
+}
+
+pub(crate) fn peer(port: u16) -> SocketAddress {
+    SocketAddress::new(address(2), port)
+}
+
+/// The peer's end of a stream.
+pub(crate) struct Remote {
+    pub(crate) socket: UnixStream,
+    octets: Vec<u8>,
+}
+
+impl Remote {
+    pub(crate) fn say(&mut self, header: Header, payload: &[u8]) {
+        let header = Header {
+            payload_bytes: payload.len(),
+            ..header
+        };
+        self.write(&[&header.emit(false)[..], payload].concat());
+    }
+
+    /// Write one message to our port from the peer's.
+    pub(crate) fn say_message(&mut self, sequence: u64, payload: &[u8]) {
+        self.say(message(sequence), payload);
+    }
+
+    pub(crate) fn say_map(&mut self, octets: &[u8]) {
+        let header = Header {
+            flags: 1,
+            ..Header::default()
+        };
+        self.say(header, octets);
+    }
+
+    pub(crate) fn write(&mut self, octets: &[u8]) {
+        self.socket.write_all(octets).unwrap();
+    }
+
+    /// Read what is there; take the whole frames of it.
+    pub(crate) fn frames(&mut self) -> Vec<(Header, Vec<u8>)> {
+        let mut piece = vec![0; 65536];
+        while let Ok(octets @ 1..) = self.socket.read(&mut piece) {
+            self.octets.extend_from_slice(&piece[..octets]);
+        }
+        let mut found = Vec::new();
+        while let Some(header) = Header::peek(&self.octets) {
+            let end = HEADER_BYTES + header.payload_bytes;
+            if self.octets.len() < end {
+                break;
+            }
+            let payload = self.octets[HEADER_BYTES..end].to_vec();
+            self.octets.drain(..end);
+            found.push((header, payload));
+        }
+        found
+    }
+
+    /// Take the payloads of sockets.
+    pub(crate) fn payloads(&mut self) -> Vec<Vec<u8>> {
+        let frames = self.frames().into_iter();
+        frames
+            .filter(|(header, _)| header.target_port > 1)
+            .map(|(_, payload)| payload)
+            .collect()
+    }
+}
+
+pub(crate) fn message(sequence: u64) -> Header {
+    Header {
+        sequence,
+        source_port: PEER_PORT,
+        target_port: PORT,
+        ..Header::default()
+    }
+}
+
+pub(crate) fn acknowledgement(sequence: u64) -> Header {
+    Header {
+        ack: sequence,
+        ..Header::default()
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) path: PathId,
+    clock: Arc<AtomicU64>,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        Self::with(Limits::default())
+    }
+
+    pub(crate) fn with(limits: Limits) -> Self {
+        let clock = Arc::new(AtomicU64::new(1000 * MS));
+        let ask = Arc::clone(&clock);
+        let plane = Plane::new(
+            limits,
+            Some(Arc::new(move || ask.load(Ordering::Relaxed))),
+            None,
+            None,
+        )
+        .unwrap();
+        let path = plane.path(address(1), address(2), 0, 1);
+        Self { plane, path, clock }
+    }
+
+    pub(crate) fn with_path(mut self, path: PathId) -> Self {
+        self.path = path;
+        self
+    }
+
+    pub(crate) fn pass(&self, ns: u64) {
+        self.clock.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Let time pass, then one pass of the plane; return what it reports.
+    pub(crate) fn turn(&self, ns: u64) -> Vec<Event> {
+        self.pass(ns);
+        self.plane.pump();
+        self.plane.help(Some(0))
+    }
+
+    /// Bind our port, with a route to the peer.
+    pub(crate) fn mailbox(&self, settings: MailboxSettings) -> MailboxId {
+        self.mailbox_at(PORT, settings)
+    }
+
+    pub(crate) fn mailbox_at(&self, port: u16, settings: MailboxSettings) -> MailboxId {
+        let mailbox = self.plane.mailbox(address(1), port, settings);
+        let route = Some(Route::Stream(self.path));
+        self.plane.route(mailbox, address(2), route);
+        mailbox
+    }
+
+    pub(crate) fn attach(&self, hold: Hold, release: Release) -> Remote {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        if release != Release::NotYet {
+            let agreement = Agreement {
+                release,
+                checksum: false,
+                message_bytes_max: 1 << 20,
+            };
+            self.plane.agree(self.path, agreement);
+        }
+        let stream = TcpStream::new(OwnedFd::from(ours)).unwrap();
+        self.plane.attach(self.path, Arc::new(stream), hold);
+        self.pass(MS); // a pause: the next two sends leave at once
+        Remote {
+            socket: theirs,
+            octets: Vec::new(),
+        }
+    }
+
+    /// Send without waiting.
+    pub(crate) fn send(&self, mailbox: MailboxId, payload: &[u8]) -> Result<(), Refusal> {
+        self.send_to(mailbox, peer(PEER_PORT), payload)
+    }
+
+    pub(crate) fn send_to(
+        &self,
+        mailbox: MailboxId,
+        target: SocketAddress,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let message = Message::new(mailbox, target, Payload::copy_of(payload), NO_EXTENSION);
+        match self.plane.send_now(message, Some(0)) {
+            Ok(Sent::Done) => Ok(()),
+            Ok(Sent::Leaves(leaving)) => {
+                self.plane.finish_send(leaving);
+                Ok(())
+            }
+            Ok(Sent::NoRoute(_)) => Err(Refusal::NoRoute),
+            Ok(Sent::Waits(_)) => Err(Refusal::TimedOut),
+            Err(Refused { refusal, .. }) => Err(refusal),
+        }
+    }
+
+    /// Take every message that is there.
+    pub(crate) fn take(&self, mailbox: MailboxId) -> Vec<Vec<u8>> {
+        let mut payloads = Vec::new();
+        while let Taken::Message(payload) = self
+            .plane
+            .take(mailbox, false, |message| message.payload.octets().to_vec())
+            .unwrap()
+        {
+            payloads.push(payload);
+        }
+        payloads
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.plane.snapshot()
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let counters = self.snapshot().counters;
+        counters.iter().find(|counter| counter.0 == name).unwrap().1
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.plane.close(0);
+        self.plane.release();
+    }
+}

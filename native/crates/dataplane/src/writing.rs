@@ -1,0 +1,214 @@
+//! How a path is written to: by one thread at a time, without the lock, until nothing is left.
+//!
+//! Whoever finds `writing` set leaves; the writer looks again before it clears it, in the same
+//! critical section, so nothing stays. A write error does not end the stream, for what the peer
+//! sent before is acknowledged to it already and must be read first.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::sync::Arc;
+
+use urds_path::{Offer, Release};
+
+use crate::dues::ACK_POLL_NS;
+use crate::plane::Plane;
+use crate::rules::{self, Rule};
+use crate::state::{PathId, State};
+use crate::stream::Stream;
+
+/// Pieces of one write; what does not fit goes with the next one.
+const SLICES_MAX: usize = 256;
+
+/// Octets on their way to a stream, in the hands of the only thread that writes there.
+///
+/// Give it to [`Plane::finish_write`]: until then nobody else writes to this path.
+#[must_use]
+pub struct Writing {
+    path: PathId,
+    attachment: u64,
+    stream: Arc<dyn Stream>,
+    offer: Offer,
+    /// The message had nothing beside it: its leaving says nothing about a burst.
+    alone: bool,
+    /// Superseded meanwhile; they are closed with us, without the lock.
+    dead: Vec<Arc<dyn Stream>>,
+}
+
+impl Writing {
+    /// Octets that are offered; many are better written without the interpreter's lock.
+    pub fn octets(&self) -> usize {
+        self.offer.len()
+    }
+
+    /// Write once; return the octets taken and why the stream takes no more. No lock held.
+    fn write(&self) -> (usize, Option<io::Error>) {
+        loop {
+            let written = if let Some(octets) = self.offer.single() {
+                self.stream.write(&[IoSlice::new(octets)])
+            } else {
+                let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+                let used = self.offer.fill(0, &mut slices);
+                self.stream.write(&slices[..used])
+            };
+            match written {
+                Ok(taken) => return (taken, None),
+                Err(failure) if failure.kind() == ErrorKind::Interrupted => {}
+                Err(failure) => {
+                    if failure.kind() != ErrorKind::WouldBlock {
+                        // Whatever failed, the stream comes to its end and is read to it.
+                        drop(self.stream.shutdown());
+                    }
+                    return (0, Some(failure));
+                }
+            }
+        }
+    }
+}
+
+impl Plane {
+    /// Write until nothing is left or the stream takes no more; never blocks. No lock held.
+    pub fn flush(&self, path: PathId) {
+        let writing = self.lock().begin_write(path, false);
+        if let Some(writing) = writing {
+            self.finish_write(writing);
+        }
+    }
+
+    /// Write, as the one who does, until nothing is left or the stream takes no more.
+    ///
+    /// Returns whether the path is at its bound of messages.
+    pub fn finish_write(&self, mut writing: Writing) -> bool {
+        loop {
+            let (taken, failure) = writing.write();
+            let mut state = self.lock();
+            if !state.advance_write(&mut writing, taken, failure.as_ref()) {
+                return state.paths.get(writing.path).is_some_and(|path| path.full);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Become the one who writes to a path; `None` if somebody does or there is nothing to do.
+    pub(crate) fn begin_write(&mut self, id: PathId, alone: bool) -> Option<Writing> {
+        let path = self.paths.get_mut(id)?;
+        if path.writing || path.blocked || path.broken || path.stream.is_none() {
+            path.left_to_writer = path.writing;
+            return None;
+        }
+        path.writing = true;
+        let stream = Arc::clone(path.stream.as_ref()?);
+        let attachment = path.attachment;
+        let offer = self.next_offer(id, alone, true)?;
+        Some(Writing {
+            path: id,
+            attachment,
+            stream,
+            offer,
+            alone,
+            dead: Vec::new(),
+        })
+    }
+
+    /// Write a message that is alone: no clock is read, no credit spent, nothing is left over.
+    pub(crate) fn begin_alone(&mut self, id: PathId) -> Option<Writing> {
+        self.dirty.remove(id);
+        let path = self.paths.get_mut(id)?;
+        path.settled = false;
+        path.core.outgoing.lone = true;
+        let writing = self.begin_write(id, true);
+        self.paths.get_mut(id)?.core.outgoing.lone = false;
+        writing
+    }
+
+    /// Return what to write next; with nothing left, stop writing.
+    ///
+    /// One critical section for the last look and for clearing `writing`: a message queued in
+    /// between would find a writer that has looked already.
+    fn next_offer(&mut self, id: PathId, alone: bool, is_first: bool) -> Option<Offer> {
+        let path = self.paths.get_mut(id)?;
+        if path.stream.is_some()
+            && (is_first || rules::holds(Rule::WriterLooksAgain))
+            && let Some(host) = self.hosts.get(path.host)
+            && let Some(offer) = path.core.poll_transmit(&host.congested, &mut self.counters)
+        {
+            return Some(offer);
+        }
+        self.written(id, alone);
+        None
+    }
+
+    /// Count what the stream took; return whether there is more to write.
+    fn advance_write(
+        &mut self,
+        writing: &mut Writing,
+        taken: usize,
+        failure: Option<&io::Error>,
+    ) -> bool {
+        let id = writing.path;
+        let Some(path) = self.paths.get_mut(id) else {
+            return false;
+        };
+        writing.alone &= taken == writing.offer.len() && !path.left_to_writer;
+        path.core
+            .transmitted(std::mem::take(&mut writing.offer), taken);
+        match &path.stream {
+            Some(_) if path.attachment == writing.attachment => {
+                if let Some(failure) = failure {
+                    let is_full = failure.kind() == ErrorKind::WouldBlock;
+                    // Room may have come, and been told of, before it is known that we wait.
+                    if !(is_full && writing.stream.has_room()) {
+                        path.blocked = is_full;
+                        path.broken = !is_full;
+                        self.counters.tcp_sndbuf_full += u64::from(is_full);
+                        self.written(id, false);
+                        self.update_watch(id);
+                        return false;
+                    }
+                }
+            }
+            Some(stream) => {
+                let stream = Arc::clone(stream);
+                writing.attachment = path.attachment;
+                writing
+                    .dead
+                    .push(std::mem::replace(&mut writing.stream, stream));
+            }
+            None => {}
+        }
+        let Some(offer) = self.next_offer(id, writing.alone, false) else {
+            return false;
+        };
+        writing.offer = offer;
+        true
+    }
+
+    /// Settle after a write: the tail is gone, acknowledgements may come.
+    fn written(&mut self, id: PathId, alone: bool) {
+        let Some(path) = self.paths.get_mut(id) else {
+            return;
+        };
+        path.writing = false;
+        path.left_to_writer = false;
+        path.tail_since_ns = None;
+        path.plain = path.core.is_plain() && !(path.blocked || path.broken);
+        path.settled = false; // also without a stream: the next send must ask for one
+        if path.core.poll_timeout().is_none() {
+            self.owing.remove(id); // what was owed has left
+        }
+        if alone {
+            return;
+        }
+        path.rest_if_idle();
+        path.idle_since_ns = self.clock.now_ns();
+        let outgoing = &path.core.outgoing;
+        let ask = !outgoing.unacked.is_empty() && outgoing.release != Release::PeerAcknowledged;
+        if ask {
+            path.ack_poll_delay_ns = ACK_POLL_NS;
+            path.ack_poll_ns = path.idle_since_ns + ACK_POLL_NS;
+        }
+        self.judge_full(id);
+        if ask {
+            self.mark_dirty(id);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Octets of small messages, first in first out, packed into pieces of memory.
+//!
+//! A piece holds whole messages and goes when its last one is taken, so that one slow socket pins
+//! no more than it holds. The first piece is small, and it alone is kept while nothing is queued:
+//! a socket that answers one message at a time allocates nothing.
+
+use std::collections::VecDeque;
+
+const FIRST_BYTES: usize = 4096;
+const CHUNK_BYTES: usize = 65536;
+
+/// A queue of octets; who asks knows the length of each message.
+#[derive(Debug, Default)]
+pub struct Chunks {
+    full: VecDeque<Vec<u8>>, // ahead of `last`
+    last: Vec<u8>,           // written to
+    offset: usize,           // of the next message, in the first piece
+}
+
+impl Chunks {
+    /// Copy one message to the end; it may not be longer than a piece of 64 KiB.
+    #[inline]
+    pub fn push(&mut self, octets: &[u8]) {
+        if self.last.capacity() - self.last.len() < octets.len() {
+            self.begin_chunk(octets.len());
+        }
+        self.last.extend_from_slice(octets);
+    }
+
+    /// Return the first message, of which `octets` is the length.
+    #[inline]
+    pub fn front(&self, octets: usize) -> &[u8] {
+        &self.full.front().unwrap_or(&self.last)[self.offset..self.offset + octets]
+    }
+
+    /// Take the first message off.
+    #[inline]
+    pub fn pop(&mut self, octets: usize) {
+        self.offset += octets;
+        if self.offset == self.full.front().unwrap_or(&self.last).len() {
+            self.end_chunk();
+        }
+    }
+
+    /// Forget all messages and give the memory back.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Return the octets of memory held.
+    pub fn held_bytes(&self) -> usize {
+        self.full.iter().map(Vec::capacity).sum::<usize>() + self.last.capacity()
+    }
+
+    #[cold]
+    fn begin_chunk(&mut self, octets: usize) {
+        let first = self.last.capacity() == 0 && octets <= FIRST_BYTES;
+        let bytes = if first {
+            FIRST_BYTES
+        } else {
+            CHUNK_BYTES.max(octets)
+        };
+        let before = std::mem::replace(&mut self.last, Vec::with_capacity(bytes));
+        if !before.is_empty() {
+            self.full.push_back(before);
+        }
+    }
+
+    #[cold]
+    fn end_chunk(&mut self) {
+        self.offset = 0;
+        if self.full.pop_front().is_none() {
+            if self.last.capacity() > FIRST_BYTES {
+                self.last = Vec::new();
+            }
+            self.last.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_goes_with_its_last_message() {
+        let mut chunks = Chunks::default();
+        for number in 0..200_u8 {
+            chunks.push(&[number; 1000]);
+        }
+        assert_eq!(chunks.held_bytes(), FIRST_BYTES + 4 * CHUNK_BYTES);
+        for number in 0..200_u8 {
+            assert_eq!(chunks.front(1000), [number; 1000]);
+            chunks.pop(1000);
+        }
+        assert_eq!(chunks.held_bytes(), 0);
+    }
+
+    #[test]
+    fn one_message_at_a_time_stays_in_the_small_piece() {
+        let mut chunks = Chunks::default();
+        for _ in 0..100 {
+            chunks.push(&[1; 3000]);
+            chunks.pop(3000);
+            assert_eq!(chunks.held_bytes(), FIRST_BYTES);
+        }
+        chunks.push(&[2; 5000]);
+        chunks.pop(5000);
+        assert_eq!(chunks.held_bytes(), 0);
+    }
+
+    #[test]
+    fn messages_without_octets_take_no_room() {
+        let mut chunks = Chunks::default();
+        chunks.push(b"");
+        chunks.push(b"a");
+        assert_eq!(chunks.front(0), b"");
+        chunks.pop(0);
+        assert_eq!(chunks.front(1), b"a");
+    }
+}

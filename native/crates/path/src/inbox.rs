@@ -1,0 +1,299 @@
+//! The receive queue of a bound socket, and when its port counts as congested.
+//!
+//! Small payloads lie in chunks, long ones in memory of their own; what most messages do not have
+//! (an extension, times) lies in a queue beside.
+//!
+//! Congestion. Linux sets the port's bit as soon as the queue exceeds the buffer; with fast senders
+//! that costs more octets of maps than of messages. Here the bit is judged at the end of a pass,
+//! and set when the queue is over its buffer at two looks a millisecond apart, or over four times
+//! at once. It is cleared when less than half of the buffer is queued. Messages are never refused.
+//! Source: linux v6.12 `net/rds/recv.c` (`rds_recv_rcvbuf_delta`); docs/differences.md.
+
+use std::collections::VecDeque;
+
+use crate::address::SocketAddress;
+use crate::chunks::Chunks;
+use crate::constants::LONG_BYTES;
+use crate::kinds::{Extension, NO_EXTENSION};
+use crate::payload::{ArrivingPayload, Body};
+
+/// How long a queue must be over its buffer before its port counts as congested.
+pub const LOOK_AGAIN_NS: u64 = 1_000_000;
+const AT_ONCE_FACTOR: usize = 4;
+const MANY_MESSAGES: usize = 4096;
+/// What a queued message costs beside its payload, for the hard bound.
+const OVERHEAD_BYTES: usize = 96;
+/// Room in the queue that an empty inbox keeps, in messages.
+const KEPT_MESSAGES: usize = 64;
+
+/// The next message of an inbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Front<'a> {
+    pub payload: &'a [u8],
+    pub source: SocketAddress,
+    pub extension: Extension,
+    /// Both times are zero unless they were given to `push`.
+    pub wall_ns: u64,
+    pub arrived_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    octets: u32, // of a payload in the chunks
+    kind: Kind,
+    source: SocketAddress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    has_body: bool,
+    has_detail: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Detail {
+    extension: Extension,
+    wall_ns: u64,
+    arrived_ns: u64,
+}
+
+/// Queue, account and congestion state; the shell adds waiting and the descriptor.
+#[derive(Debug)]
+pub struct Inbox {
+    pub receive_queued_bytes: usize,
+    pub buffer_bytes: usize,
+    pub congested: bool,
+    /// A take that leaves less has our bit cleared.
+    pub clear_below_bytes: usize,
+    /// When the queue was first seen over its buffer.
+    pub over_since_ns: Option<u64>,
+    items: VecDeque<Item>,
+    chunks: Chunks,
+    bodies: VecDeque<Body>,
+    details: VecDeque<Detail>,
+}
+
+impl Inbox {
+    pub fn new(buffer_bytes: usize) -> Self {
+        Self {
+            receive_queued_bytes: 0,
+            buffer_bytes,
+            congested: false,
+            clear_below_bytes: 0,
+            over_since_ns: None,
+            items: VecDeque::new(),
+            chunks: Chunks::default(),
+            bodies: VecDeque::new(),
+            details: VecDeque::new(),
+        }
+    }
+
+    /// Return how many messages are queued.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Return length and source of each queued message, in its order.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, SocketAddress)> {
+        let mut bodies = self.bodies.iter();
+        self.items.iter().map(move |item| {
+            let body = if item.kind.has_body {
+                bodies.next()
+            } else {
+                None
+            };
+            (body.map_or(item.octets as usize, Body::len), item.source)
+        })
+    }
+
+    /// Queue a message and count it. Copies a borrowed payload; the times are zero if unwanted.
+    #[inline]
+    pub fn push(
+        &mut self,
+        source: SocketAddress,
+        extension: Extension,
+        payload: ArrivingPayload<'_>,
+        wall_ns: u64,
+        arrived_ns: u64,
+    ) {
+        let has_detail = wall_ns != 0 || arrived_ns != 0 || extension != NO_EXTENSION;
+        if has_detail {
+            self.details.push_back(Detail {
+                extension,
+                wall_ns,
+                arrived_ns,
+            });
+        }
+        let (octets, has_body) = match payload {
+            ArrivingPayload::Borrowed(octets) if octets.len() < LONG_BYTES => {
+                self.chunks.push(octets);
+                (octets.len(), false)
+            }
+            long => (self.keep_body(long), true),
+        };
+        self.receive_queued_bytes += octets;
+        let kind = Kind {
+            has_body,
+            has_detail,
+        };
+        self.items.push_back(Item {
+            octets: if has_body { 0 } else { narrow(octets) },
+            kind,
+            source,
+        });
+    }
+
+    /// Look at the next message.
+    #[inline]
+    pub fn front(&self) -> Option<Front<'_>> {
+        let item = self.items.front()?;
+        let payload = if item.kind.has_body {
+            self.bodies.front().map_or(&[][..], Body::octets)
+        } else {
+            self.chunks.front(item.octets as usize)
+        };
+        let detail = if item.kind.has_detail {
+            self.details.front()
+        } else {
+            None
+        };
+        let Detail {
+            extension,
+            wall_ns,
+            arrived_ns,
+        } = detail.copied().unwrap_or_default();
+        Some(Front {
+            payload,
+            source: item.source,
+            extension,
+            wall_ns,
+            arrived_ns,
+        })
+    }
+
+    /// Take the next message off the queue and out of the account.
+    #[inline]
+    pub fn pop(&mut self) {
+        let Some(item) = self.items.pop_front() else {
+            return;
+        };
+        if item.kind.has_body {
+            self.pop_body();
+        } else {
+            self.chunks.pop(item.octets as usize);
+            self.receive_queued_bytes -= item.octets as usize;
+        }
+        if item.kind.has_detail {
+            self.details.pop_front();
+        }
+        self.rest();
+    }
+
+    /// Take the next message if its payload has memory of its own, and return that.
+    pub fn take_body(&mut self) -> Option<Body> {
+        let item = *self.items.front().filter(|item| item.kind.has_body)?;
+        self.items.pop_front();
+        if item.kind.has_detail {
+            self.details.pop_front();
+        }
+        let body = self.pop_body();
+        self.rest(); // last: it gives back the room of bodies
+        body
+    }
+
+    /// Drop everything that is queued; the state of congestion stays.
+    pub fn clear(&mut self) {
+        *self = Self {
+            congested: self.congested,
+            clear_below_bytes: self.clear_below_bytes,
+            over_since_ns: self.over_since_ns,
+            ..Self::new(self.buffer_bytes)
+        };
+    }
+
+    /// Look at the queue; return the new state of our bit if it changed.
+    pub fn judge_congestion(&mut self, now_ns: u64) -> Option<bool> {
+        let queued = self.receive_queued_bytes;
+        if self.congested {
+            if queued != 0 && queued >= self.buffer_bytes / 2 {
+                return None;
+            }
+            self.congested = false;
+            self.clear_below_bytes = 0;
+            self.over_since_ns = None;
+            return Some(false);
+        }
+        if queued <= self.buffer_bytes {
+            self.over_since_ns = None;
+            return None;
+        }
+        let waited_ns = now_ns.saturating_sub(*self.over_since_ns.get_or_insert(now_ns));
+        if waited_ns < LOOK_AGAIN_NS && queued <= self.buffer_bytes.saturating_mul(AT_ONCE_FACTOR) {
+            return None;
+        }
+        self.congested = true;
+        self.clear_below_bytes = (self.buffer_bytes / 2).max(1);
+        Some(true)
+    }
+
+    /// Return when `judge_congestion` wants to be asked again.
+    pub fn look_again_ns(&self) -> Option<u64> {
+        if self.congested {
+            None
+        } else {
+            Some(self.over_since_ns?.saturating_add(LOOK_AGAIN_NS))
+        }
+    }
+
+    /// Tell cheaply whether the hard bound is worth a look.
+    #[inline]
+    pub fn may_be_too_full(&self) -> bool {
+        self.receive_queued_bytes > self.buffer_bytes || self.items.len() > MANY_MESSAGES
+    }
+
+    /// Return what the queue weighs against the hard bound.
+    pub fn hard_bytes(&self) -> usize {
+        self.receive_queued_bytes + OVERHEAD_BYTES * self.items.len()
+    }
+
+    #[cold]
+    fn keep_body(&mut self, payload: ArrivingPayload<'_>) -> usize {
+        let body = match payload {
+            ArrivingPayload::Borrowed(octets) => Body::Owned(octets.into()),
+            ArrivingPayload::Whole(body) => body,
+        };
+        let octets = body.len();
+        self.bodies.push_back(body);
+        octets
+    }
+
+    fn pop_body(&mut self) -> Option<Body> {
+        let body = self.bodies.pop_front();
+        self.receive_queued_bytes -= body.as_ref().map_or(0, Body::len);
+        body
+    }
+
+    /// Give back the room of a long queue once it is empty.
+    #[inline]
+    fn rest(&mut self) {
+        if self.items.is_empty() && self.items.capacity() > KEPT_MESSAGES {
+            self.items.shrink_to(KEPT_MESSAGES);
+            self.bodies = VecDeque::new();
+            self.details = VecDeque::new();
+        }
+    }
+}
+
+/// Return the length of a payload that is shorter than `LONG_BYTES`.
+fn narrow(octets: usize) -> u32 {
+    u32::try_from(octets).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

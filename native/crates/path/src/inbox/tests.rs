@@ -1,0 +1,219 @@
+//! The inbox against a plain queue, and the rule of its congestion bit.
+
+use std::net::Ipv4Addr;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::address::Address;
+
+fn source(port: u16) -> SocketAddress {
+    SocketAddress::new(Address::from(Ipv4Addr::LOCALHOST), port)
+}
+
+fn put(inbox: &mut Inbox, octets: usize) {
+    let payload = vec![0; octets];
+    inbox.push(
+        source(2),
+        NO_EXTENSION,
+        ArrivingPayload::Borrowed(&payload),
+        0,
+        0,
+    );
+}
+
+fn bits(inbox: &mut Inbox, looks: &[u64]) -> Vec<Option<bool>> {
+    looks
+        .iter()
+        .map(|&now_ns| inbox.judge_congestion(now_ns))
+        .collect()
+}
+
+#[test]
+fn a_queue_over_its_buffer_at_two_looks_is_congested() {
+    let mut inbox = Inbox::new(100);
+    put(&mut inbox, 101);
+    assert_eq!(bits(&mut inbox, &[5, LOOK_AGAIN_NS]), [None, None]);
+    assert_eq!(inbox.look_again_ns(), Some(5 + LOOK_AGAIN_NS));
+    assert_eq!(
+        bits(&mut inbox, &[5 + LOOK_AGAIN_NS, u64::MAX]),
+        [Some(true), None]
+    );
+    assert_eq!((inbox.look_again_ns(), inbox.clear_below_bytes), (None, 50));
+}
+
+#[test]
+fn a_queue_that_shrank_between_two_looks_is_not() {
+    let mut inbox = Inbox::new(100);
+    put(&mut inbox, 60);
+    put(&mut inbox, 60);
+    assert_eq!(inbox.judge_congestion(0), None);
+    inbox.pop();
+    assert_eq!(bits(&mut inbox, &[1]), [None]);
+    assert_eq!(inbox.look_again_ns(), None);
+    put(&mut inbox, 60);
+    assert_eq!(bits(&mut inbox, &[LOOK_AGAIN_NS]), [None]);
+}
+
+#[test]
+fn four_times_over_is_congested_at_once_and_below_half_is_not() {
+    let mut inbox = Inbox::new(100);
+    put(&mut inbox, 401);
+    put(&mut inbox, 50);
+    assert_eq!(bits(&mut inbox, &[0]), [Some(true)]);
+    inbox.pop();
+    assert_eq!(bits(&mut inbox, &[0]), [None]);
+    inbox.pop();
+    assert_eq!(bits(&mut inbox, &[0, 0]), [Some(false), None]);
+}
+
+#[test]
+fn a_buffer_of_nothing_clears_when_empty() {
+    let mut inbox = Inbox::new(0);
+    put(&mut inbox, 1);
+    assert_eq!(inbox.judge_congestion(0), Some(true));
+    assert_eq!(
+        (inbox.clear_below_bytes, inbox.judge_congestion(0)),
+        (1, None)
+    );
+    inbox.pop();
+    assert_eq!(inbox.judge_congestion(0), Some(false));
+}
+
+#[test]
+fn many_messages_weigh_without_octets() {
+    let mut inbox = Inbox::new(100);
+    for _ in 0..=MANY_MESSAGES {
+        assert!(!inbox.may_be_too_full());
+        put(&mut inbox, 0);
+    }
+    assert!(inbox.may_be_too_full());
+    assert_eq!(inbox.hard_bytes(), OVERHEAD_BYTES * (MANY_MESSAGES + 1));
+}
+
+#[test]
+fn only_a_long_message_is_taken_as_a_body() {
+    let mut inbox = Inbox::new(100);
+    put(&mut inbox, LONG_BYTES - 1);
+    put(&mut inbox, LONG_BYTES);
+    assert!(inbox.take_body().is_none());
+    inbox.pop();
+    assert_eq!(inbox.take_body().map(|body| body.len()), Some(LONG_BYTES));
+    assert_eq!((inbox.len(), inbox.receive_queued_bytes), (0, 0));
+}
+
+#[test]
+fn the_last_body_of_a_long_queue_is_not_lost() {
+    let mut inbox = Inbox::new(1 << 20);
+    for _ in 0..=KEPT_MESSAGES {
+        put(&mut inbox, 1);
+    }
+    put(&mut inbox, LONG_BYTES);
+    while inbox.len() > 1 {
+        inbox.pop();
+    }
+    assert_eq!(inbox.take_body().map(|body| body.len()), Some(LONG_BYTES));
+    assert_eq!((inbox.len(), inbox.receive_queued_bytes), (0, 0));
+}
+
+#[test]
+fn an_idle_inbox_keeps_little() {
+    let mut inbox = Inbox::new(100);
+    for _ in 0..10_000 {
+        put(&mut inbox, 64);
+    }
+    while !inbox.is_empty() {
+        inbox.pop();
+    }
+    let items_bytes = inbox.items.capacity() * size_of::<Item>();
+    assert!(
+        items_bytes + inbox.chunks.held_bytes() <= 4096,
+        "{items_bytes}"
+    );
+}
+
+#[test]
+fn a_cleared_inbox_still_knows_of_its_bit() {
+    let mut inbox = Inbox::new(100);
+    put(&mut inbox, 500);
+    inbox.judge_congestion(0);
+    inbox.clear();
+    assert_eq!(
+        (inbox.len(), inbox.receive_queued_bytes, inbox.congested),
+        (0, 0, true)
+    );
+    assert_eq!(inbox.judge_congestion(0), Some(false));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push {
+        octets: usize,
+        whole: bool,
+        extension: u8,
+        wall_ns: u64,
+    },
+    Pop,
+    TakeBody,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let octets = prop_oneof![4 => 0_usize..200, 1 => 0_usize..9000];
+    prop_oneof![
+        3 => (octets, any::<bool>(), 0_u8..2, 0_u64..2).prop_map(
+            |(octets, whole, extension, wall_ns)| {
+                Step::Push { octets, whole, extension, wall_ns }
+            }
+        ),
+        2 => Just(Step::Pop),
+        1 => Just(Step::TakeBody),
+    ]
+}
+
+proptest! {
+    /// Against a plain queue of whole messages.
+    #[test]
+    fn messages_come_out_as_they_went_in(steps in vec(step(), 0..300)) {
+        let mut inbox = Inbox::new(100);
+        let mut model = VecDeque::new();
+        for (number, step) in (0_u16..).zip(steps) {
+            match step {
+                Step::Push { octets, whole, extension, wall_ns } => {
+                    let payload: Vec<u8> = number.to_be_bytes().repeat(octets / 2);
+                    let arriving = if whole {
+                        ArrivingPayload::Whole(Body::Owned(payload.clone().into()))
+                    } else {
+                        ArrivingPayload::Borrowed(&payload)
+                    };
+                    let whole = whole || payload.len() >= LONG_BYTES;
+                    inbox.push(source(number), [extension; 16], arriving, wall_ns, 0);
+                    model.push_back((payload, source(number), [extension; 16], wall_ns, whole));
+                }
+                Step::Pop => {
+                    inbox.pop();
+                    model.pop_front();
+                }
+                Step::TakeBody => {
+                    let body = inbox.take_body();
+                    let wanted = model.front().filter(|message| message.4);
+                    prop_assert_eq!(
+                        body.as_ref().map(Body::octets),
+                        wanted.map(|message| &message.0[..])
+                    );
+                    if body.is_some() {
+                        model.pop_front();
+                    }
+                }
+            }
+            let front = inbox.front().map(|front| {
+                (front.payload.to_vec(), front.source, front.extension, front.wall_ns)
+            });
+            let wanted = model.front().map(|m| (m.0.clone(), m.1, m.2, m.3));
+            prop_assert_eq!(front, wanted);
+            prop_assert_eq!(inbox.len(), model.len());
+            let octets: usize = model.iter().map(|message| message.0.len()).sum();
+            prop_assert_eq!(inbox.receive_queued_bytes, octets);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Bounds of a plane, with the defaults of `dataplane/base.py`.
+
+/// Bounds of a plane; all octets unless named otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// That our sockets may send.
+    pub message_bytes_max: usize,
+    /// That a peer may announce; checked before memory is taken.
+    pub frame_bytes_max: usize,
+    /// Queued and unacknowledged messages of one path.
+    pub path_messages_max: usize,
+    /// Messages for the control plane that wait on one path.
+    pub control_events_max: usize,
+    /// With `receive_hard_bytes`: the bound of a mailbox is this times its buffer, and those.
+    pub receive_hard_factor: usize,
+    pub receive_hard_bytes: usize,
+    /// Unsent octets that are written without waiting for more.
+    pub flush_bytes: usize,
+    /// Messages that an own node's acknowledgement may wait for.
+    pub acknowledge_messages: usize,
+    pub acknowledge_bytes: usize,
+    pub acknowledge_delay_ns: u64,
+    /// Then `ACK_REQUIRED`; as `net.rds.max_unacked_packets`.
+    pub unacked_packets_max: usize,
+    pub unacked_bytes_max: usize,
+    /// A closed mailbox's queued messages get this long.
+    pub linger_ns: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message_bytes_max: 1 << 20,
+            frame_bytes_max: 1 << 20,
+            path_messages_max: 65536,
+            control_events_max: 64,
+            receive_hard_factor: 4,
+            receive_hard_bytes: 16 << 20,
+            flush_bytes: 32768,
+            acknowledge_messages: 256,
+            acknowledge_bytes: 256 << 10,
+            acknowledge_delay_ns: 1_000_000,
+            unacked_packets_max: 8,
+            unacked_bytes_max: 16 << 20,
+            linger_ns: 1_000_000_000,
+        }
+    }
+}
+
+impl Limits {
+    /// Return how much a mailbox with such a buffer may hold before its peers are not read.
+    pub fn receive_hard_bound(&self, buffer_bytes: usize) -> usize {
+        self.receive_hard_factor
+            .saturating_mul(buffer_bytes)
+            .saturating_add(self.receive_hard_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hard_bound_cannot_overflow() {
+        let limits = Limits::default();
+        assert_eq!(limits.receive_hard_bound(1000), 4000 + (16 << 20));
+        assert_eq!(limits.receive_hard_bound(usize::MAX), usize::MAX);
+    }
+}

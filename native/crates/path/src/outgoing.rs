@@ -1,0 +1,476 @@
+//! The sending half of a path: number, keep until acknowledged, repeat after a break.
+//!
+//! A value machine: no I/O, no clock, no lock. Messages wait in three queues, sent in this order:
+//!
+//! - `repeats`: were handed to an earlier stream and not acknowledged; keep their number, carry
+//!   RETRANSMITTED, go first and restart from their header;
+//! - `unsent`: have no number yet; a message is numbered when it first becomes octets, so that
+//!   cancelling an unsent message leaves no hole;
+//! - `unacked`: became octets of the current stream; kept until the peer has them.
+//!
+//! What "has them" means depends on the peer (`Release`): towards Linux the TCP stack's count of
+//! acknowledged octets, between own nodes the header's acknowledgement field. A message that was
+//! cut in the middle is repeated whole. Source: linux v6.12 net/rds/send.c (`rds_send_path_reset`).
+//!
+//! Accounts lie with the shell: what is queued it adds itself, what is freed it is told (`Freed`).
+
+use std::collections::VecDeque;
+
+use crate::constants::{FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES};
+use crate::counters::Counters;
+use crate::fence::Fence;
+use crate::header::Header;
+use crate::kinds::{Extension, Owner, Release};
+use crate::limits::Limits;
+use crate::offer::Offer;
+use crate::payload::Payload;
+
+/// Messages for which an idle path keeps room.
+const IDLE_MESSAGES: usize = 16;
+/// Room for more than these costs page faults to have again: it goes at every so manieth rest.
+const CHEAP_MESSAGES: usize = 8192;
+const RESTS: u8 = 32;
+
+/// One message on its way.
+#[derive(Debug)]
+pub struct Message {
+    /// Its number; 0 while it is unsent.
+    pub sequence: u64,
+    /// Place in the octets of the current stream behind its last one.
+    pub end: u64,
+    /// The socket that sent it; `None`: the control plane's own.
+    pub owner: Option<Owner>,
+    pub source_port: u16,
+    pub target_port: u16,
+    pub payload: Payload,
+    pub extension: Extension,
+}
+
+/// What waits to be numbered.
+#[derive(Debug)]
+pub enum Queued {
+    Message(Message),
+    Fence(Fence),
+}
+
+/// What messages that left a path mean for the account of their socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    pub owner: Owner,
+    /// Payload octets to take off the account.
+    pub bytes: usize,
+    /// Of the messages, those that the peer will never have.
+    pub given_up: u64,
+}
+
+/// Queues and numbers of one direction of a path.
+#[derive(Debug)]
+pub struct Outgoing {
+    limits: Limits,
+    pub unsent: VecDeque<Queued>,
+    pub repeats: VecDeque<Message>,
+    pub unacked: VecDeque<Message>,
+    /// The number of the next message that gets one.
+    pub sequence_next: u64,
+    /// Octets made for the current stream.
+    pub position: u64,
+    /// Octets of `unsent`, headers included.
+    pub pending_bytes: usize,
+    pub release: Release,
+    /// Every header carries a checksum.
+    pub checksum: bool,
+    /// A send account crossed half of its bound: have the last message ask.
+    pub acknowledgement_wanted: bool,
+    /// The next message that is framed has nothing beside it: its reply acknowledges it, so it
+    /// counts, but does not ask.
+    pub lone: bool,
+    unacked_packets_left: usize,
+    unacked_bytes_left: usize,
+    fences: Vec<(Fence, Option<u64>)>, // number of the last message before it
+    pub(crate) gate: Option<Fence>,    // on another path: nothing new leaves before it opens
+    freed: Vec<Freed>,
+    rests: u8,
+}
+
+impl Outgoing {
+    pub fn new(limits: Limits, sequence_first: u64) -> Self {
+        Self {
+            limits,
+            unsent: VecDeque::new(),
+            repeats: VecDeque::new(),
+            unacked: VecDeque::new(),
+            sequence_next: sequence_first,
+            position: 0,
+            pending_bytes: 0,
+            release: Release::NotYet,
+            checksum: false,
+            acknowledgement_wanted: false,
+            lone: false,
+            unacked_packets_left: limits.unacked_packets_max,
+            unacked_bytes_left: limits.unacked_bytes_max,
+            fences: Vec::new(),
+            gate: None,
+            freed: Vec::new(),
+            rests: 0,
+        }
+    }
+
+    // -- queueing
+
+    /// Queue a message behind all others. The caller has checked every bound and adds to accounts.
+    #[inline]
+    pub fn queue(
+        &mut self,
+        owner: Option<Owner>,
+        source_port: u16,
+        target_port: u16,
+        payload: Payload,
+        extension: Extension,
+    ) {
+        let message = Message {
+            sequence: 0,
+            end: 0,
+            owner,
+            source_port,
+            target_port,
+            payload,
+            extension,
+        };
+        self.pending_bytes += HEADER_BYTES + message.payload.len();
+        self.unsent.push_back(Queued::Message(message));
+    }
+
+    /// Queue an empty message of the control plane before other new ones, behind repeats.
+    pub(crate) fn queue_ahead(&mut self, source_port: u16, target_port: u16, extension: Extension) {
+        let payload = Payload::empty();
+        let message = Message {
+            sequence: 0,
+            end: 0,
+            owner: None,
+            source_port,
+            target_port,
+            payload,
+            extension,
+        };
+        self.pending_bytes += HEADER_BYTES;
+        self.unsent.push_front(Queued::Message(message));
+    }
+
+    /// Whether what waits has 8 KiB on the average: then each costs a slice or two.
+    pub fn is_long(&self) -> bool {
+        self.pending_bytes >= LONG_BYTES * self.unsent.len()
+    }
+
+    /// Messages that are queued or unacknowledged.
+    pub fn message_count(&self) -> usize {
+        self.unsent.len() + self.unacked.len() + self.repeats.len()
+    }
+
+    /// A fence behind everything that is queued now.
+    pub fn fence(&mut self) -> Fence {
+        let fence = Fence::new();
+        self.unsent.push_back(Queued::Fence(fence.clone()));
+        self.fences.push((fence.clone(), None));
+        self.open_fences();
+        fence
+    }
+
+    /// Whether new messages wait for another path's fence.
+    pub fn is_gated(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| !gate.is_open())
+    }
+
+    // -- the stream
+
+    /// Turn queued messages into octets until `octets_max`; return how many octets were made.
+    ///
+    /// The acknowledgement goes into every header; 0 towards Linux.
+    pub(crate) fn frame(
+        &mut self,
+        out: &mut Offer,
+        octets_max: usize,
+        acknowledgement: u64,
+        counters: &mut Counters,
+    ) -> usize {
+        let start = self.position;
+        let end = start + octets_max as u64;
+        self.frame_repeats(out, end, acknowledgement, counters);
+        if !self.unsent.is_empty() && self.position < end {
+            if self.is_gated() {
+                counters.mprds_catchup_tx0_retries += 1;
+            } else {
+                self.gate = None;
+                self.frame_unsent(out, end, acknowledgement, counters);
+            }
+        }
+        usize::try_from(self.position - start).expect("a write fits into memory")
+    }
+
+    fn frame_unsent(
+        &mut self,
+        out: &mut Offer,
+        end: u64,
+        acknowledgement: u64,
+        counters: &mut Counters,
+    ) {
+        let (start, first) = (self.position, self.sequence_next);
+        while self.position < end {
+            match self.unsent.pop_front() {
+                None => break,
+                Some(Queued::Fence(fence)) => self.pass(&fence),
+                Some(Queued::Message(message)) => {
+                    let flags = self.flags_of_new(message.payload.len(), counters);
+                    self.frame_one(out, message, self.sequence_next, flags, acknowledgement);
+                    self.sequence_next += 1;
+                }
+            }
+        }
+        if self.unsent.is_empty() {
+            self.acknowledgement_wanted = false;
+        }
+        let made = self.position - start;
+        let messages = self.sequence_next - first;
+        counters.send_queued += messages;
+        counters.copy_from_user += made - HEADER_BYTES as u64 * messages;
+        self.pending_bytes -= usize::try_from(made).expect("a write fits into memory");
+        self.open_fences();
+    }
+
+    /// Count down to the next message that has to ask for an acknowledgement; one has left the
+    /// queue and is not framed yet.
+    #[inline]
+    fn flags_of_new(&mut self, payload_bytes: usize, counters: &mut Counters) -> u8 {
+        if self.release != Release::PeerAcknowledged {
+            return 0;
+        }
+        self.unacked_packets_left = self.unacked_packets_left.saturating_sub(1);
+        self.unacked_bytes_left = self.unacked_bytes_left.saturating_sub(payload_bytes);
+        if std::mem::take(&mut self.lone) {
+            return 0;
+        }
+        let last = self.acknowledgement_wanted && self.unsent.is_empty();
+        if self.unacked_packets_left > 0 && self.unacked_bytes_left > 0 && !last {
+            return 0;
+        }
+        self.allow_unacked();
+        counters.send_ack_required += 1;
+        FLAG_ACK_REQUIRED
+    }
+
+    /// Make octets of a numbered message and keep it until it is acknowledged.
+    #[inline]
+    fn frame_one(
+        &mut self,
+        out: &mut Offer,
+        message: Message,
+        sequence: u64,
+        flags: u8,
+        acknowledgement: u64,
+    ) {
+        let payload_bytes = message.payload.len();
+        let header = Header {
+            sequence,
+            ack: acknowledgement,
+            payload_bytes,
+            source_port: message.source_port,
+            target_port: message.target_port,
+            flags,
+            extension: message.extension,
+            ..Header::default()
+        };
+        let octets = header.emit(self.checksum);
+        if payload_bytes < LONG_BYTES {
+            out.join_message(&octets, &message.payload);
+        } else {
+            out.join(&octets);
+            out.refer(message.payload.clone());
+        }
+        self.position += (HEADER_BYTES + payload_bytes) as u64;
+        self.unacked.push_back(message);
+        // Written where it is kept: a change before the move would be a stall of the processor.
+        if let Some(kept) = self.unacked.back_mut() {
+            kept.sequence = sequence;
+            kept.end = self.position;
+        }
+    }
+
+    /// Repeat what an earlier stream was handed, oldest first, with its old number.
+    fn frame_repeats(
+        &mut self,
+        out: &mut Offer,
+        end: u64,
+        acknowledgement: u64,
+        counters: &mut Counters,
+    ) {
+        let mut flags = FLAG_RETRANSMITTED;
+        if self.release == Release::PeerAcknowledged {
+            flags |= FLAG_ACK_REQUIRED;
+        }
+        while self.position < end {
+            let Some(message) = self.repeats.pop_front() else {
+                break;
+            };
+            let sequence = message.sequence;
+            self.frame_one(out, message, sequence, flags, acknowledgement);
+            counters.send_repeated += 1;
+        }
+    }
+
+    /// Turn everything unacknowledged into repeats, in its old order.
+    pub(crate) fn end_stream(&mut self) {
+        self.unacked.append(&mut self.repeats);
+        std::mem::swap(&mut self.unacked, &mut self.repeats);
+        self.position = 0;
+        self.allow_unacked();
+    }
+
+    // -- acknowledgements
+
+    /// Free everything up to `sequence`; false if that was never handed over.
+    pub fn handle_peer_acknowledged(&mut self, sequence: u64) -> bool {
+        if sequence >= self.sequence_next {
+            return false;
+        }
+        self.free_unacked_while(|message| message.sequence <= sequence);
+        if self.unacked.is_empty() {
+            self.allow_unacked(); // a request and its reply need no further asking
+        }
+        self.open_fences();
+        true
+    }
+
+    /// Begin to count anew how much may be out before an acknowledgement is asked for.
+    fn allow_unacked(&mut self) {
+        self.unacked_packets_left = self.limits.unacked_packets_max;
+        self.unacked_bytes_left = self.limits.unacked_bytes_max;
+    }
+
+    /// Free what lies wholly within the first `octets` of the current stream.
+    pub(crate) fn handle_stream_acknowledged(&mut self, octets: u64) {
+        self.free_unacked_while(|message| message.end <= octets);
+        self.open_fences();
+    }
+
+    /// Free repeats that the peer says it has, up to `sequence`.
+    pub fn forget_repeats(&mut self, sequence: u64) {
+        if sequence < self.sequence_next {
+            let is_with_peer = |message: &Message| message.sequence <= sequence;
+            free_while(&mut self.repeats, &mut self.freed, is_with_peer);
+        }
+        self.open_fences();
+    }
+
+    #[inline]
+    fn free_unacked_while(&mut self, is_with_peer: impl Fn(&Message) -> bool) {
+        free_while(&mut self.unacked, &mut self.freed, is_with_peer);
+    }
+
+    /// Whether an account gained room since `take_freed`.
+    pub fn has_freed(&self) -> bool {
+        !self.freed.is_empty()
+    }
+
+    /// Exchange what was freed for `spare`, which is emptied first: no allocation per pass.
+    pub fn take_freed(&mut self, spare: &mut Vec<Freed>) {
+        spare.clear();
+        std::mem::swap(&mut self.freed, spare);
+    }
+
+    pub(crate) fn note_freed(&mut self, owner: Owner, bytes: usize, given_up: u64) {
+        note_freed(&mut self.freed, owner, bytes, given_up);
+    }
+
+    // -- fences
+
+    pub(crate) fn has_fences(&self) -> bool {
+        !self.fences.is_empty()
+    }
+
+    pub(crate) fn pass(&mut self, fence: &Fence) {
+        let before = self.sequence_next.wrapping_sub(1);
+        for (known, sequence) in &mut self.fences {
+            if known.is(fence) {
+                *sequence = Some(before);
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn open_fences(&mut self) {
+        if !self.fences.is_empty() {
+            self.open_passed_fences();
+        }
+    }
+
+    #[cold]
+    fn open_passed_fences(&mut self) {
+        while let Some(Queued::Fence(fence)) = self.unsent.front() {
+            let fence = fence.clone();
+            self.unsent.pop_front();
+            self.pass(&fence);
+        }
+        // What was repeated already is older than what is still to be repeated.
+        let oldest = self
+            .unacked
+            .front()
+            .or(self.repeats.front())
+            .map(|message| message.sequence);
+        self.fences.retain(|(fence, sequence)| {
+            let passed = sequence.is_some_and(|last| oldest.is_none_or(|oldest| oldest > last));
+            if passed {
+                fence.open();
+            }
+            !passed
+        });
+    }
+
+    /// Give back the memory that an idle path does not need; cheap enough for every pause.
+    pub(crate) fn rest(&mut self) {
+        self.rests = (self.rests + 1) % RESTS;
+        if self.rests == 0 || self.unacked.capacity() <= CHEAP_MESSAGES {
+            self.unsent.shrink_to(IDLE_MESSAGES);
+            self.unacked.shrink_to(IDLE_MESSAGES);
+            self.repeats.shrink_to(0);
+            self.freed.shrink_to(IDLE_MESSAGES);
+        }
+    }
+}
+
+/// Take messages off the front of `queue` as long as the peer has them.
+#[inline]
+fn free_while(
+    queue: &mut VecDeque<Message>,
+    freed: &mut Vec<Freed>,
+    is_with_peer: impl Fn(&Message) -> bool,
+) {
+    let mut count = 0;
+    for message in queue.iter().take_while(|message| is_with_peer(message)) {
+        count += 1;
+        if let Some(owner) = message.owner {
+            note_freed(freed, owner, message.payload.len(), 0);
+        }
+    }
+    if count > 0 {
+        queue.drain(..count);
+    }
+}
+
+/// Join what neighbours of one owner free.
+#[inline]
+fn note_freed(freed: &mut Vec<Freed>, owner: Owner, bytes: usize, given_up: u64) {
+    match freed.last_mut() {
+        Some(last) if last.owner == owner => {
+            last.bytes += bytes;
+            last.given_up += given_up;
+        }
+        _ => freed.push(Freed {
+            owner,
+            bytes,
+            given_up,
+        }),
+    }
+}
+
+#[cfg(test)]
+#[path = "outgoing_tests.rs"]
+mod tests;

@@ -1,0 +1,153 @@
+//! Taking messages out of a path before their peer has them, and looking at them.
+
+use std::collections::VecDeque;
+
+use crate::constants::{HEADER_BYTES, PROBE_PORT};
+use crate::kinds::Owner;
+use crate::outgoing::{Message, Outgoing, Queued};
+
+/// A message as the tables of rds-info show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// 0 while it has no number.
+    pub sequence: u64,
+    pub payload_bytes: usize,
+    pub source_port: u16,
+    pub target_port: u16,
+}
+
+impl Outgoing {
+    /// Repeat no handshake any more, and send none that waits: another follows, and says more.
+    ///
+    /// A stranger who connects and leaves acknowledges none of them. Kept, they would become more
+    /// with each of his connections, and all go out again on the next.
+    pub(crate) fn forget_probes(&mut self) {
+        self.repeats.retain(|message| !is_probe(message));
+        self.unacked.retain(|message| !is_probe(message));
+        let pending_bytes = &mut self.pending_bytes;
+        self.unsent.retain(|queued| match queued {
+            Queued::Message(message) if is_probe(message) => {
+                *pending_bytes -= HEADER_BYTES;
+                false
+            }
+            _ => true,
+        });
+    }
+
+    /// Remove the owner's messages, to one port or to all; return how many.
+    ///
+    /// Octets already made go out to the end, for the sake of framing; only repeating ends.
+    /// Source: linux v6.12 net/rds/send.c (`rds_send_drop_to`).
+    pub fn cancel(&mut self, owner: Owner, target_port: Option<u16>) -> usize {
+        let (mut count, mut bytes) = (0, 0);
+        let is_other = |message: &Message| {
+            message.owner != Some(owner)
+                || target_port.is_some_and(|port| port != message.target_port)
+        };
+        let mut keeps = |message: &Message| {
+            let keeps = is_other(message);
+            if !keeps {
+                count += 1;
+                bytes += message.payload.len();
+            }
+            keeps
+        };
+        let pending_bytes = &mut self.pending_bytes;
+        self.unsent.retain(|queued| match queued {
+            Queued::Message(message) if !keeps(message) => {
+                *pending_bytes -= HEADER_BYTES + message.payload.len();
+                false
+            }
+            _ => true,
+        });
+        self.repeats.retain(&mut keeps);
+        self.unacked.retain(&mut keeps);
+        if count > 0 {
+            self.note_freed(owner, bytes, 0);
+        }
+        self.open_fences();
+        count
+    }
+
+    /// Whether a message of the owner, or of any socket, is queued or unacknowledged.
+    pub fn holds(&self, owner: Option<Owner>) -> bool {
+        let unsent = self.unsent.iter().filter_map(|queued| match queued {
+            Queued::Message(message) => Some(message),
+            Queued::Fence(_) => None,
+        });
+        let mut owners = self
+            .repeats
+            .iter()
+            .chain(&self.unacked)
+            .chain(unsent)
+            .filter_map(|one| one.owner);
+        match owner {
+            None => owners.next().is_some(),
+            Some(owner) => owners.any(|one| one == owner),
+        }
+    }
+
+    /// Drop what an earlier life of the peer was handed and did not acknowledge; return how many
+    /// messages of sockets that were.
+    pub fn drop_handed_over(&mut self) -> usize {
+        let repeats = std::mem::take(&mut self.repeats);
+        let unacked = std::mem::take(&mut self.unacked);
+        let dropped = self.give_up(repeats) + self.give_up(unacked);
+        self.open_fences();
+        dropped
+    }
+
+    /// Drop every message; return how many of sockets there were. Every fence opens.
+    pub fn drop_all(&mut self) -> usize {
+        let dropped = self.drop_handed_over();
+        let mut messages = VecDeque::new();
+        for queued in std::mem::take(&mut self.unsent) {
+            match queued {
+                Queued::Fence(fence) => self.pass(&fence),
+                Queued::Message(message) => messages.push_back(message),
+            }
+        }
+        self.pending_bytes = 0;
+        let dropped = dropped + self.give_up(messages);
+        self.open_fences();
+        dropped
+    }
+
+    fn give_up(&mut self, messages: VecDeque<Message>) -> usize {
+        let mut count = 0;
+        for message in messages {
+            // A ping or pong is nobody's message.
+            if let Some(owner) = message.owner {
+                count += 1;
+                self.note_freed(owner, message.payload.len(), 1);
+            }
+        }
+        count
+    }
+
+    /// What has no number yet, in its order.
+    pub fn unsent_rows(&self) -> impl Iterator<Item = Row> {
+        self.unsent.iter().filter_map(|queued| match queued {
+            Queued::Message(message) => Some(row(message)),
+            Queued::Fence(_) => None,
+        })
+    }
+
+    /// What the peer may have: of the current stream, then of earlier ones.
+    pub fn sent_rows(&self) -> impl Iterator<Item = Row> {
+        self.unacked.iter().chain(&self.repeats).map(row)
+    }
+}
+
+fn row(message: &Message) -> Row {
+    Row {
+        sequence: message.sequence,
+        payload_bytes: message.payload.len(),
+        source_port: message.source_port,
+        target_port: message.target_port,
+    }
+}
+
+fn is_probe(message: &Message) -> bool {
+    message.owner.is_none() && [message.source_port, message.target_port].contains(&PROBE_PORT)
+}

@@ -1,0 +1,384 @@
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+
+use super::*;
+use crate::kinds::NO_EXTENSION;
+use crate::offer::SLICES_MAX;
+
+const ONE: Owner = Owner(1);
+const OTHER: Owner = Owner(2);
+
+/// An `Outgoing` with accounts, as the shell keeps them, and the octets that it made.
+struct World {
+    outgoing: Outgoing,
+    counters: Counters,
+    accounts: BTreeMap<u64, usize>,
+    given_up: BTreeMap<u64, u64>,
+}
+
+impl World {
+    fn new(limits: Limits) -> Self {
+        Self {
+            outgoing: Outgoing::new(limits, 1),
+            counters: Counters::default(),
+            accounts: BTreeMap::new(),
+            given_up: BTreeMap::new(),
+        }
+    }
+
+    fn own_node(limits: Limits) -> Self {
+        let mut world = Self::new(limits);
+        world.outgoing.release = Release::PeerAcknowledged;
+        world
+    }
+
+    fn queue(&mut self, owner: Owner, target_port: u16, payload: &[u8]) {
+        *self.accounts.entry(owner.0).or_default() += payload.len();
+        let payload = Payload::copy_of(payload);
+        self.outgoing
+            .queue(Some(owner), 4000, target_port, payload, NO_EXTENSION);
+    }
+
+    fn settle(&mut self) {
+        let mut freed = Vec::new();
+        self.outgoing.take_freed(&mut freed);
+        for one in freed {
+            *self.accounts.entry(one.owner.0).or_default() -= one.bytes;
+            *self.given_up.entry(one.owner.0).or_default() += one.given_up;
+        }
+    }
+
+    fn account(&mut self, owner: Owner) -> usize {
+        self.settle();
+        self.accounts.get(&owner.0).copied().unwrap_or_default()
+    }
+
+    fn frame(&mut self, octets_max: usize) -> Vec<(Header, Vec<u8>)> {
+        let mut offer = Offer::default();
+        let made = self
+            .outgoing
+            .frame(&mut offer, octets_max, 77, &mut self.counters);
+        assert_eq!(made, offer.len());
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let used = offer.fill(0, &mut slices);
+        let octets: Vec<u8> = slices[..used]
+            .iter()
+            .flat_map(|one| one.iter().copied())
+            .collect();
+        frames_of(&octets)
+    }
+
+    fn frame_all(&mut self) -> Vec<(Header, Vec<u8>)> {
+        self.frame(usize::MAX >> 1)
+    }
+}
+
+fn frames_of(mut octets: &[u8]) -> Vec<(Header, Vec<u8>)> {
+    let mut frames = Vec::new();
+    while !octets.is_empty() {
+        let header = Header::peek(octets).expect("a whole header");
+        assert!(header.verify());
+        let end = HEADER_BYTES + header.payload_bytes;
+        frames.push((header, octets[HEADER_BYTES..end].to_vec()));
+        octets = &octets[end..];
+    }
+    frames
+}
+
+fn numbers(frames: &[(Header, Vec<u8>)]) -> Vec<u64> {
+    frames.iter().map(|frame| frame.0.sequence).collect()
+}
+
+fn asking(frames: &[(Header, Vec<u8>)]) -> Vec<usize> {
+    let asks = |frame: &(Header, Vec<u8>)| frame.0.flags & FLAG_ACK_REQUIRED != 0;
+    (0..frames.len())
+        .filter(|&index| asks(&frames[index]))
+        .collect()
+}
+
+#[test]
+fn a_message_becomes_a_header_and_its_payload() {
+    let mut world = World::new(Limits::default());
+    world.outgoing.checksum = true;
+    world
+        .outgoing
+        .queue(Some(ONE), 4000, 5000, Payload::copy_of(b"hello"), [9; 16]);
+    let frames = world.frame_all();
+    let header = frames[0].0;
+    let expected = Header {
+        sequence: 1,
+        ack: 77,
+        payload_bytes: 5,
+        source_port: 4000,
+        target_port: 5000,
+        extension: [9; 16],
+        ..Header::default()
+    };
+    assert_eq!(
+        header,
+        Header {
+            checksum: expected.computed_checksum(),
+            ..expected
+        }
+    );
+    assert_eq!(frames[0].1, b"hello");
+    assert_eq!(world.counters.send_queued, 1);
+    assert_eq!(world.counters.copy_from_user, 5);
+}
+
+#[test]
+fn a_write_ends_with_the_message_that_reaches_its_bound() {
+    let mut world = World::new(Limits::default());
+    for _ in 0..10 {
+        world.queue(ONE, 5000, &[0; 52]);
+    }
+    assert_eq!(numbers(&world.frame(300)), [1, 2, 3]);
+    assert_eq!(numbers(&world.frame(301)), [4, 5, 6, 7]);
+    assert_eq!(
+        (world.outgoing.position, world.outgoing.pending_bytes),
+        (700, 300)
+    );
+    assert_eq!(numbers(&world.frame_all()), [8, 9, 10]);
+    assert_eq!(
+        (world.outgoing.message_count(), world.outgoing.pending_bytes),
+        (10, 0)
+    );
+}
+
+#[test]
+fn every_so_many_messages_one_asks() {
+    let limits = Limits {
+        unacked_packets_max: 3,
+        ..Limits::default()
+    };
+    let mut world = World::own_node(limits);
+    for _ in 0..8 {
+        world.queue(ONE, 5000, b"x");
+    }
+    assert_eq!(asking(&world.frame_all()), [2, 5]);
+    assert_eq!(world.counters.send_ack_required, 2);
+    // Two are out since the last that asked; with nothing out the count begins anew.
+    world.queue(ONE, 5000, b"x");
+    assert_eq!(asking(&world.frame_all()), [0]);
+    assert!(world.outgoing.handle_peer_acknowledged(9));
+    world.queue(ONE, 5000, b"x");
+    world.queue(ONE, 5000, b"x");
+    assert_eq!(asking(&world.frame_all()), [0_usize; 0]);
+}
+
+#[test]
+fn so_many_octets_ask_and_so_does_the_last_when_wanted() {
+    let limits = Limits {
+        unacked_bytes_max: 100,
+        ..Limits::default()
+    };
+    let mut world = World::own_node(limits);
+    for _ in 0..4 {
+        world.queue(ONE, 5000, &[0; 50]);
+    }
+    assert_eq!(asking(&world.frame_all()), [1, 3]);
+    world.outgoing.acknowledgement_wanted = true;
+    world.queue(ONE, 5000, b"x");
+    world.queue(ONE, 5000, b"x");
+    assert_eq!(asking(&world.frame(1)), [0_usize; 0]);
+    assert!(
+        world.outgoing.acknowledgement_wanted,
+        "one is still to come"
+    );
+    assert_eq!(asking(&world.frame_all()), [0]);
+    assert!(!world.outgoing.acknowledgement_wanted);
+}
+
+#[test]
+fn towards_others_nothing_asks() {
+    for release in [Release::NotYet, Release::StreamAcknowledged] {
+        let mut world = World::new(Limits {
+            unacked_packets_max: 1,
+            ..Limits::default()
+        });
+        world.outgoing.release = release;
+        world.outgoing.acknowledgement_wanted = true;
+        world.queue(ONE, 5000, b"x");
+        assert_eq!(asking(&world.frame_all()), [0_usize; 0]);
+    }
+}
+
+#[test]
+fn repeats_keep_their_numbers_and_go_first() {
+    let mut world = World::own_node(Limits::default());
+    for _ in 0..3 {
+        world.queue(ONE, 5000, b"old");
+    }
+    world.frame_all();
+    world.outgoing.end_stream();
+    world.queue(ONE, 5000, b"new");
+    assert_eq!(numbers(&world.frame(51 * 2)), [1, 2]);
+    world.outgoing.end_stream();
+    let frames = world.frame_all();
+    assert_eq!(numbers(&frames), [1, 2, 3, 4]);
+    let flags: Vec<u8> = frames.iter().map(|frame| frame.0.flags).collect();
+    assert_eq!(flags, [6, 6, 6, 0]);
+    assert_eq!(
+        (world.counters.send_repeated, world.counters.send_queued),
+        (5, 4)
+    );
+    assert_eq!(world.outgoing.position, 51 * 4);
+}
+
+#[test]
+fn an_acknowledgement_frees_and_one_of_the_future_does_not() {
+    let mut world = World::own_node(Limits::default());
+    for (owner, payload) in [(ONE, "a"), (ONE, "bb"), (OTHER, ""), (ONE, "dddd")] {
+        world.queue(owner, 5000, payload.as_bytes());
+    }
+    world.frame_all();
+    assert!(!world.outgoing.handle_peer_acknowledged(5));
+    assert!(!world.outgoing.has_freed());
+    assert!(world.outgoing.handle_peer_acknowledged(3));
+    let mut freed = vec![Freed {
+        owner: ONE,
+        bytes: 99,
+        given_up: 0,
+    }];
+    world.outgoing.take_freed(&mut freed);
+    assert_eq!(
+        freed,
+        [
+            Freed {
+                owner: ONE,
+                bytes: 3,
+                given_up: 0
+            },
+            Freed {
+                owner: OTHER,
+                bytes: 0,
+                given_up: 0
+            }
+        ]
+    );
+    assert!(!world.outgoing.has_freed());
+    assert_eq!(world.outgoing.message_count(), 1);
+}
+
+#[test]
+fn a_control_message_goes_ahead_and_a_probe_takes_the_place_of_another() {
+    let mut world = World::new(Limits::default());
+    world.queue(ONE, 5000, b"new");
+    world.outgoing.queue_ahead(1, 0, [3; 16]);
+    world.outgoing.forget_probes();
+    assert_eq!(world.outgoing.pending_bytes, 51);
+    world.outgoing.queue_ahead(0, 4000, [3; 16]);
+    world.outgoing.queue_ahead(1, 0, [4; 16]);
+    let ports: Vec<_> = world
+        .frame_all()
+        .iter()
+        .map(|frame| (frame.0.source_port, frame.0.target_port))
+        .collect();
+    assert_eq!(ports, [(1, 0), (0, 4000), (4000, 5000)]);
+    world.outgoing.forget_probes();
+    assert_eq!(
+        world
+            .outgoing
+            .sent_rows()
+            .map(|row| row.sequence)
+            .collect::<Vec<_>>(),
+        [2, 3]
+    );
+}
+
+#[test]
+fn cancelling_takes_from_all_queues() {
+    let mut world = World::new(Limits::default());
+    world.queue(ONE, 5000, b"repeat");
+    world.queue(ONE, 6000, b"to another");
+    world.frame_all();
+    world.outgoing.end_stream();
+    world.frame(1);
+    world.queue(ONE, 5000, b"unsent");
+    world.queue(OTHER, 5000, b"not mine");
+    assert_eq!(world.outgoing.cancel(ONE, Some(5000)), 2);
+    assert_eq!((world.account(ONE), world.account(OTHER)), (10, 8));
+    assert!(world.outgoing.holds(Some(ONE)));
+    assert_eq!(world.outgoing.cancel(ONE, None), 1);
+    assert!(!world.outgoing.holds(Some(ONE)) && world.outgoing.holds(None));
+    assert_eq!(world.account(ONE), 0);
+    assert_eq!(numbers(&world.frame_all()), [3]);
+    assert_eq!(world.outgoing.cancel(ONE, None), 0);
+    assert!(!world.outgoing.has_freed());
+}
+
+#[test]
+fn dropping_tells_owners_and_counts_no_control_message() {
+    let mut world = World::new(Limits::default());
+    world.queue(ONE, 5000, b"unacked");
+    world.outgoing.queue_ahead(0, 4000, NO_EXTENSION);
+    world.frame_all();
+    world.outgoing.end_stream();
+    world.queue(ONE, 5000, b"");
+    let fence = world.outgoing.fence();
+    assert_eq!(world.outgoing.drop_all(), 2);
+    assert!(fence.is_open());
+    assert_eq!((world.account(ONE), world.given_up[&1]), (0, 2));
+    assert_eq!(
+        (world.outgoing.message_count(), world.outgoing.pending_bytes),
+        (0, 0)
+    );
+    assert_eq!(world.outgoing.sequence_next, 3);
+}
+
+#[test]
+fn a_fence_opens_when_all_before_it_is_with_the_peer() {
+    let mut world = World::own_node(Limits::default());
+    assert!(world.outgoing.fence().is_open(), "nothing is before it");
+    world.queue(ONE, 5000, b"1");
+    world.queue(ONE, 5000, b"2");
+    let fence = world.outgoing.fence();
+    world.queue(ONE, 5000, b"3");
+    let later = world.outgoing.fence();
+    world.frame(60);
+    world.outgoing.end_stream();
+    world.frame(49);
+    world.outgoing.handle_peer_acknowledged(1);
+    assert!(!fence.is_open(), "the second is still to be repeated");
+    world.frame_all();
+    world.outgoing.handle_peer_acknowledged(2);
+    assert!(fence.is_open() && !later.is_open());
+    assert_eq!(world.outgoing.cancel(ONE, None), 1);
+    assert!(later.is_open() && !world.outgoing.has_fences());
+}
+
+#[test]
+fn a_gate_holds_back_what_is_new_and_nothing_else() {
+    let mut world = World::new(Limits::default());
+    world.queue(ONE, 5000, b"old");
+    world.frame_all();
+    world.outgoing.end_stream();
+    world.queue(ONE, 5000, b"new");
+    let gate = Fence::new();
+    world.outgoing.gate = Some(gate.clone());
+    assert_eq!(numbers(&world.frame_all()), [1]);
+    assert!(world.outgoing.is_gated());
+    assert_eq!(world.counters.mprds_catchup_tx0_retries, 1);
+    gate.open();
+    assert_eq!(numbers(&world.frame_all()), [2]);
+    assert_eq!(world.counters.mprds_catchup_tx0_retries, 1);
+}
+
+#[test]
+fn an_idle_path_keeps_little_memory() {
+    let mut world = World::own_node(Limits::default());
+    for (messages, rests) in [(5000, 1), (10_000, RESTS)] {
+        for _ in 0..messages {
+            world.queue(ONE, 5000, b"x");
+        }
+        world.frame_all();
+        let newest = world.outgoing.sequence_next - 1;
+        world.outgoing.handle_peer_acknowledged(newest);
+        (0..rests).for_each(|_| world.outgoing.rest());
+    }
+    assert!(world.outgoing.unacked.capacity() + world.outgoing.unsent.capacity() < 100);
+    assert!(size_of::<Queued>() <= 144);
+}
+
+#[path = "outgoing_model.rs"]
+mod model;

@@ -1,0 +1,187 @@
+//! What a path acknowledges, when, and what it does with acknowledgements of its peer.
+
+mod common;
+
+use common::{MS, Side, acknowledgement, frames_of, map_message, message};
+use urds_path::constants::{FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED};
+use urds_path::{DownReason, Hold, Release};
+
+/// A side towards an own node whose first frame has come.
+fn side() -> Side {
+    let mut side = Side::begun(Release::PeerAcknowledged);
+    side.take(&map_message(None));
+    side
+}
+
+#[test]
+fn one_is_due_a_millisecond_after_the_first_message() {
+    let mut side = side();
+    assert_eq!(side.core.poll_timeout(), None);
+    for (number, now_ns) in [(1, 5 * MS), (2, 5 * MS + 700)] {
+        side.now_ns = now_ns;
+        side.take(&message(number, 0, 0, b"x"));
+    }
+    assert_eq!(side.core.poll_timeout(), Some(6 * MS));
+    side.core.handle_timeout(6 * MS - 1);
+    assert!(!side.core.wants_to_write());
+    side.core.handle_timeout(6 * MS);
+    let octets = side.write_all();
+    assert_eq!(octets, acknowledgement(2));
+    assert_eq!(
+        (side.core.poll_timeout(), side.counters.ack_sent),
+        (None, 1)
+    );
+    assert!(!side.core.wants_to_write());
+}
+
+#[test]
+fn one_is_due_at_256_messages_or_256_kib() {
+    for (count, octets) in [(256, 1), (4, 65_536)] {
+        let mut side = side();
+        for number in 1..=count {
+            assert!(!side.core.wants_to_write(), "before {number}");
+            side.take(&message(number, 0, 0, &vec![0; octets]));
+        }
+        assert_eq!(side.write_all(), acknowledgement(count));
+    }
+}
+
+#[test]
+fn one_is_due_when_required_also_for_a_repeat() {
+    let mut side = side();
+    side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
+    assert_eq!(side.write_all(), acknowledgement(1));
+    side.take(&message(1, 0, FLAG_ACK_REQUIRED | FLAG_RETRANSMITTED, b"x"));
+    side.take(&message(1, 0, FLAG_ACK_REQUIRED | FLAG_RETRANSMITTED, b"x"));
+    assert_eq!(
+        side.write_all(),
+        acknowledgement(1),
+        "at most one for any number of requests"
+    );
+    assert_eq!(side.mailbox.got.len(), 1);
+}
+
+#[test]
+fn a_message_carries_it_and_resets_every_counter() {
+    let mut side = side();
+    side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
+    side.send(b"reply");
+    let frames = side.frames();
+    assert_eq!((frames.len(), frames[0].0.ack), (1, 1));
+    let incoming = &side.core.incoming;
+    assert_eq!((incoming.messages_owed, incoming.bytes_owed), (0, 0));
+    assert_eq!(
+        (side.core.poll_timeout(), side.counters.ack_sent),
+        (None, 0)
+    );
+}
+
+#[test]
+fn it_stays_due_until_it_is_octets() {
+    let mut side = side();
+    let long = vec![0; 70_000];
+    side.send(&long);
+    side.send(&long);
+    let offer = side.poll().expect("both");
+    side.core.transmitted(offer, 100);
+    side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
+    let offer = side.poll().expect("the rest of both");
+    let taken = offer.len() - 10;
+    side.core.transmitted(offer, taken);
+    assert_eq!(side.counters.ack_sent, 0, "enough was offered without it");
+    assert!(side.core.wants_to_write());
+    let rest = side.write_all();
+    assert_eq!(rest[10..], acknowledgement(1));
+}
+
+#[test]
+fn only_whole_messages_are_acknowledged() {
+    let mut side = side();
+    let octets = [
+        message(1, 0, 0, b"whole"),
+        message(2, 0, FLAG_ACK_REQUIRED, b"cut"),
+    ]
+    .concat();
+    side.take(&octets[..octets.len() - 1]);
+    side.core.acknowledge();
+    assert_eq!(side.write_all(), acknowledgement(1));
+    side.core.acknowledge();
+    assert!(!side.core.wants_to_write(), "nothing is owed");
+}
+
+#[test]
+fn linux_and_strangers_get_none() {
+    for release in [Release::NotYet, Release::StreamAcknowledged] {
+        let mut side = Side::begun(release);
+        side.take(&map_message(None));
+        side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
+        assert_eq!(side.core.poll_timeout(), None);
+        assert_eq!(side.write_all(), b"");
+        assert!(!side.core.wants_to_write(), "it is settled");
+        side.send(b"reply");
+        assert_eq!(side.frames()[0].0.ack, 0);
+    }
+}
+
+#[test]
+fn an_agreement_tells_what_came_before_it() {
+    let mut side = Side::begun(Release::NotYet);
+    side.core.agree(Release::PeerAcknowledged, false);
+    assert!(
+        !side.core.wants_to_write(),
+        "whose numbers would it be about?"
+    );
+    side.core.agree(Release::NotYet, false);
+    side.send(b"mine");
+    side.write_all();
+    side.take(&map_message(None));
+    side.take(&message(5, 1, 0, b"x"));
+    assert_eq!(side.account(), 4, "its kind is not known");
+    side.core.agree(Release::PeerAcknowledged, true);
+    assert_eq!(side.account(), 0);
+    let frames = frames_of(&side.write_all());
+    assert_eq!((frames[0].0.ack, frames.len()), (5, 1));
+    assert!(frames[0].0.checksum != 0);
+}
+
+#[test]
+fn what_is_acknowledged_is_freed() {
+    let mut side = side();
+    side.send_all(&[b"1", b"22", b"333"]);
+    side.write_all();
+    side.take(&acknowledgement(2));
+    assert_eq!((side.account(), side.counters.ack_received), (3, 1));
+    side.take(&message(1, 3, 0, b"a reply tells it too"));
+    assert_eq!(side.account(), 0);
+}
+
+#[test]
+fn more_than_was_handed_over_is_a_breach() {
+    let mut side = side();
+    side.send(b"1");
+    assert_eq!(
+        side.receive(&acknowledgement(1)),
+        Err(DownReason::BadAcknowledgement)
+    );
+    assert_eq!(side.account(), 1);
+}
+
+#[test]
+fn a_fault_of_the_octets_is_told_before_one_of_their_acknowledgement() {
+    let mut side = side();
+    let mut octets = acknowledgement(9);
+    octets.extend_from_slice(&message(1, 0, 1, b"a map of another length"));
+    assert_eq!(side.receive(&octets), Err(DownReason::BadMap));
+}
+
+#[test]
+fn what_is_owed_ends_with_the_stream() {
+    let mut side = side();
+    side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
+    side.detach();
+    assert_eq!(side.core.poll_timeout(), None);
+    side.core.acknowledge();
+    assert!(!side.core.wants_to_write());
+    side.begin(Hold::Nothing);
+    assert_eq!(side.write_all(), b"");
+}

@@ -1,0 +1,322 @@
+//! Two paths and a stream between them that is cut anywhere, with the little of a control plane
+//! that this takes: hellos, agreements, news of another life.
+//!
+//! A stream is modelled exactly, as TCP has it: octets that were written, octets that the peer's
+//! TCP has and acknowledged, octets that the peer has read. A cut takes what was not read, unless
+//! the reader drains it first, which the shell promises to do.
+
+use std::collections::BTreeSet;
+
+use urds_path::extension::{emit_life, parse_handshake};
+use urds_path::{Hold, Limits, Release};
+
+use super::{ME, MS, Side};
+
+/// Everything there is.
+pub const ALL: usize = usize::MAX;
+
+/// The peer's kind, as both sides find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    OwnNode,
+    /// The first side waits for the other's first frame.
+    LinuxLower,
+    LinuxHigher,
+}
+
+/// A rule that is broken on purpose, to see that it is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    Nothing,
+    /// What was handed to a stream dies with it.
+    Repeating,
+    /// A repeat of what is here is taken once more.
+    Duplicates,
+    /// A message is freed with its first octets.
+    Freeing,
+    /// What the stream did not take is not offered again.
+    Offering,
+}
+
+/// Octets from one side to the other on the current stream.
+#[derive(Default)]
+struct Way {
+    written: usize,
+    travelling: Vec<u8>, // not with the peer's TCP
+    arrived: Vec<u8>,    // acknowledged by it, not read
+}
+
+/// One side and what a test knows of it.
+pub struct End {
+    pub side: Side,
+    /// Names this life.
+    pub life: u32,
+    /// Messages of this life, by number.
+    pub sent: u64,
+    /// Below it some were cancelled.
+    pub sure_from: u64,
+    /// What this life received: the sender's life and the number.
+    pub got: Vec<(u32, u64)>,
+    /// What any life here received of the peer's present one.
+    pub received_ever: BTreeSet<u64>,
+    agreed: bool,
+    peer_life: Option<u32>,
+    hello: Option<u64>, // what the peer said on this stream to have
+    way: Way,
+}
+
+impl End {
+    fn new(life: u32, first: u64) -> Self {
+        let limits = Limits {
+            acknowledge_messages: 4,
+            acknowledge_bytes: 20_000,
+            ..Limits::default()
+        };
+        let mut side = Side::with(limits, first, Some(life), Release::NotYet);
+        side.by_body = life.is_multiple_of(2);
+        Self {
+            side,
+            life,
+            sent: 0,
+            sure_from: 0,
+            got: Vec::new(),
+            received_ever: BTreeSet::new(),
+            agreed: false,
+            peer_life: None,
+            hello: None,
+            way: Way::default(),
+        }
+    }
+
+    /// Release what waits for the peer's hello, once it has come and is understood.
+    fn release(&mut self) {
+        if let Some(received) = self.hello.filter(|_| self.agreed) {
+            self.side.core.release((received > 0).then_some(received));
+            self.side.settle();
+        }
+    }
+}
+
+pub struct Link {
+    pub kind: Kind,
+    pub broken: Broken,
+    pub ends: [End; 2],
+    lives: u32,
+}
+
+impl Link {
+    pub fn new(kind: Kind, broken: Broken) -> Self {
+        let ends = [End::new(1, 1000), End::new(2, 1)];
+        let mut link = Self {
+            kind,
+            broken,
+            ends,
+            lives: 2,
+        };
+        link.connect();
+        link
+    }
+
+    fn connect(&mut self) {
+        for (index, end) in self.ends.iter_mut().enumerate() {
+            let hold = match self.kind {
+                Kind::OwnNode if end.agreed => Hold::Release,
+                Kind::LinuxLower if index == 0 => Hold::FirstFrame,
+                _ => Hold::Nothing,
+            };
+            end.way = Way::default();
+            end.hello = None;
+            end.side.core.attach(hold);
+            if self.kind == Kind::OwnNode {
+                let extension = emit_life(end.life);
+                end.side
+                    .core
+                    .control(1, 0, extension, true, &mut end.side.counters);
+            }
+        }
+    }
+
+    pub fn send(&mut self, index: usize, payload_bytes: usize) {
+        let end = &mut self.ends[index];
+        let mut payload = end.life.to_be_bytes().to_vec();
+        payload.extend_from_slice(&end.sent.to_be_bytes());
+        payload.resize(12 + payload_bytes, 7);
+        end.side.send(&payload);
+        end.sent += 1;
+    }
+
+    /// Have the stream take so many octets of a side.
+    pub fn write(&mut self, index: usize, octets: usize) {
+        let end = &mut self.ends[index];
+        let mut written = end.side.write(octets);
+        if self.broken == Broken::Offering && written.len() > 60 {
+            written.truncate(written.len() - 1);
+        }
+        end.way.written += written.len();
+        end.way.travelling.extend_from_slice(&written);
+    }
+
+    /// Have them come to the peer's TCP.
+    pub fn arrive(&mut self, index: usize, octets: usize) {
+        let way = &mut self.ends[index].way;
+        let octets = octets.min(way.travelling.len());
+        way.arrived.extend_from_slice(&way.travelling[..octets]);
+        way.travelling.drain(..octets);
+    }
+
+    /// Have the peer of a side read.
+    ///
+    /// # Errors
+    /// What it did not understand or should not have got.
+    pub fn read(&mut self, index: usize, octets: usize) -> Result<(), String> {
+        let way = &mut self.ends[index].way;
+        let octets = octets.min(way.arrived.len());
+        let rest = way.arrived.split_off(octets);
+        let data = std::mem::replace(&mut way.arrived, rest);
+        let sender_life = self.ends[index].life;
+        let reader = &mut self.ends[1 - index];
+        if self.broken == Broken::Duplicates {
+            reader.side.core.incoming.sequence_expected = 0;
+        }
+        reader
+            .side
+            .receive(&data)
+            .map_err(|reason| format!("{reason:?}"))?;
+        for payload in reader.side.mailbox.got.drain(..) {
+            let (life, rest) = payload
+                .split_first_chunk()
+                .ok_or("a message without its life")?;
+            let number = rest.first_chunk().ok_or("a message without its number")?;
+            let name = (u32::from_be_bytes(*life), u64::from_be_bytes(*number));
+            if name.0 == sender_life {
+                reader.received_ever.insert(name.1);
+            }
+            if reader.got.last().is_some_and(|last| *last >= name) {
+                return Err(format!("{name:?} after {:?}", reader.got.last()));
+            }
+            reader.got.push(name);
+        }
+        self.control(1 - index);
+        Ok(())
+    }
+
+    /// Do what the control plane of a side does with what it has read.
+    fn control(&mut self, index: usize) {
+        let end = &mut self.ends[index];
+        end.side.core.incoming.peer_map = None;
+        while let Some(message) = end.side.core.incoming.controls.pop_front() {
+            let told = parse_handshake(&message.extension);
+            let Some(life) = told.generation.and_then(|life| u32::try_from(life).ok()) else {
+                continue;
+            };
+            if end
+                .peer_life
+                .replace(life)
+                .is_some_and(|known| known != life)
+            {
+                end.side.core.restart_peer();
+                end.side.settle();
+            }
+            end.hello = Some(message.acknowledgement);
+            end.release();
+        }
+    }
+
+    /// Have a side understand what its peer is, if it can know.
+    pub fn agree(&mut self, index: usize) {
+        let end = &mut self.ends[index];
+        if self.kind != Kind::OwnNode {
+            end.side.core.agree(Release::StreamAcknowledged, false);
+        } else if end.hello.is_some() {
+            end.agreed = true;
+            end.side.core.agree(Release::PeerAcknowledged, true);
+            end.release();
+        }
+        end.side.settle();
+    }
+
+    /// Ask a side's TCP what its peer's has.
+    pub fn ask(&mut self, index: usize) {
+        let end = &mut self.ends[index];
+        let mut octets = (end.way.written - end.way.travelling.len()) as u64;
+        if self.broken == Broken::Freeing {
+            octets += 60;
+        }
+        end.side.core.handle_stream_acknowledged(octets);
+        end.side.settle();
+    }
+
+    pub fn tick(&mut self) {
+        for end in &mut self.ends {
+            end.side.now_ns += MS;
+            end.side.core.handle_timeout(end.side.now_ns);
+        }
+    }
+
+    /// Cancel what a side has sent and its peer may not have.
+    pub fn cancel(&mut self, index: usize) {
+        let end = &mut self.ends[index];
+        end.side.core.outgoing.cancel(ME, None);
+        end.sure_from = end.sent;
+    }
+
+    fn end_stream(&mut self, orderly: bool) -> Result<(), String> {
+        for index in 0..2 {
+            if orderly {
+                self.arrive(index, ALL);
+            }
+            self.read(index, ALL)?;
+            self.ask(index);
+        }
+        for end in &mut self.ends {
+            if self.broken == Broken::Repeating {
+                end.side.core.outgoing.drop_handed_over();
+            }
+            end.side.detach();
+        }
+        Ok(())
+    }
+
+    /// Break the stream; what TCP acknowledged is read first.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn cut(&mut self, orderly: bool) -> Result<(), String> {
+        self.end_stream(orderly)?;
+        self.connect();
+        Ok(())
+    }
+
+    /// Begin a new life of a side, which knows nothing of the old one.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn restart(&mut self, index: usize, first: u64) -> Result<(), String> {
+        self.end_stream(false)?;
+        self.lives += 1;
+        let end = End::new(self.lives, first);
+        let old = std::mem::replace(&mut self.ends[index], end);
+        self.ends[index].received_ever = old.received_ever;
+        self.ends[1 - index].received_ever.clear();
+        self.connect();
+        Ok(())
+    }
+
+    /// Let everything through until nothing moves.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn heal(&mut self) -> Result<(), String> {
+        for _ in 0..8 {
+            for index in 0..2 {
+                self.write(index, ALL);
+                self.arrive(index, ALL);
+                self.read(index, ALL)?;
+                self.ask(index);
+                self.agree(1 - index);
+            }
+            self.tick();
+        }
+        Ok(())
+    }
+}

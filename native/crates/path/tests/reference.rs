@@ -1,0 +1,303 @@
+//! The same calls as the Python path got, and nothing that can be seen differs: octets, numbers,
+//! places, accounts, counters.
+//!
+//! The record is made by `tests/unit/path_record.py`; where this fails, its `--plain` tells what
+//! the Python path shows at that line.
+
+mod common;
+
+use common::{frames_of, map_message, octets_of};
+use urds_path::{
+    Arriving, CongestionMap, Counters, DownReason, Fence, Freed, Ground, Header, Hold, Limits,
+    NO_EXTENSION, Owner, PathCore, Payload, Release,
+};
+
+const RECORD: &str = include_str!("reference.txt");
+const TARGET: u16 = 5000;
+
+/// The mailbox at `TARGET`: messages and octets.
+#[derive(Default)]
+struct Mailbox {
+    messages: usize,
+    octets: usize,
+}
+
+impl Ground for Mailbox {
+    fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
+        if target_port == TARGET {
+            self.messages += 1;
+            self.octets += message.payload.len();
+        }
+        target_port == TARGET
+    }
+}
+
+struct World {
+    core: PathCore,
+    counters: Counters,
+    mailbox: Mailbox,
+    accounts: [(i64, u64); 2],
+    fence: Option<Fence>,
+    news: String,
+}
+
+/// The values of a call.
+struct Values<'a>(std::str::SplitWhitespace<'a>);
+
+impl Values<'_> {
+    fn next(&mut self) -> i64 {
+        self.0
+            .next()
+            .and_then(|word| word.parse().ok())
+            .expect("a number")
+    }
+
+    fn of<T: TryFrom<i64, Error: std::fmt::Debug>>(&mut self) -> T {
+        T::try_from(self.next()).expect("a number in its bounds")
+    }
+
+    fn flag(&mut self) -> bool {
+        self.next() != 0
+    }
+}
+
+impl World {
+    fn new(values: &mut Values<'_>) -> Self {
+        let (first, generation) = (values.of(), values.of::<u32>());
+        let limits = Limits {
+            unacked_packets_max: values.of(),
+            unacked_bytes_max: values.of(),
+            acknowledge_messages: 5,
+            acknowledge_bytes: 30_000,
+            control_events_max: 3,
+            frame_bytes_max: 50_000,
+            ..Limits::default()
+        };
+        Self {
+            core: PathCore::new(limits, first, (generation != 0).then_some(generation)),
+            counters: Counters::default(),
+            mailbox: Mailbox::default(),
+            accounts: [(0, 0); 2],
+            fence: None,
+            news: String::new(),
+        }
+    }
+
+    fn call(&mut self, name: &str, values: &mut Values<'_>) {
+        let core = &mut self.core;
+        match name {
+            "attach" => {
+                let holds = [Hold::Nothing, Hold::FirstFrame, Hold::Release];
+                core.attach(holds[values.of::<usize>()]);
+            }
+            "detach" => core.detach(&mut self.counters),
+            "release" => core.release(u64::try_from(values.next()).ok()),
+            "agree" => {
+                let releases = [
+                    Release::NotYet,
+                    Release::StreamAcknowledged,
+                    Release::PeerAcknowledged,
+                ];
+                core.agree(releases[values.of::<usize>()], values.flag());
+            }
+            "restart" => self.news = core.restart_peer().to_string(),
+            "send" => self.send(values),
+            "control" => {
+                let (source, target, extension) = (values.of(), values.of(), values.of());
+                core.control(
+                    source,
+                    target,
+                    [extension; 16],
+                    values.flag(),
+                    &mut self.counters,
+                );
+            }
+            "write" => self.write(values.of()),
+            "receive" => self.receive_message(values),
+            "map" => {
+                let generation: u32 = values.of();
+                let octets = map_message((generation != 0).then_some(generation));
+                let result = self.receive(&octets, 1);
+                self.tell(result);
+            }
+            "octets" => core.handle_stream_acknowledged(values.of()),
+            "timeout" => core.handle_timeout(values.of()),
+            "acknowledge" => core.acknowledge(),
+            "cancel" => {
+                let owner = Owner(values.of());
+                let port = values.of();
+                let count = core.outgoing.cancel(owner, (port != 0).then_some(port));
+                self.news = count.to_string();
+            }
+            "drop" => self.news = core.outgoing.drop_all().to_string(),
+            "wanted" => core.outgoing.acknowledgement_wanted = true,
+            "poke" => core.map_due = core.attached,
+            "fence_here" => self.fence = Some(core.outgoing.fence()),
+            _ => panic!("no call has the name {name}"),
+        }
+        self.settle();
+    }
+
+    fn send(&mut self, values: &mut Values<'_>) {
+        let (owner, target, octets) = (values.of::<u16>(), values.of(), values.of::<usize>());
+        let extension = [values.of::<u8>(); 16];
+        let payload = Payload::copy_of(&vec![octets.to_le_bytes()[0]; octets]);
+        self.accounts[usize::from(owner)].0 += i64::try_from(octets).expect("short");
+        self.core.send(
+            Owner(owner.into()),
+            4000 + owner,
+            target,
+            payload,
+            extension,
+        );
+    }
+
+    fn write(&mut self, share: usize) {
+        let map = CongestionMap::default();
+        let Some(offer) = self.core.poll_transmit(&map, &mut self.counters) else {
+            "0:1".clone_into(&mut self.news);
+            return;
+        };
+        let octets = octets_of(&offer);
+        self.core.transmitted(offer, octets.len() * share / 8);
+        self.news = format!("{}:{}", octets.len(), adler32(&octets));
+    }
+
+    fn receive_message(&mut self, values: &mut Values<'_>) {
+        let header = Header {
+            sequence: values.of(),
+            ack: values.of(),
+            flags: values.of(),
+            source_port: values.of(),
+            target_port: values.of(),
+            payload_bytes: values.of(),
+            extension: NO_EXTENSION,
+            ..Header::default()
+        };
+        let checksum = values.flag();
+        let payload = vec![9; header.payload_bytes];
+        let octets = [&header.emit(checksum)[..], &payload].concat();
+        assert_eq!(frames_of(&octets).len(), 1);
+        let (first, second) = octets.split_at(octets.len().min(values.of()));
+        let now_ns = header.sequence * 1000;
+        let mut result = self.receive(first, now_ns);
+        if result.is_ok() && !second.is_empty() {
+            result = self.receive(second, now_ns);
+        }
+        self.tell(result);
+        if result.is_err() {
+            self.core.detach(&mut self.counters);
+        }
+    }
+
+    fn receive(&mut self, octets: &[u8], now_ns: u64) -> Result<(), DownReason> {
+        if octets.is_empty() {
+            return Ok(());
+        }
+        self.core
+            .receive(octets, now_ns, &mut self.mailbox, &mut self.counters)
+    }
+
+    fn tell(&mut self, result: Result<(), DownReason>) {
+        let news = match result {
+            Ok(()) => "",
+            Err(DownReason::TooLong) => "TOO_LONG",
+            Err(DownReason::BadMap) => "BAD_MAP",
+            Err(DownReason::BadChecksum) => "BAD_CHECKSUM",
+            Err(DownReason::BadAcknowledgement) => "BAD_ACKNOWLEDGEMENT",
+            Err(reason) => panic!("{reason:?} is the shell's"),
+        };
+        news.clone_into(&mut self.news);
+    }
+
+    fn settle(&mut self) {
+        let mut freed: Vec<Freed> = Vec::new();
+        self.core.take_freed(&mut freed);
+        for one in freed {
+            let account = &mut self.accounts[usize::try_from(one.owner.0).expect("0 or 1")];
+            account.0 -= i64::try_from(one.bytes).expect("short");
+            account.1 += one.given_up;
+        }
+    }
+
+    /// Tell all that can be seen, in the words of `path_record.py`.
+    fn seen(&mut self) -> String {
+        let (core, counters) = (&self.core, &self.counters);
+        let (own, incoming) = (&core.outgoing, &core.incoming);
+        let account =
+            |index: usize| format!("{}/{}", self.accounts[index].0, self.accounts[index].1);
+        let flag = |flag: bool| u64::from(flag).to_string();
+        let timeout = core
+            .poll_timeout()
+            .map_or("-1".to_owned(), |timeout| timeout.to_string());
+        let counted: Vec<_> = counters
+            .named()
+            .map(|(_, value)| value.to_string())
+            .collect();
+        let parts = [
+            std::mem::take(&mut self.news),
+            own.position.to_string(),
+            own.sequence_next.to_string(),
+            own.pending_bytes.to_string(),
+            own.unsent.len().to_string(),
+            own.repeats.len().to_string(),
+            own.unacked.len().to_string(),
+            flag(own.is_long()),
+            account(0),
+            account(1),
+            flag(core.wants_to_write()),
+            flag(core.is_plain()),
+            flag(core.is_held()),
+            timeout,
+            core.octets_written.to_string(),
+            flag(core.attached),
+            incoming.sequence_expected.to_string(),
+            incoming.frames.to_string(),
+            incoming.messages_owed.to_string(),
+            incoming.bytes_owed.to_string(),
+            flag(incoming.acknowledgement_due),
+            incoming.acknowledged.to_string(),
+            incoming.controls.len().to_string(),
+            incoming.controls_dropped.to_string(),
+            flag(incoming.restarted),
+            self.mailbox.messages.to_string(),
+            self.mailbox.octets.to_string(),
+            self.fence
+                .as_ref()
+                .map_or("-1".to_owned(), |fence| flag(fence.is_open())),
+            flag(own.holds(None)),
+            counted.join(","),
+        ];
+        parts.join(" ")
+    }
+}
+
+/// RFC 1950.
+fn adler32(octets: &[u8]) -> u32 {
+    let (mut low, mut high) = (1, 0);
+    for &octet in octets {
+        low = (low + u32::from(octet)) % 65_521;
+        high = (high + low) % 65_521;
+    }
+    high << 16 | low
+}
+
+#[test]
+fn it_does_as_the_python_path() {
+    let mut world: Option<World> = None;
+    for (index, line) in RECORD.lines().enumerate() {
+        let (call, seen) = line.split_once(" = ").unwrap_or((line, ""));
+        let mut words = call.split_whitespace();
+        let name = words.next().expect("a name");
+        let mut values = Values(words);
+        let Some(world) = world.as_mut().filter(|_| name != "new") else {
+            world = Some(World::new(&mut values));
+            continue;
+        };
+        world.call(name, &mut values);
+        let own = world.seen();
+        let matches = own == seen || adler32(own.as_bytes()).to_string() == seen;
+        assert!(matches, "line {}: {call}\nown {own}\nref {seen}", index + 1);
+    }
+    assert!(world.is_some());
+}

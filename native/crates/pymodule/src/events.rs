@@ -1,0 +1,92 @@
+//! What the plane reports, as tuples: the name of the record, then its fields.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use urds_dataplane::events::{Control, Event};
+use urds_dataplane::state::PathId;
+
+use crate::addresses::pack;
+use crate::values;
+
+/// Return an event as a tuple; `None` if it is of a path that nobody knows any more.
+pub fn event_tuple<'py>(
+    py: Python<'py>,
+    event: Event,
+    path_of: impl Fn(PathId) -> Option<Bound<'py, PyAny>>,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let id = path_id(&event);
+    let path = id.and_then(path_of);
+    if path.is_none() && id.is_some() {
+        return Ok(None);
+    }
+    let tuple = match event {
+        Event::Wanted { .. } => ("Wanted", path).into_pyobject(py),
+        Event::PeerRestarted { .. } => ("PeerRestarted", path).into_pyobject(py),
+        Event::FirstFrame { attachment, .. } => ("FirstFrame", path, attachment).into_pyobject(py),
+        Event::Down {
+            reason,
+            errno,
+            frames,
+            attachment,
+            ..
+        } => {
+            let reason = values::down_reason(reason);
+            ("Down", path, reason, errno, frames, attachment).into_pyobject(py)
+        }
+        Event::Control(control) => control_tuple(py, &control, path),
+        Event::PeerMap { local, peer } => {
+            let (local_octets, peer_octets) = (pack(py, &local), pack(py, &peer));
+            (
+                "PeerMap",
+                local_octets,
+                local.scope,
+                peer_octets,
+                peer.scope,
+            )
+                .into_pyobject(py)
+        }
+        Event::Congested { local, port, on } => {
+            ("Congested", pack(py, &local), local.scope, port, on).into_pyobject(py)
+        }
+        Event::LimitHit {
+            limit, port, count, ..
+        } => ("LimitHit", values::limit(limit), path, port, count).into_pyobject(py),
+        Event::Ready {
+            descriptor,
+            interest,
+        } => ("Ready", descriptor, interest.0).into_pyobject(py),
+    };
+    tuple.map(Some)
+}
+
+/// Return the path that an event is of, if it is of one.
+fn path_id(event: &Event) -> Option<PathId> {
+    match event {
+        Event::Wanted { path }
+        | Event::FirstFrame { path, .. }
+        | Event::Down { path, .. }
+        | Event::PeerRestarted { path } => Some(*path),
+        Event::Control(control) => Some(control.path),
+        Event::LimitHit { path, .. } => *path,
+        Event::PeerMap { .. } | Event::Congested { .. } | Event::Ready { .. } => None,
+    }
+}
+
+fn control_tuple<'py>(
+    py: Python<'py>,
+    control: &Control,
+    path: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    (
+        "Control",
+        path,
+        control.sequence,
+        control.acknowledgement,
+        control.source_port,
+        control.target_port,
+        control.extension.as_slice(),
+        control.payload.as_slice(),
+        control.attachment,
+    )
+        .into_pyobject(py)
+}

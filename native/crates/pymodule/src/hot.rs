@@ -1,0 +1,380 @@
+//! What every message passes: `sendto` and `recvfrom`, with the signature of `socket.socket`.
+//!
+//! They are called without a tuple of arguments and allocate nothing but the result. The
+//! interpreter is held throughout, but for waits and for writes of more than 128 KiB: to give it up
+//! for a write of 4 us hands it to a thread that computes, for 5 ms.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyType};
+use urds_dataplane::receiving::{Received, Taken};
+use urds_dataplane::refusal::{Refusal, Refused};
+use urds_dataplane::sending::{Leaving, Message, Sent};
+use urds_path::{ArrivingPayload, Body, Extension, NO_EXTENSION, Payload, SocketAddress};
+
+use crate::mailbox::Mailbox;
+use crate::signals::Signals;
+use crate::sys::{self, Arguments, fast_function};
+use crate::{boundary, memory, refusals, values};
+
+const MSG_OOB: i64 = 0x1;
+const MSG_PEEK: i64 = 0x2;
+const MSG_DONTWAIT: i64 = 0x40;
+const MSG_ERRQUEUE: i64 = 0x2000;
+const MSG_NOSIGNAL: i64 = 0x4000;
+const MSG_ZEROCOPY: i64 = 0x400_0000;
+
+/// Written without the interpreter from here on.
+const LONG_WRITE_BYTES: usize = 128 << 10;
+/// A peer may be evicted between its route and our message.
+const RESOLVES_MAX: usize = 3;
+/// From queueing to the application; the earlier stages fall together here.
+const LAST_POSITION: i64 = 2;
+
+/// Put the methods into the class.
+pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
+    let function = fast_function!(Mailbox, sendto, rescue);
+    let doc = c"Queue one message, as `socket.socket.sendto`; return its length.";
+    sys::add_fast_method(class, c"sendto", doc, function)?;
+    let function = fast_function!(Mailbox, recvfrom, rescue);
+    let doc = c"Take one message, as `socket.socket.recvfrom`; an excess is discarded.";
+    sys::add_fast_method(class, c"recvfrom", doc, function)
+}
+
+/// After a panic: the plane refuses everything, and so does this call.
+#[cold]
+fn rescue(mailbox: &Bound<'_, Mailbox>) -> PyErr {
+    mailbox.get().plane.get().break_off(mailbox.py())
+}
+
+/// Do a part of a call that no `fast_function` guards.
+pub fn guarded<T>(mailbox: &Bound<'_, Mailbox>, work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(rescue(mailbox)))
+}
+
+// -- sending
+
+fn sendto<'py>(
+    mailbox: &Bound<'py, Mailbox>,
+    arguments: Arguments<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = mailbox.py();
+    let own = mailbox.get();
+    own.enter(py)?;
+    let mut wait_ns = own.send_wait_ns();
+    let (payload, address) = match *arguments {
+        [payload, address] => (payload, address),
+        [payload, address, last] if last.is_none() => (payload, address),
+        [payload, flags, address] => {
+            if flags.is_truthy()? {
+                wait_ns = wait_of_flags(flags, wait_ns)?;
+            }
+            (payload, address)
+        }
+        _ => return Err(wrong_count("sendto", "two or three", arguments.len())),
+    };
+    let (octets, target, message) = if let Some(octets) = memory::short_octets(&payload) {
+        // The payload is made where it stays: each move of it costs as much as its copy.
+        let target = own.target(address)?;
+        let payload = Payload::copy_of(octets);
+        let message = Message::new(own.id, target, payload, NO_EXTENSION);
+        (octets.len(), target, message)
+    } else {
+        let payload = memory::payload_of(&payload)?;
+        let (octets, target) = (payload.len(), own.target(address)?);
+        let message = Message::new(own.id, target, payload, NO_EXTENSION);
+        (octets, target, message)
+    };
+    match own.shell.send_now(message, wait_ns) {
+        Ok(Sent::Done) => {}
+        Ok(Sent::Leaves(leaving)) => finish(mailbox, leaving)?,
+        unfinished => send_on(mailbox, target, unfinished, wait_ns)?,
+    }
+    Ok(octets.into_pyobject(py)?.into_any())
+}
+
+/// Queue a message gathered by `Mailbox.send`; return its length.
+pub fn send(
+    mailbox: &Bound<'_, Mailbox>,
+    payload: Payload,
+    extension: Extension,
+    address: Borrowed<'_, '_, PyAny>,
+    wait_ns: Option<u64>,
+) -> PyResult<usize> {
+    let own = mailbox.get();
+    let octets = payload.len();
+    let target = own.target(address)?;
+    let message = Message::new(own.id, target, payload, extension).gathered();
+    let sent = own.shell.send_now(message, wait_ns);
+    send_on(mailbox, target, sent, wait_ns)?;
+    Ok(octets)
+}
+
+/// Do what is left of a send: resolve, wait, write.
+fn send_on(
+    mailbox: &Bound<'_, Mailbox>,
+    target: SocketAddress,
+    mut sent: Result<Sent, Refused>,
+    wait_ns: Option<u64>,
+) -> PyResult<()> {
+    let py = mailbox.py();
+    let own = mailbox.get();
+    let mut signals = Signals::default();
+    let mut resolves = 0;
+    loop {
+        let message = match sent {
+            Ok(Sent::Done) => return Ok(()),
+            Ok(Sent::Leaves(leaving)) => return finish(mailbox, leaving),
+            Ok(Sent::Waits(message)) => {
+                sent = boundary::without_python(py, &own.shell, || {
+                    own.shell
+                        .send_waiting(message, wait_ns, &mut || signals.check())
+                });
+                boundary::leave(py)?;
+                continue;
+            }
+            Ok(Sent::NoRoute(message)) => message,
+            Err(refused) => {
+                boundary::leave(py)?; // the payload is nobody's any more
+                return signals.settle(py, Err(refused));
+            }
+        };
+        if resolves == RESOLVES_MAX {
+            let detail = format!("no route to {}", target.address);
+            return Err(refusals::refuse(py, Refusal::PeerUnreachable, &detail));
+        }
+        resolves += 1;
+        own.plane.get().resolve(mailbox.as_any(), &target.address)?;
+        sent = own.shell.send_now(message, wait_ns);
+    }
+}
+
+fn finish(mailbox: &Bound<'_, Mailbox>, leaving: Leaving) -> PyResult<()> {
+    let shell = &mailbox.get().shell;
+    if leaving.octets() > LONG_WRITE_BYTES {
+        boundary::without_python(mailbox.py(), shell, || shell.finish_send(leaving));
+    } else {
+        shell.finish_send(leaving);
+    }
+    boundary::leave(mailbox.py())
+}
+
+/// Return the wait that `MSG_DONTWAIT` asks for; `MSG_NOSIGNAL` changes nothing here.
+///
+/// Every other flag is refused, `MSG_ZEROCOPY` for the lack of its cookie.
+fn wait_of_flags(flags: Borrowed<'_, '_, PyAny>, wait_ns: Option<u64>) -> PyResult<Option<u64>> {
+    let py = flags.py();
+    if !flags.is_instance_of::<PyInt>() {
+        let kind = flags.get_type().name()?;
+        return Err(PyTypeError::new_err(format!(
+            "flags must be an integer, not {kind}"
+        )));
+    }
+    let flags = sys::integer(flags)?;
+    if flags & !(MSG_DONTWAIT | MSG_NOSIGNAL | MSG_ZEROCOPY) != 0 {
+        let detail = format!("flags {flags:#x}");
+        return Err(refusals::refuse(py, Refusal::FlagsNotSupported, &detail));
+    }
+    if flags & MSG_ZEROCOPY != 0 {
+        let detail = "MSG_ZEROCOPY needs one ZCOPY_COOKIE";
+        return Err(refusals::refuse(py, Refusal::BadCmsg, detail));
+    }
+    Ok(if flags & MSG_DONTWAIT == 0 {
+        wait_ns
+    } else {
+        Some(0)
+    })
+}
+
+#[cold]
+fn wrong_count(name: &str, wanted: &str, given: usize) -> PyErr {
+    PyTypeError::new_err(format!("{name}() takes {wanted} arguments ({given} given)"))
+}
+
+// -- receiving
+
+fn recvfrom<'py>(
+    mailbox: &Bound<'py, Mailbox>,
+    arguments: Arguments<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = mailbox.py();
+    let own = mailbox.get();
+    own.enter(py)?;
+    let (octets_max, flags) = match *arguments {
+        [octets_max] => (sys::integer(octets_max)?, 0),
+        [octets_max, flags] => (sys::integer(octets_max)?, sys::integer(flags)?),
+        _ => return Err(wrong_count("recvfrom", "one or two", arguments.len())),
+    };
+    let mut wait_ns = own.receive_wait_ns();
+    if flags != 0 || octets_max < 0 {
+        if octets_max < 0 && (flags != 0 || own.is_special()) {
+            return Err(PyValueError::new_err("negative buffersize in recvfrom"));
+        }
+        if flags & MSG_OOB != 0 {
+            return nothing(py); // kernel parity: as if an empty one had come
+        }
+        if flags & MSG_ERRQUEUE != 0 {
+            return Err(refusals::refuse(
+                py,
+                Refusal::NothingToReceive,
+                "MSG_ERRQUEUE",
+            ));
+        }
+        if flags & MSG_DONTWAIT != 0 {
+            wait_ns = Some(0);
+        }
+    }
+    let octets_max = usize::try_from(octets_max).unwrap_or(0);
+    let peek = flags & MSG_PEEK != 0;
+    let make = |received: Received<'_>| {
+        (
+            payload_of(py, received.payload, octets_max),
+            received.source,
+        )
+    };
+    match take(mailbox, wait_ns, peek, make)? {
+        Taken::Message((payload, source)) => {
+            let payload = payload.into_bytes(py, octets_max)?;
+            Ok((payload, own.source(py, &source)?)
+                .into_pyobject(py)?
+                .into_any())
+        }
+        Taken::Congestion(_) => nothing(py),
+        Taken::Nothing => {
+            let never = wait_ns == Some(0);
+            let refusal = if never {
+                Refusal::NothingToReceive
+            } else {
+                Refusal::TimedOut
+            };
+            Err(refusals::refuse(py, refusal, ""))
+        }
+    }
+}
+
+/// What `socket.recvfrom` gives for a message without a name.
+fn nothing(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    Ok((PyBytes::new(py, b""), py.None())
+        .into_pyobject(py)?
+        .into_any())
+}
+
+/// A payload between the queue and Python.
+enum Payloads<'py> {
+    Bytes(PyResult<Bound<'py, PyBytes>>),
+    /// A long one, to be turned into `bytes` without the plane's lock.
+    Whole(Body),
+}
+
+/// Copy a short payload into `bytes`: under the plane's lock, which that may be made under, for
+/// the collector does not track them.
+fn payload_of<'py>(
+    py: Python<'py>,
+    payload: ArrivingPayload<'_>,
+    octets_max: usize,
+) -> Payloads<'py> {
+    match payload {
+        ArrivingPayload::Borrowed(octets) => {
+            Payloads::Bytes(sys::bytes_of(py, &octets[..octets.len().min(octets_max)]))
+        }
+        ArrivingPayload::Whole(body) => Payloads::Whole(body),
+    }
+}
+
+impl<'py> Payloads<'py> {
+    fn into_bytes(self, py: Python<'py>, octets_max: usize) -> PyResult<Bound<'py, PyBytes>> {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Whole(body) if body.len() > octets_max => {
+                sys::bytes_of(py, &body.octets()[..octets_max])
+            }
+            Self::Whole(body) => Ok(memory::bytes_of(py, body)),
+        }
+    }
+}
+
+/// Take what is next, with the interpreter; wait for it without.
+fn take<T>(
+    mailbox: &Bound<'_, Mailbox>,
+    wait_ns: Option<u64>,
+    peek: bool,
+    mut make: impl FnMut(Received<'_>) -> T,
+) -> PyResult<Taken<T>> {
+    let py = mailbox.py();
+    let own = mailbox.get();
+    let shell = &own.shell;
+    let mut until_ns = None;
+    loop {
+        match shell.take(own.id, peek, &mut make) {
+            Ok(Taken::Nothing) => {}
+            Ok(taken) => return Ok(taken),
+            Err(refused) => return Err(refusals::exception(py, &refused)),
+        }
+        let mut signals = Signals::default();
+        let came = if wait_ns == Some(0) {
+            shell.wait_arrival(own.id, wait_ns, &mut || false) // one pass, which never blocks
+        } else {
+            let left_ns = wait_ns.map(|wait_ns| {
+                let now_ns = shell.now_ns();
+                until_ns
+                    .get_or_insert(now_ns.saturating_add(wait_ns))
+                    .saturating_sub(now_ns)
+            });
+            boundary::without_python(py, shell, || {
+                shell.wait_arrival(own.id, left_ns, &mut || signals.check())
+            })
+        };
+        boundary::leave(py)?;
+        if !signals.settle(py, came)? {
+            return Ok(Taken::Nothing);
+        }
+    }
+}
+
+/// Take what is next with everything that can be told about it; see the stub.
+pub fn receive<'py>(
+    mailbox: &Bound<'py, Mailbox>,
+    wait_ns: Option<u64>,
+    peek: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = mailbox.py();
+    let own = mailbox.get();
+    let make = |received: Received<'_>| Told {
+        payload: payload_of(py, received.payload, usize::MAX),
+        source: received.source,
+        extension: received.extension,
+        time_ns: received.time_ns,
+        queued_ns: received.queued_ns,
+    };
+    match take(mailbox, wait_ns, peek, make)? {
+        Taken::Message(told) => told.into_tuple(own, py),
+        Taken::Congestion(groups) => Ok(groups.into_pyobject(py)?.into_any()),
+        Taken::Nothing => Ok(py.None().into_bound(py)),
+    }
+}
+
+/// A message that was taken, with its details.
+struct Told<'py> {
+    payload: Payloads<'py>,
+    source: SocketAddress,
+    extension: Extension,
+    time_ns: u64,
+    queued_ns: Option<u64>,
+}
+
+impl<'py> Told<'py> {
+    fn into_tuple(self, own: &Mailbox, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let payload = self.payload.into_bytes(py, usize::MAX)?;
+        let source = own.source(py, &self.source)?;
+        let extension = values::extension_octets(&self.extension);
+        let trace = match self.queued_ns {
+            Some(queued_ns) => own.trace(py, LAST_POSITION, queued_ns)?,
+            None => pyo3::types::PyTuple::empty(py),
+        };
+        Ok((payload, source, extension, self.time_ns, trace)
+            .into_pyobject(py)?
+            .into_any())
+    }
+}

@@ -1,0 +1,153 @@
+//! A stream to another process of this host, through shared memory, as Python holds it.
+//!
+//! Python meets the other process and decides whether it may; from then on a lane needs no Python.
+
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use urds_dataplane::lane::{LaneStream, Side, memory_bytes};
+use urds_dataplane::stream::Stream;
+use urds_path::SocketAddress;
+
+use crate::addresses;
+
+const CLOSED: i32 = -1;
+const EBADF: i32 = 9;
+const EINVAL: i32 = 22;
+const READ_BYTES_MAX: usize = 1 << 20;
+const SHUT_RD: i32 = 0;
+
+/// See the stub.
+#[pyclass(frozen, subclass, weakref, module = "urds_native")]
+pub struct Lane {
+    stream: Mutex<Option<Arc<LaneStream>>>,
+    /// As it was when it was closed.
+    breached: AtomicBool,
+}
+
+impl Lane {
+    /// Return the stream, `None` once closed.
+    pub fn stream(&self) -> Option<Arc<LaneStream>> {
+        self.stream.lock().clone()
+    }
+
+    fn open(&self) -> PyResult<Arc<LaneStream>> {
+        let stream = self.stream();
+        stream.ok_or_else(|| io::Error::from_raw_os_error(EBADF).into())
+    }
+}
+
+#[pymethods]
+impl Lane {
+    #[new]
+    #[pyo3(signature = (line, memory, ring_bytes, dials, local, peer, /))]
+    fn new(
+        line: i32,
+        memory: i32,
+        ring_bytes: usize,
+        dials: bool,
+        local: (Vec<u8>, u32, u16),
+        peer: (Vec<u8>, u32, u16),
+    ) -> PyResult<Self> {
+        let side = if dials { Side::Dials } else { Side::Accepts };
+        let end = |(octets, scope, port): (Vec<u8>, u32, u16)| {
+            PyResult::Ok(SocketAddress::new(addresses::unpack(&octets, scope)?, port))
+        };
+        let ends = (end(local)?, end(peer)?);
+        let stream = LaneStream::new(line, memory, ring_bytes, side, ends).map_err(refused)?;
+        Ok(Self {
+            stream: Mutex::new(Some(Arc::new(stream))),
+            breached: AtomicBool::new(false),
+        })
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (ring_bytes, /))]
+    fn memory_bytes(ring_bytes: usize) -> usize {
+        memory_bytes(ring_bytes)
+    }
+
+    #[getter]
+    fn breached(&self) -> bool {
+        let now = self.stream().is_some_and(|stream| stream.is_breached());
+        now || self.breached.load(Ordering::Relaxed)
+    }
+
+    fn fileno(&self) -> i32 {
+        self.stream().map_or(CLOSED, |stream| stream.descriptor())
+    }
+
+    fn waiting(&self) -> usize {
+        self.stream().map_or(0, |stream| stream.waiting())
+    }
+
+    fn unacknowledged(&self) -> PyResult<u64> {
+        Ok(self.open()?.unacknowledged()?)
+    }
+
+    #[pyo3(signature = (octets_max, /))]
+    fn recv<'py>(&self, py: Python<'py>, octets_max: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let stream = self.open()?;
+        let mut octets = vec![0; octets_max.min(READ_BYTES_MAX)];
+        stream.hear();
+        let taken = stream.read(&mut octets, &mut [])?;
+        Ok(PyBytes::new(py, &octets[..taken]))
+    }
+
+    #[pyo3(signature = (buffers, /))]
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 gives it
+    fn sendmsg(&self, buffers: Vec<Vec<u8>>) -> PyResult<usize> {
+        let slices: Vec<_> = buffers.iter().map(|octets| IoSlice::new(octets)).collect();
+        Ok(self.open()?.write(&slices)?)
+    }
+
+    #[pyo3(signature = (how, /))]
+    fn shutdown(&self, how: i32) -> PyResult<()> {
+        let stream = self.open()?;
+        if how != SHUT_RD {
+            stream.shutdown()?;
+        }
+        Ok(())
+    }
+
+    #[pyo3(signature = (octets, /))]
+    fn expect(&self, octets: usize) {
+        if let Some(stream) = self.stream() {
+            stream.expect(octets);
+        }
+    }
+
+    fn rest_memory(&self) {
+        if let Some(stream) = self.stream() {
+            stream.rest_memory();
+        }
+    }
+
+    fn end(&self) {
+        if let Some(stream) = self.stream() {
+            stream.end();
+        }
+    }
+
+    fn close(&self) {
+        let stream = self.stream.lock().take();
+        if let Some(stream) = stream {
+            let breached = stream.is_breached();
+            self.breached.fetch_or(breached, Ordering::Relaxed);
+            stream.end();
+        }
+    }
+}
+
+/// A refusal of memory by its content has no number of the system's.
+fn refused(failure: io::Error) -> PyErr {
+    if failure.raw_os_error().is_some() {
+        return failure.into();
+    }
+    PyOSError::new_err((EINVAL, failure.to_string()))
+}

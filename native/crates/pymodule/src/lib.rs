@@ -1,0 +1,57 @@
+//! The data plane as Python sees it: raw handles and plain values; `native/urds_native.pyi`.
+//!
+//! Thin: what a call means is decided in `urds_dataplane`. Here is what belongs to the interpreter:
+//! objects and octets of Python, exceptions, signals, and when the interpreter lock is given up.
+//!
+//! Locks. A thread that holds the interpreter may take the plane's lock; nobody waits for the
+//! interpreter while he holds a lock of ours. Objects whose last user may not hold the interpreter
+//! go to the `grave`.
+
+mod addresses;
+mod boundary;
+mod events;
+mod grave;
+mod hot;
+mod lane;
+mod mailbox;
+mod memory;
+mod path;
+mod plane;
+mod refusals;
+mod signals;
+mod snapshot;
+mod streams;
+mod subscriptions;
+#[cfg(feature = "broken-rules")]
+mod switches;
+mod sys;
+mod values;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+
+/// The compiled plane, raw.
+#[pymodule(gil_used = true)]
+fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    refuse_without_interpreter_lock(module.py())?;
+    urds_dataplane::helper::return_early_if(grave::is_worth_a_visit);
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<plane::Plane>()?;
+    module.add_class::<mailbox::Mailbox>()?;
+    module.add_class::<path::Path>()?;
+    module.add_class::<lane::Lane>()?;
+    #[cfg(feature = "broken-rules")]
+    switches::add(module)?;
+    hot::add_methods(&module.py().get_type::<mailbox::Mailbox>())
+}
+
+/// A free-threaded interpreter turns its lock on for us, unless it was told not to.
+fn refuse_without_interpreter_lock(py: Python<'_>) -> PyResult<()> {
+    let is_enabled = py.import("sys")?.getattr_opt("_is_gil_enabled")?;
+    if is_enabled.is_none_or(|ask| ask.call0().is_ok_and(|on| on.is_truthy().unwrap_or(false))) {
+        return Ok(());
+    }
+    let text =
+        "urds_native needs the interpreter lock: leave PYTHON_GIL unset, or URDS_IMPL=python";
+    Err(PyImportError::new_err(text))
+}

@@ -1,0 +1,333 @@
+//! A bound socket, as Python holds it. What every message passes stands in `hot`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use urds_dataplane::mailbox::Route;
+use urds_dataplane::plane::Plane as Shell;
+use urds_dataplane::refusal::Refusal;
+use urds_dataplane::state::MailboxId;
+use urds_dataplane::waits::WaitFor;
+use urds_path::{Address, Payload, SocketAddress};
+
+use crate::addresses::{self, Sources, Targets};
+use crate::path::Path;
+use crate::plane::Plane;
+use crate::signals::Signals;
+use crate::subscriptions::Subscription;
+use crate::sys::Held;
+use crate::values::SettingsTuple;
+use crate::{hot, memory, refusals, values};
+
+/// See `base.Mailbox` and the stub.
+#[pyclass(frozen, subclass, weakref, module = "urds_native")]
+pub struct Mailbox {
+    pub(crate) id: MailboxId,
+    pub(crate) shell: Arc<Shell>,
+    pub(crate) plane: Py<Plane>,
+    pub(crate) local: Address,
+    /// As the settings have them; `FOREVER` for ever.
+    send_wait_ns: AtomicU64,
+    receive_wait_ns: AtomicU64,
+    /// Positions of latency traces that a message tells.
+    traces: Mutex<Vec<i64>>,
+    targets: Held<Targets>,
+    sources: Held<Sources>,
+}
+
+const FOREVER: u64 = u64::MAX;
+
+impl Mailbox {
+    /// Begin a call; see `Plane::enter`.
+    pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<&Arc<Shell>> {
+        self.plane.get().enter(py)
+    }
+
+    fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&Arc<Shell>) -> T) -> PyResult<T> {
+        self.plane.get().call(py, work)
+    }
+
+    pub(crate) fn send_wait_ns(&self) -> Option<u64> {
+        Some(self.send_wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
+    }
+
+    pub(crate) fn receive_wait_ns(&self) -> Option<u64> {
+        Some(self.receive_wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
+    }
+
+    /// Tell whether the next take has more to do than to take.
+    pub(crate) fn is_special(&self) -> bool {
+        self.shell
+            .lock()
+            .mailboxes
+            .get(self.id)
+            .is_none_or(|mailbox| mailbox.special)
+    }
+
+    /// Return the latency traces of a message: all at one position, the earlier ones take no time.
+    pub(crate) fn trace<'py>(
+        &self,
+        py: Python<'py>,
+        last: i64,
+        queued_ns: u64,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let traces = self.traces.lock().clone();
+        let times = traces
+            .into_iter()
+            .map(|at| (at, if at == last { queued_ns } else { 0 }));
+        PyTuple::new(py, times.collect::<Vec<_>>())
+    }
+
+    /// Return why a message with operations cannot be sent: no path of this plane knows any.
+    fn refuse_operations(slf: &Bound<'_, Self>, address: Borrowed<'_, '_, PyAny>) -> PyErr {
+        let (py, own) = (slf.py(), slf.get());
+        let refuse = || -> PyResult<PyErr> {
+            let peer = own.target(address)?.address;
+            let is_routed = || {
+                let state = own.shell.lock();
+                let open = state
+                    .mailboxes
+                    .get(own.id)
+                    .filter(|mailbox| !mailbox.closed);
+                open.map(|mailbox| mailbox.routes.contains_key(&peer))
+                    .ok_or(state.closed_refusal)
+            };
+            let refused = |refusal| refusals::refuse(py, refusal, "");
+            if !is_routed().map_err(refused)? {
+                own.plane.get().resolve(slf.as_any(), &peer)?;
+            }
+            Ok(if is_routed().map_err(refused)? {
+                let detail = format!("no operations on the way to {peer}");
+                refusals::refuse(py, Refusal::NotSupported, &detail)
+            } else {
+                refusals::refuse(py, Refusal::PeerUnreachable, &format!("no route to {peer}"))
+            })
+        };
+        refuse().unwrap_or_else(|error| error)
+    }
+
+    /// Return the destination that a program gave; a literal is read once.
+    pub(crate) fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
+        let py = given.py();
+        if let Some(target) = self
+            .targets
+            .with(py, |targets| targets.find(given))
+            .flatten()
+        {
+            return Ok(target);
+        }
+        self.read_target(given)
+    }
+
+    #[cold]
+    fn read_target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
+        let py = given.py();
+        if given.is_none() {
+            return Err(refusals::refuse(
+                given.py(),
+                Refusal::NoDestinationGiven,
+                "",
+            ));
+        }
+        let target = addresses::parse_target(given, &self.local)?;
+        if addresses::is_literal(given) {
+            drop(self.targets.with(py, |targets| targets.keep(given, target)));
+        }
+        Ok(target)
+    }
+
+    /// Return the tuple of a source; made once.
+    pub(crate) fn source<'py>(
+        &self,
+        py: Python<'py>,
+        source: &SocketAddress,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        if let Some(tuple) = self
+            .sources
+            .with(py, |sources| sources.find(py, source))
+            .flatten()
+        {
+            return Ok(tuple);
+        }
+        let tuple = addresses::source_tuple(py, source)?;
+        let kept = tuple.clone().unbind();
+        drop(self.sources.with(py, |sources| sources.keep(*source, kept)));
+        Ok(tuple)
+    }
+}
+
+#[pymethods]
+impl Mailbox {
+    #[new]
+    #[pyo3(signature = (plane, local, scope, port, settings, /))]
+    fn new(
+        py: Python<'_>,
+        plane: &Bound<'_, Plane>,
+        local: &[u8],
+        scope: u32,
+        port: u16,
+        settings: SettingsTuple,
+    ) -> PyResult<Self> {
+        let local = addresses::unpack(local, scope)?;
+        let (settings, traces) = values::settings(settings);
+        let own = plane.get();
+        let (send_wait_ns, receive_wait_ns) = (settings.send_wait_ns, settings.receive_wait_ns);
+        let id = own.call(py, |shell| shell.mailbox(local, port, settings))?;
+        Ok(Self {
+            send_wait_ns: send_wait_ns.unwrap_or(FOREVER).into(),
+            receive_wait_ns: receive_wait_ns.unwrap_or(FOREVER).into(),
+            id,
+            shell: Arc::clone(&own.shell),
+            plane: plane.clone().unbind(),
+            local,
+            traces: Mutex::new(traces),
+            targets: Held::default(),
+            sources: Held::default(),
+        })
+    }
+
+    #[getter]
+    fn has_route(&self) -> bool {
+        self.shell.has_route(self.id)
+    }
+
+    #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, /))]
+    fn send(
+        slf: &Bound<'_, Self>,
+        buffers: &Bound<'_, PyAny>,
+        address: &Bound<'_, PyAny>,
+        wait_ns: Option<u64>,
+        extension: &[u8],
+        operations: bool,
+    ) -> PyResult<usize> {
+        slf.get().enter(slf.py())?;
+        let (payload, extension) = (gathered(buffers)?, values::extension(extension)?);
+        if operations {
+            return Err(Self::refuse_operations(slf, address.as_borrowed()));
+        }
+        let address = address.as_borrowed();
+        hot::guarded(slf, || hot::send(slf, payload, extension, address, wait_ns))
+    }
+
+    #[pyo3(signature = (wait_ns, peek=false, notices_max=1, /))]
+    fn receive<'py>(
+        slf: &Bound<'py, Self>,
+        wait_ns: Option<u64>,
+        peek: bool,
+        notices_max: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = notices_max; // notices of operations: this plane has none
+        slf.get().enter(slf.py())?;
+        hot::guarded(slf, || hot::receive(slf, wait_ns, peek))
+    }
+
+    #[pyo3(signature = (peer, scope, path, /))]
+    fn route(
+        &self,
+        py: Python<'_>,
+        peer: &[u8],
+        scope: u32,
+        path: Option<&Bound<'_, Path>>,
+    ) -> PyResult<()> {
+        let peer = addresses::unpack(peer, scope)?;
+        let route = path.map(|path| Route::Stream(path.get().id));
+        self.call(py, |shell| shell.route(self.id, peer, route))
+    }
+
+    #[pyo3(signature = (peer, scope, /))]
+    fn route_loop(&self, py: Python<'_>, peer: &[u8], scope: u32) -> PyResult<()> {
+        let peer = addresses::unpack(peer, scope)?;
+        self.call(py, |shell| shell.route(self.id, peer, Some(Route::Loop)))
+    }
+
+    #[pyo3(signature = (peer, scope, /))]
+    fn sends_by_loop_to(&self, peer: &[u8], scope: u32) -> PyResult<bool> {
+        let peer = addresses::unpack(peer, scope)?;
+        let state = self.shell.lock();
+        Ok(state
+            .mailboxes
+            .get(self.id)
+            .is_some_and(|mailbox| mailbox.sends_by_loop_to(&peer)))
+    }
+
+    #[pyo3(signature = (callback, room, /))]
+    fn subscribe(
+        &self,
+        py: Python<'_>,
+        callback: Py<PyAny>,
+        room: bool,
+    ) -> PyResult<Py<Subscription>> {
+        let shell = self.enter(py)?;
+        let what = if room {
+            WaitFor::Room
+        } else {
+            WaitFor::Arrival
+        };
+        let subscription = Py::new(py, Subscription::new(shell, self.id, callback, what))?;
+        subscription.get().list();
+        Ok(subscription)
+    }
+
+    #[pyo3(signature = (settings, /))]
+    fn configure(&self, py: Python<'_>, settings: SettingsTuple) -> PyResult<()> {
+        let (settings, traces) = values::settings(settings);
+        *self.traces.lock() = traces;
+        self.send_wait_ns
+            .store(settings.send_wait_ns.unwrap_or(FOREVER), Relaxed);
+        self.receive_wait_ns
+            .store(settings.receive_wait_ns.unwrap_or(FOREVER), Relaxed);
+        self.call(py, |shell| shell.configure(self.id, settings))
+    }
+
+    #[pyo3(signature = (peer, scope, port, /))]
+    fn cancel(
+        &self,
+        py: Python<'_>,
+        peer: Option<&[u8]>,
+        scope: u32,
+        port: Option<u16>,
+    ) -> PyResult<usize> {
+        let peer = peer
+            .map(|peer| addresses::unpack(peer, scope))
+            .transpose()?;
+        self.call(py, |shell| shell.cancel(self.id, peer, port))
+    }
+
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        let descriptor = self.call(py, |shell| shell.fileno(self.id))?;
+        descriptor.map_err(|refused| refusals::exception(py, &refused))
+    }
+
+    #[pyo3(signature = (linger_ns=None, /))]
+    fn close(&self, py: Python<'_>, linger_ns: Option<u64>) -> PyResult<()> {
+        let mut signals = Signals::default();
+        let plane = self.plane.get();
+        let closed = plane.call_detached(py, |shell| {
+            shell.close_mailbox(self.id, linger_ns, &mut || signals.check())
+        })?;
+        signals.settle(py, closed)
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.plane)
+    }
+}
+
+/// Return one payload of several buffers, which are copied unless there is only one.
+fn gathered(buffers: &Bound<'_, PyAny>) -> PyResult<Payload> {
+    let mut whole = Vec::new();
+    let count = buffers.len()?;
+    for buffer in buffers.try_iter()? {
+        let payload = memory::payload_of(&buffer?)?;
+        if count == 1 {
+            return Ok(payload);
+        }
+        whole.extend_from_slice(payload.octets());
+    }
+    Ok(Payload::Owned(whole.into()))
+}

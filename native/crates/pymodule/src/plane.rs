@@ -1,0 +1,333 @@
+//! The plane of a process, as Python holds it.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use urds_dataplane::clock::ClockFn;
+use urds_dataplane::events::Interest;
+use urds_dataplane::plane::Plane as Shell;
+use urds_dataplane::state::PathId;
+use urds_path::Received;
+
+use crate::events::event_tuple;
+use crate::path::{Path, ReceivedTuple};
+use crate::{addresses, boundary, grave, memory, refusals, snapshot, values};
+
+/// A clock of Python's. It is asked on the way into each call, while no lock of ours is held; what
+/// it said is the time for the whole call.
+struct Clock {
+    ask: Py<PyAny>,
+    now_ns: Arc<AtomicU64>,
+}
+
+/// The objects of paths, for events, which name the very object that was made.
+#[derive(Default)]
+struct Paths {
+    known: HashMap<PathId, Py<Path>>,
+    /// Closed; an event that was reported before may still name them.
+    closed: Vec<PathId>,
+}
+
+/// See `base.Plane` and the stub.
+#[pyclass(frozen, subclass, weakref, module = "urds_native")]
+pub struct Plane {
+    pub(crate) shell: Arc<Shell>,
+    resolve: Mutex<Option<Py<PyAny>>>,
+    clock: Option<Clock>,
+    paths: Mutex<Paths>,
+}
+
+impl Plane {
+    /// Begin a call: look at the clock, if it is the caller's, and release what is buried.
+    pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<&Arc<Shell>> {
+        grave::visit(py);
+        if let Some(clock) = &self.clock {
+            clock
+                .now_ns
+                .store(clock.ask.call0(py)?.extract(py)?, Relaxed);
+        }
+        Ok(&self.shell)
+    }
+
+    /// Make one call of the shell with the interpreter held: one that never waits, nor writes much.
+    pub(crate) fn call<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Arc<Shell>) -> T,
+    ) -> PyResult<T> {
+        let shell = self.enter(py)?;
+        let result = catch_unwind(AssertUnwindSafe(|| work(shell)));
+        boundary::leave(py)?;
+        result.map_err(|_| self.break_off(py))
+    }
+
+    /// The same with the interpreter given up.
+    pub(crate) fn call_detached<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl Send + FnOnce(&Arc<Shell>) -> T,
+    ) -> PyResult<T> {
+        self.call(py, |shell| {
+            boundary::without_python(py, shell, || work(shell))
+        })
+    }
+
+    /// Have the control plane route a mailbox to a peer.
+    pub(crate) fn resolve(
+        &self,
+        mailbox: &Bound<'_, PyAny>,
+        peer: &urds_path::Address,
+    ) -> PyResult<()> {
+        let py = mailbox.py();
+        let resolve = self
+            .resolve
+            .lock()
+            .as_ref()
+            .map(|resolve| resolve.clone_ref(py));
+        if let Some(resolve) = resolve {
+            resolve.call1(py, (mailbox, addresses::pack(py, peer), peer.scope))?;
+        }
+        Ok(())
+    }
+
+    /// Know the object of a path.
+    pub(crate) fn remember(&self, path: &Bound<'_, Path>) {
+        let id = path.get().id;
+        let mut paths = self.paths.lock();
+        paths
+            .known
+            .entry(id)
+            .or_insert_with(|| path.clone().unbind());
+    }
+
+    /// Return the object of a path, unless it was closed long ago.
+    pub(crate) fn path<'py>(&self, py: Python<'py>, id: PathId) -> Option<Bound<'py, Path>> {
+        self.paths
+            .lock()
+            .known
+            .get(&id)
+            .map(|path| path.bind(py).clone())
+    }
+
+    pub(crate) fn forget(&self, path: PathId) {
+        self.paths.lock().closed.push(path);
+    }
+
+    /// Forget the objects of paths; what they hold may be code of Python.
+    fn forget_all(&self, py: Python<'_>) {
+        let paths = std::mem::take(&mut *self.paths.lock());
+        for path in paths.known.into_values() {
+            drop(path.into_bound(py));
+        }
+    }
+
+    /// After a panic: refuse everything from now on; return the exception for this call.
+    #[cold]
+    pub(crate) fn break_off(&self, py: Python<'_>) -> PyErr {
+        // Where the panic came from the state may be half changed; refusing is all that is left.
+        let failed = catch_unwind(AssertUnwindSafe(|| py.detach(|| self.shell.fail())));
+        drop(failed);
+        refusals::fault(py)
+    }
+}
+
+#[pymethods]
+impl Plane {
+    #[new]
+    #[pyo3(signature = (limits, resolve, clock_ns=None, generation=None, /))]
+    fn new(
+        py: Python<'_>,
+        limits: [u64; 13],
+        resolve: Py<PyAny>,
+        clock_ns: Option<Py<PyAny>>,
+        generation: Option<u32>,
+    ) -> PyResult<Self> {
+        let clock = match clock_ns {
+            Some(ask) => {
+                let now_ns = AtomicU64::new(ask.call0(py)?.extract(py)?);
+                Some(Clock {
+                    ask,
+                    now_ns: Arc::new(now_ns),
+                })
+            }
+            None => None,
+        };
+        let tell = clock.as_ref().map(|clock| {
+            let now_ns = Arc::clone(&clock.now_ns);
+            Arc::new(move || now_ns.load(Relaxed)) as ClockFn
+        });
+        let shell = Shell::new(
+            values::limits(limits),
+            tell,
+            generation,
+            Some(Arc::new(memory::allocate)),
+        )
+        .map_err(|refused| refusals::exception(py, &refused))?;
+        Ok(Self {
+            shell,
+            resolve: Mutex::new(Some(resolve)),
+            clock,
+            paths: Mutex::default(),
+        })
+    }
+
+    #[getter]
+    fn tails(&self) -> bool {
+        self.shell.has_tails()
+    }
+
+    #[pyo3(signature = (path, /))]
+    fn received(&self, py: Python<'_>, path: &Bound<'_, Path>) -> PyResult<ReceivedTuple> {
+        let received = self.call(py, |shell| shell.received(path.get().id))?;
+        let received = received.ok_or_else(|| PyValueError::new_err("the path is closed"))?;
+        Ok((
+            received.sequence_expected,
+            received.floor,
+            received.probe_sequence,
+            received.generation,
+            received.life,
+            received.watch_restarts,
+        ))
+    }
+
+    #[pyo3(signature = (path, received, /))]
+    fn expect(
+        &self,
+        py: Python<'_>,
+        path: &Bound<'_, Path>,
+        received: ReceivedTuple,
+    ) -> PyResult<()> {
+        let (sequence_expected, floor, probe_sequence, generation, life, watch_restarts) = received;
+        let received = Received {
+            sequence_expected,
+            floor,
+            probe_sequence,
+            generation,
+            life,
+            watch_restarts,
+        };
+        self.call(py, |shell| shell.expect(path.get().id, received))
+    }
+
+    #[pyo3(signature = (descriptor, interest, /))]
+    fn watch(&self, py: Python<'_>, descriptor: i32, interest: u8) -> PyResult<()> {
+        let result = self.call(py, |shell| shell.watch(descriptor, Interest(interest)))?;
+        result.map_err(|refused| refusals::exception(py, &refused))
+    }
+
+    #[pyo3(signature = (descriptor, /))]
+    fn unwatch(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+        self.call(py, |shell| shell.unwatch(descriptor))
+    }
+
+    #[pyo3(signature = (deadline_ns, /))]
+    fn help<'py>(&self, py: Python<'py>, deadline_ns: Option<i64>) -> PyResult<Bound<'py, PyList>> {
+        let closed = std::mem::take(&mut self.paths.lock().closed);
+        let deadline_ns = deadline_ns.map(|at_ns| u64::try_from(at_ns).unwrap_or(0));
+        let events =
+            self.call_detached(py, |shell| memory::as_helper(|| shell.help(deadline_ns)))?;
+        let list = PyList::empty(py);
+        for event in events {
+            let event = event_tuple(py, event, |id| Some(self.path(py, id)?.into_any()))?;
+            if let Some(event) = event {
+                list.append(event)?;
+            }
+        }
+        for id in closed {
+            let path = self.paths.lock().known.remove(&id);
+            drop(path.map(|path| path.into_bound(py)));
+        }
+        Ok(list)
+    }
+
+    fn wake(&self) {
+        self.shell.wake();
+    }
+
+    fn adopt(&self) {
+        self.shell.adopt();
+    }
+
+    fn abandon(&self) {
+        self.shell.abandon();
+    }
+
+    fn pump(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |shell| shell.pump())
+    }
+
+    fn fileno(&self) -> i32 {
+        self.shell.descriptor()
+    }
+
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let taken = self.call_detached(py, |shell| shell.snapshot())?;
+        snapshot::tuple_of(py, &taken)
+    }
+
+    #[pyo3(signature = (drain_ns, /))]
+    fn drain(&self, py: Python<'_>, drain_ns: u64) -> PyResult<usize> {
+        self.call_detached(py, |shell| shell.drain(drain_ns))
+    }
+
+    #[pyo3(signature = (drain_ns, /))]
+    fn close(&self, py: Python<'_>, drain_ns: u64) -> PyResult<usize> {
+        self.call_detached(py, |shell| shell.close(drain_ns))
+    }
+
+    fn fail(&self, py: Python<'_>) {
+        py.detach(|| self.shell.fail());
+        grave::visit(py);
+    }
+
+    fn release(&self, py: Python<'_>) {
+        self.shell.release();
+        grave::visit(py);
+        self.forget_all(py);
+    }
+
+    fn abandon_in_child(&self, py: Python<'_>) {
+        grave::after_fork_in_child();
+        self.shell.abandon_in_child();
+        let paths: Vec<_> = self
+            .paths
+            .lock()
+            .known
+            .values()
+            .map(|path| path.clone_ref(py))
+            .collect();
+        for path in paths {
+            path.bind(py).get().abandon_in_child(py);
+            drop(path.into_bound(py));
+        }
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A lock that is taken belongs to a thread that holds something of this: no garbage.
+        if let Some(resolve) = self.resolve.try_lock() {
+            visit.call(&*resolve)?;
+        }
+        if let Some(clock) = &self.clock {
+            visit.call(&clock.ask)?;
+        }
+        if let Some(paths) = self.paths.try_lock() {
+            for path in paths.known.values() {
+                visit.call(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self) {
+        drop(self.resolve.lock().take());
+        drop(std::mem::take(&mut *self.paths.lock()));
+    }
+}

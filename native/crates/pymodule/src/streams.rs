@@ -1,0 +1,301 @@
+//! Streams that belong to objects of Python.
+//!
+//! A plain TCP socket lends its descriptor: reading and writing need no Python, and once the plane
+//! is done with it the object is closed by who holds the interpreter (`grave`). Of any other object
+//! every call is a call of Python, for which the interpreter is taken.
+
+use std::any::Any;
+use std::io::{self, IoSlice};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyBlockingIOError, PyOSError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use urds_dataplane::lane::LaneStream;
+use urds_dataplane::stream::{Stream, TcpStream};
+use urds_path::SocketAddress;
+
+use crate::boundary::raise_later;
+use crate::grave::{Remains, bury};
+use crate::lane::Lane;
+use crate::sys::Lent;
+
+/// Whose stream it is; dropped, it has that closed, unless it was taken back before.
+struct Owner(Mutex<Option<Py<PyAny>>>);
+
+impl Owner {
+    fn new(object: Py<PyAny>) -> Self {
+        Self(Mutex::new(Some(object)))
+    }
+
+    fn is_taken(&self) -> bool {
+        self.0.lock().is_none()
+    }
+
+    fn take(&self) -> Option<Py<PyAny>> {
+        self.0.lock().take()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(object) = self.take() {
+            bury(Remains::Stream(object), 0);
+        }
+    }
+}
+
+/// A TCP socket of Python's, read and written without it.
+pub struct LentStream {
+    stream: Lent<TcpStream>,
+    owner: Owner,
+}
+
+/// Any object that is a `base.Stream`.
+pub struct ObjectStream {
+    object: Py<PyAny>,
+    descriptor: RawFd,
+    owner: Owner,
+}
+
+/// A lane, which needs no Python either; its descriptors end with its last user.
+pub struct GivenLane {
+    lane: Arc<LaneStream>,
+    owner: Owner,
+}
+
+impl Drop for GivenLane {
+    fn drop(&mut self) {
+        if !self.owner.is_taken() {
+            self.lane.end(); // at once: the peer need not wait for who holds the interpreter
+        }
+    }
+}
+
+/// Make a stream of an object; `descriptor` is that of a plain TCP socket, else -1.
+///
+/// Raises `OSError` for a descriptor that is none.
+pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<dyn Stream>> {
+    let owner = Owner::new(object.clone().unbind());
+    if let Ok(lane) = object.cast::<Lane>() {
+        return match lane.get().stream() {
+            Some(lane) => Ok(Arc::new(GivenLane { lane, owner })),
+            None => Err(io::Error::from_raw_os_error(EBADF).into()),
+        };
+    }
+    if descriptor >= 0 {
+        let made = Lent::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
+        return match made {
+            Ok(stream) => Ok(Arc::new(LentStream { stream, owner })),
+            Err(failure) => {
+                owner.take();
+                Err(failure.into())
+            }
+        };
+    }
+    let descriptor = object.call_method0("fileno")?.extract()?;
+    Ok(Arc::new(ObjectStream {
+        object: object.clone().unbind(),
+        descriptor,
+        owner,
+    }))
+}
+
+/// Return the object of a stream that was made here; from now on it is not closed for us.
+pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
+    let stream = stream.as_any();
+    if let Some(lent) = stream.downcast_ref::<LentStream>() {
+        return lent.owner.take();
+    }
+    if let Some(given) = stream.downcast_ref::<GivenLane>() {
+        return given.owner.take();
+    }
+    stream
+        .downcast_ref::<ObjectStream>()
+        .and_then(|object| object.owner.take())
+}
+
+impl Stream for LentStream {
+    fn descriptor(&self) -> RawFd {
+        self.stream.get().descriptor()
+    }
+
+    fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        self.stream.get().read(first, second)
+    }
+
+    fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.stream.get().write(slices)
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        self.stream.get().shutdown()
+    }
+
+    fn expect(&self, octets: usize) {
+        self.stream.get().expect(octets);
+    }
+
+    fn waiting(&self) -> usize {
+        self.stream.get().waiting()
+    }
+
+    fn unacknowledged(&self) -> io::Result<u64> {
+        self.stream.get().unacknowledged()
+    }
+
+    fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
+        self.stream.get().addresses()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Stream for GivenLane {
+    fn descriptor(&self) -> RawFd {
+        self.lane.descriptor()
+    }
+
+    fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        self.lane.read(first, second)
+    }
+
+    fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.lane.write(slices)
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        self.lane.shutdown()
+    }
+
+    fn expect(&self, octets: usize) {
+        self.lane.expect(octets);
+    }
+
+    fn waiting(&self) -> usize {
+        self.lane.waiting()
+    }
+
+    fn has_come(&self, octets: usize) -> bool {
+        self.lane.has_come(octets)
+    }
+
+    fn unacknowledged(&self) -> io::Result<u64> {
+        self.lane.unacknowledged()
+    }
+
+    fn rings(&self) -> bool {
+        self.lane.rings()
+    }
+
+    fn hear(&self) {
+        self.lane.hear();
+    }
+
+    fn rest(&self) -> bool {
+        self.lane.rest()
+    }
+
+    fn has_room(&self) -> bool {
+        self.lane.has_room()
+    }
+
+    fn carrier(&self) -> &'static str {
+        self.lane.carrier()
+    }
+
+    fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
+        self.lane.addresses()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+const EBADF: i32 = 9;
+const READ_BYTES_MAX: usize = 1 << 20;
+const SHUT_WR: i32 = 1;
+
+impl ObjectStream {
+    fn ask<T>(
+        &self,
+        question: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+    ) -> io::Result<T> {
+        let ended = || io::Error::from(io::ErrorKind::NotConnected);
+        Python::try_attach(|py| {
+            let object = self.object.bind(py);
+            question(object).map_err(|error| io_error(py, error))
+        })
+        .unwrap_or_else(|| Err(ended()))
+    }
+}
+
+/// Return an exception as what a system call would have given.
+fn io_error(py: Python<'_>, error: PyErr) -> io::Error {
+    if error.is_instance_of::<PyBlockingIOError>(py) {
+        return io::ErrorKind::WouldBlock.into();
+    }
+    if error.is_instance_of::<PyOSError>(py) {
+        let number = error
+            .value(py)
+            .getattr("errno")
+            .and_then(|number| number.extract::<i32>());
+        if let Ok(number) = number {
+            return io::Error::from_raw_os_error(number);
+        }
+    }
+    raise_later(error); // such as an interrupt: what the stream took or gave is not known
+    io::ErrorKind::Other.into()
+}
+
+impl Stream for ObjectStream {
+    fn descriptor(&self) -> RawFd {
+        self.descriptor
+    }
+
+    fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        let octets_max = (first.len() + second.len()).min(READ_BYTES_MAX);
+        self.ask(|object| {
+            let read = object.call_method1("recv", (octets_max,))?;
+            let octets = read.cast::<PyBytes>()?.as_bytes();
+            let (start, rest) = octets.split_at(octets.len().min(first.len()));
+            first[..start.len()].copy_from_slice(start);
+            second[..rest.len()].copy_from_slice(rest);
+            Ok(octets.len())
+        })
+    }
+
+    fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.ask(|object| {
+            let pieces = slices.iter().map(|slice| PyBytes::new(object.py(), slice));
+            let pieces = PyList::new(object.py(), pieces.collect::<Vec<_>>())?;
+            object.call_method1("sendmsg", (pieces,))?.extract()
+        })
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        self.ask(|object| object.call_method1("shutdown", (SHUT_WR,)).map(drop))
+    }
+
+    fn expect(&self, octets: usize) {
+        drop(self.ask(|object| object.call_method1("expect", (octets,)).map(drop)));
+    }
+
+    fn waiting(&self) -> usize {
+        self.ask(|object| object.call_method0("waiting")?.extract())
+            .unwrap_or(0)
+    }
+
+    fn unacknowledged(&self) -> io::Result<u64> {
+        self.ask(|object| object.call_method0("unacknowledged")?.extract())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

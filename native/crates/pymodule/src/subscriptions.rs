@@ -1,0 +1,98 @@
+//! Callbacks that stand in for a waiting thread: an event loop's tasks wait so.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use urds_dataplane::mailbox_calls::Callback as Listed;
+use urds_dataplane::plane::Plane as Shell;
+use urds_dataplane::state::MailboxId;
+use urds_dataplane::waits::WaitFor;
+
+use crate::grave::{self, Remains, bury};
+
+/// A callable of Python's that any thread may call, and may be the last to hold.
+struct Callback(Mutex<Option<Py<PyAny>>>);
+
+impl Callback {
+    fn call(&self) {
+        Python::try_attach(|py| {
+            let callback = self
+                .0
+                .lock()
+                .as_ref()
+                .map(|callback| callback.clone_ref(py));
+            if let Some(callback) = callback
+                && let Err(error) = callback.call0(py)
+            {
+                error.write_unraisable(py, Some(callback.bind(py)));
+            }
+        });
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if let Some(callback) = self.0.get_mut().take() {
+            bury(Remains::Object(callback), 0);
+        }
+    }
+}
+
+/// What `subscribe` gives: called, it cancels, or passes the call on to the next who waits.
+#[pyclass(frozen, module = "urds_native")]
+pub struct Subscription {
+    shell: Arc<Shell>,
+    mailbox: MailboxId,
+    what: WaitFor,
+    callback: Arc<Callback>,
+    /// What the plane lists; it holds `callback` too.
+    listed: Listed,
+}
+
+impl Subscription {
+    /// Make one that is not listed yet.
+    pub fn new(shell: &Arc<Shell>, mailbox: MailboxId, callback: Py<PyAny>, what: WaitFor) -> Self {
+        let callback = Arc::new(Callback(Mutex::new(Some(callback))));
+        let called = Arc::clone(&callback);
+        let listed: Listed = Arc::new(move || called.call());
+        Self {
+            shell: Arc::clone(shell),
+            mailbox,
+            what,
+            callback,
+            listed,
+        }
+    }
+
+    /// Have the plane call it; at once if what it waits for is there. The interpreter is held.
+    pub fn list(&self) {
+        self.shell
+            .subscribe(self.mailbox, self.what, Arc::clone(&self.listed));
+    }
+}
+
+#[pymethods]
+impl Subscription {
+    fn __call__(&self, py: Python<'_>) {
+        self.shell
+            .unsubscribe(self.mailbox, self.what, &self.listed);
+        grave::visit(py);
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Listed in the plane it is in use, whoever else knows it.
+        if Arc::strong_count(&self.listed) == 1
+            && let Some(callback) = self.callback.0.try_lock()
+        {
+            visit.call(&*callback)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self) {
+        drop(self.callback.0.lock().take());
+    }
+}

@@ -1,0 +1,361 @@
+//! What the interpreter's C interface offers and pyo3 does not: the only unsafe code of this crate.
+//!
+//! Octets of objects that outlive a call, `bytes` that are filled before Python sees them, and
+//! methods whose arguments come as they lie on the interpreter's stack.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::CStr;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::raw::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use pyo3::PyClass;
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple, PyType};
+
+/// The octets of a `bytes` object, kept alive by it.
+///
+/// Dropped, it gives the object to whoever dropped it through `into_object`, or leaks nothing: the
+/// wrappers in `memory` bury it.
+pub struct BytesOctets {
+    object: Py<PyBytes>,
+    first: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the octets of a `bytes` object never move while it lives, and are not changed but by the
+// one owner of a `NewBytes`; the object itself is only touched by who holds the interpreter.
+unsafe impl Send for BytesOctets {}
+// SAFETY: as above; shared access reads only.
+unsafe impl Sync for BytesOctets {}
+
+impl BytesOctets {
+    /// Keep an object of Python's alive for its octets.
+    pub fn of(object: &Bound<'_, PyBytes>) -> Self {
+        let octets = object.as_bytes();
+        let first = NonNull::from(octets).cast();
+        Self {
+            object: object.clone().unbind(),
+            first,
+            length: octets.len(),
+        }
+    }
+
+    pub fn octets(&self) -> &[u8] {
+        // SAFETY: `object` owns so many octets there and lives as long as we do.
+        unsafe { slice::from_raw_parts(self.first.as_ptr(), self.length) }
+    }
+
+    pub fn into_object(self) -> Py<PyBytes> {
+        self.object
+    }
+}
+
+/// A `bytes` object that nobody has seen yet, so that its octets may be written.
+pub struct NewBytes(BytesOctets);
+
+impl NewBytes {
+    /// Take memory for so many octets, at least two, that are all to be written.
+    ///
+    /// What stands in it at first is left over from former uses: to clear 64 KiB takes as long as
+    /// to receive a quarter of them. Who fills it counts, and gives only the whole away.
+    pub fn to_be_filled(py: Python<'_>, length: usize) -> PyResult<Self> {
+        // Shorter ones may be shared by everybody. The octets come from C's allocator, of which the
+        // compiler knows nothing: each has some value, so that they can be borrowed.
+        Ok(Self(BytesOctets::of(&new_bytes(py, length.max(2))?)))
+    }
+
+    pub fn octets(&self) -> &[u8] {
+        self.0.octets()
+    }
+
+    pub fn octets_mut(&mut self) -> &mut [u8] {
+        // SAFETY: nobody else knows the object before `into_object`, which consumes us.
+        unsafe { slice::from_raw_parts_mut(self.0.first.as_ptr(), self.0.length) }
+    }
+
+    pub fn into_object(self) -> Py<PyBytes> {
+        self.0.into_object()
+    }
+}
+
+/// Copy octets into a `bytes` object.
+#[inline]
+pub fn bytes_of<'py>(py: Python<'py>, octets: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let length = octets.len().cast_signed(); // no slice is longer
+    // SAFETY: so many octets can be read there; null comes with an error.
+    unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(octets.as_ptr().cast(), length);
+        Ok(Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked())
+    }
+}
+
+fn new_bytes(py: Python<'_>, length: usize) -> PyResult<Bound<'_, PyBytes>> {
+    let length = ffi::Py_ssize_t::try_from(length)
+        .map_err(|_| PyMemoryError::new_err("more octets than memory"))?;
+    // SAFETY: a null pointer asks for an object with undefined octets; null comes with an error.
+    unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(ptr::null(), length);
+        Ok(Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked())
+    }
+}
+
+/// The octets that an object exports: a `bytearray`, a `memoryview`, anything else.
+pub struct Export(Box<ffi::Py_buffer>);
+
+// SAFETY: the octets stay where they are until `release`; the rest is touched only there.
+unsafe impl Send for Export {}
+// SAFETY: as above; shared access reads only.
+unsafe impl Sync for Export {}
+
+impl Export {
+    /// Ask an object for its octets. Raises `TypeError` if it has none.
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut view = Box::new(MaybeUninit::<ffi::Py_buffer>::zeroed());
+        // SAFETY: the view is ours to be filled, and is so if the result is 0.
+        unsafe {
+            let flags = ffi::PyBUF_FULL_RO;
+            if ffi::PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), flags) != 0 {
+                return Err(PyErr::fetch(object.py()));
+            }
+            Ok(Self(Box::from_raw(Box::into_raw(view).cast())))
+        }
+    }
+
+    pub fn length(&self) -> usize {
+        usize::try_from(self.0.len).unwrap_or(0)
+    }
+
+    /// Tell whether the octets lie in one piece, in order.
+    pub fn is_contiguous(&self) -> bool {
+        // SAFETY: the view is filled.
+        unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, order()) != 0 }
+    }
+
+    /// Return the octets; of a view in one piece only.
+    pub fn octets(&self) -> &[u8] {
+        if self.0.len == 0 {
+            return &[];
+        }
+        // SAFETY: a contiguous export has `len` octets from `buf` on until it is released.
+        unsafe { slice::from_raw_parts(self.0.buf.cast(), self.length()) }
+    }
+
+    /// Copy octets that are strewn about.
+    pub fn gather(&mut self, py: Python<'_>) -> PyResult<Vec<u8>> {
+        let mut octets = vec![0; self.length()];
+        // SAFETY: the view is filled, and there is room for its `len` octets.
+        let failed = unsafe {
+            let target = octets.as_mut_ptr().cast();
+            ffi::PyBuffer_ToContiguous(target, &raw mut *self.0, self.0.len, order()) != 0
+        };
+        if failed {
+            Err(PyErr::fetch(py))
+        } else {
+            Ok(octets)
+        }
+    }
+
+    /// Give the octets back; may run code of the exporter.
+    pub fn release(mut self, _py: Python<'_>) {
+        // SAFETY: the view is filled and released once, for `self` ends here.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+    }
+}
+
+#[allow(clippy::cast_possible_wrap)] // ASCII
+const fn order() -> std::os::raw::c_char {
+    b'C' as std::os::raw::c_char
+}
+
+/// Arguments of a fast call, as they lie on the interpreter's stack.
+pub type Arguments<'a, 'py> = &'a [Borrowed<'a, 'py, PyAny>];
+
+/// What a fast method does: its object, its arguments; a result or an exception.
+pub type FastBody<T> =
+    for<'a, 'py> fn(&'a Bound<'py, T>, Arguments<'a, 'py>) -> PyResult<Bound<'py, PyAny>>;
+
+/// What becomes of a panic: an exception.
+pub type Rescue<T> = fn(&Bound<'_, T>) -> PyErr;
+
+/// Run a fast method's body; the interpreter's own convention on both sides.
+///
+/// # Safety
+/// Called by the interpreter for a method made by `add_fast_method` only: `object` is of class `T`,
+/// `arguments` points to `count` objects, and the interpreter is held.
+pub unsafe fn call_fast<T: PyClass>(
+    object: *mut ffi::PyObject,
+    arguments: *mut *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+    body: FastBody<T>,
+    rescue: Rescue<T>,
+) -> *mut ffi::PyObject {
+    // SAFETY: see above; a `Borrowed` is a pointer that is not null.
+    let (object, arguments) = unsafe {
+        let py = Python::assume_attached();
+        let object = Borrowed::from_ptr(py, object).cast_unchecked::<T>();
+        let arguments: Arguments<'_, '_> = if count == 0 {
+            &[]
+        } else {
+            slice::from_raw_parts(arguments.cast(), count.unsigned_abs())
+        };
+        (object, arguments)
+    };
+    let result = catch_unwind(AssertUnwindSafe(|| body(&object, arguments)))
+        .unwrap_or_else(|_| Err(rescue(&object)));
+    match result {
+        Ok(value) => value.into_ptr(),
+        Err(error) => {
+            error.restore(object.py());
+            ptr::null_mut()
+        }
+    }
+}
+
+/// Make the function that the interpreter calls for a fast method of a class.
+macro_rules! fast_function {
+    ($class:ty, $body:path, $rescue:path) => {{
+        unsafe extern "C" fn function(
+            object: *mut pyo3::ffi::PyObject,
+            arguments: *mut *mut pyo3::ffi::PyObject,
+            count: pyo3::ffi::Py_ssize_t,
+        ) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: the interpreter calls it as `add_fast_method` told.
+            unsafe { $crate::sys::call_fast::<$class>(object, arguments, count, $body, $rescue) }
+        }
+        function
+    }};
+}
+pub(crate) use fast_function;
+
+/// Put a method into a class, to be called without a tuple or a dictionary of arguments.
+///
+/// `function` is made by `fast_function` for that class.
+pub fn add_fast_method(
+    class: &Bound<'_, PyType>,
+    name: &'static CStr,
+    doc: &'static CStr,
+    function: ffi::PyCFunctionFast,
+) -> PyResult<()> {
+    let definition = Box::leak(Box::new(ffi::PyMethodDef {
+        ml_name: name.as_ptr(),
+        ml_meth: ffi::PyMethodDefPointer {
+            PyCFunctionFast: function,
+        },
+        ml_flags: ffi::METH_FASTCALL,
+        ml_doc: doc.as_ptr(),
+    }));
+    // SAFETY: the definition lives for ever, as the method may.
+    let method = unsafe {
+        let method = ffi::PyDescr_NewMethod(class.as_type_ptr(), definition);
+        Bound::from_owned_ptr_or_err(class.py(), method)?
+    };
+    class.setattr(name.to_str()?, method)
+}
+
+/// Read an argument that must be an integer; beyond 64 bits the nearest that fits.
+pub fn integer(argument: Borrowed<'_, '_, PyAny>) -> PyResult<i64> {
+    let mut overflow: c_int = 0;
+    // SAFETY: any object may be asked; -1 may come with an error.
+    let value = unsafe { ffi::PyLong_AsLongLongAndOverflow(argument.as_ptr(), &raw mut overflow) };
+    match overflow {
+        0 if value == -1 => PyErr::take(argument.py()).map_or(Ok(value), Err),
+        0 => Ok(value),
+        1.. => Ok(i64::MAX),
+        _ => Ok(i64::MIN),
+    }
+}
+
+/// Return the hash of a string; Python keeps it in the string.
+pub fn hash_of(text: Borrowed<'_, '_, PyString>) -> usize {
+    // SAFETY: a string can always be hashed.
+    unsafe { ffi::PyObject_Hash(text.as_ptr()) }.cast_unsigned()
+}
+
+/// Tell whether two strings are equal.
+pub fn same_text(one: Borrowed<'_, '_, PyString>, other: Borrowed<'_, '_, PyString>) -> bool {
+    // SAFETY: both are strings; of such, equality is decided without an error.
+    unsafe { ffi::PyUnicode_Compare(one.as_ptr(), other.as_ptr()) == 0 }
+}
+
+/// Something made of a descriptor that it must not close: who lent it does.
+pub struct Lent<T> {
+    held: Option<T>,
+    give_back: fn(T) -> OwnedFd,
+}
+
+impl<T> Lent<T> {
+    /// Make it; `give_back` returns the descriptor that it was made of.
+    pub fn new(
+        descriptor: RawFd,
+        make: impl FnOnce(OwnedFd) -> io::Result<T>,
+        give_back: fn(T) -> OwnedFd,
+    ) -> io::Result<Self> {
+        // SAFETY: `drop` takes the descriptor back before anything can close it.
+        let held = make(unsafe { OwnedFd::from_raw_fd(descriptor) })?;
+        Ok(Self {
+            held: Some(held),
+            give_back,
+        })
+    }
+
+    pub fn get(&self) -> &T {
+        self.held.as_ref().expect("given back by drop only")
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            let _: RawFd = (self.give_back)(held).into_raw_fd();
+        }
+    }
+}
+
+/// Return a member of a tuple that has so many; it lives as long as the tuple.
+pub fn member<'a, 'py>(
+    tuple: Borrowed<'a, 'py, PyTuple>,
+    index: usize,
+) -> Option<Borrowed<'a, 'py, PyAny>> {
+    if index >= tuple.len() {
+        return None;
+    }
+    // SAFETY: the tuple has a member there, and never loses it.
+    unsafe {
+        let member = ffi::PyTuple_GET_ITEM(tuple.as_ptr(), index.cast_signed());
+        Some(Borrowed::from_ptr(tuple.py(), member))
+    }
+}
+
+/// A value that only who holds the interpreter touches: cheaper than a mutex by ten nanoseconds.
+///
+/// Sound because this module is not to be had without the interpreter lock (`lib`).
+#[derive(Default)]
+pub struct Held<T> {
+    value: UnsafeCell<T>,
+    busy: Cell<bool>,
+}
+
+// SAFETY: both fields are touched in `with` only, by the one thread that holds the interpreter.
+unsafe impl<T: Send> Sync for Held<T> {}
+
+impl<T> Held<T> {
+    /// Do something with the value; `None` without having done it if somebody is just at it, who
+    /// has given up the interpreter meanwhile or come back here.
+    #[inline]
+    pub fn with<R>(&self, _py: Python<'_>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if self.busy.replace(true) {
+            return None;
+        }
+        // SAFETY: `busy` was not set, so no other reference to the value is in use.
+        let result = work(unsafe { &mut *self.value.get() });
+        self.busy.set(false);
+        Some(result)
+    }
+}

@@ -1,0 +1,123 @@
+//! Records and enumerations between Python's tuples and names and the plane's types.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use urds_dataplane::events::Limit;
+use urds_dataplane::mailbox::MailboxSettings;
+use urds_path::{DownReason, Extension, Hold, Limits, NO_EXTENSION, Release};
+
+/// `base.MailboxSettings`, field by field.
+pub type SettingsTuple = (
+    usize,
+    usize,
+    Option<u64>,
+    Option<u64>,
+    bool,
+    u64,
+    bool,
+    Vec<i64>,
+    u8,
+);
+
+/// Return settings, and the positions of traces, which only the binding knows.
+pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
+    let (
+        send_bytes_max,
+        receive_bytes_max,
+        send_wait_ns,
+        receive_wait_ns,
+        monitor,
+        monitor_mask,
+        timestamps,
+        traces,
+        tos,
+    ) = tuple;
+    let settings = MailboxSettings {
+        send_bytes_max,
+        receive_bytes_max,
+        send_wait_ns,
+        receive_wait_ns,
+        monitor,
+        monitor_mask,
+        timestamps,
+        traces: !traces.is_empty(),
+        tos,
+    };
+    (settings, traces)
+}
+
+/// `base.Limits`, field by field.
+pub fn limits(fields: [u64; 13]) -> Limits {
+    let octets = |field: usize| usize::try_from(fields[field]).unwrap_or(usize::MAX);
+    Limits {
+        message_bytes_max: octets(0),
+        frame_bytes_max: octets(1),
+        path_messages_max: octets(2),
+        control_events_max: octets(3),
+        receive_hard_factor: octets(4),
+        receive_hard_bytes: octets(5),
+        flush_bytes: octets(6),
+        acknowledge_messages: octets(7),
+        acknowledge_bytes: octets(8),
+        acknowledge_delay_ns: fields[9],
+        unacked_packets_max: octets(10),
+        unacked_bytes_max: octets(11),
+        linger_ns: fields[12],
+    }
+}
+
+/// Return the hold of that name. Raises `ValueError`.
+pub fn hold(name: &str) -> PyResult<Hold> {
+    match name {
+        "NOTHING" => Ok(Hold::Nothing),
+        "FIRST_FRAME" => Ok(Hold::FirstFrame),
+        "RELEASE" => Ok(Hold::Release),
+        _ => Err(PyValueError::new_err(format!("no hold {name}"))),
+    }
+}
+
+/// Return the release of that name. Raises `ValueError`.
+pub fn release(name: &str) -> PyResult<Release> {
+    match name {
+        "NOT_YET" => Ok(Release::NotYet),
+        "STREAM_ACKNOWLEDGED" => Ok(Release::StreamAcknowledged),
+        "PEER_ACKNOWLEDGED" => Ok(Release::PeerAcknowledged),
+        _ => Err(PyValueError::new_err(format!("no release {name}"))),
+    }
+}
+
+pub const fn down_reason(reason: DownReason) -> &'static str {
+    match reason {
+        DownReason::EndOfStream => "END_OF_STREAM",
+        DownReason::Error => "ERROR",
+        DownReason::TooLong => "TOO_LONG",
+        DownReason::BadMap => "BAD_MAP",
+        DownReason::BadChecksum => "BAD_CHECKSUM",
+        DownReason::BadAcknowledgement => "BAD_ACKNOWLEDGEMENT",
+    }
+}
+
+pub const fn limit(limit: Limit) -> &'static str {
+    match limit {
+        Limit::ReceiveHard => "RECEIVE_HARD",
+        Limit::ControlEvents => "CONTROL_EVENTS",
+    }
+}
+
+/// Return the 16 octets of an extension; none stand for all zero. Raises `ValueError`.
+pub fn extension(octets: &[u8]) -> PyResult<Extension> {
+    if octets.is_empty() {
+        return Ok(NO_EXTENSION);
+    }
+    Extension::try_from(octets)
+        .map_err(|_| PyValueError::new_err(format!("extension of {} octets", octets.len())))
+}
+
+/// Return what Python sees of an extension: nothing if it is all zero.
+pub fn extension_octets(extension: &Extension) -> &[u8] {
+    if *extension == NO_EXTENSION {
+        &[]
+    } else {
+        extension
+    }
+}

@@ -1,0 +1,307 @@
+//! One receiving direction: octets of a stranger, cut anywhere, over several streams.
+//!
+//! The same octets are taken in whole, in pieces, and in pieces with bodies read into memory of
+//! their own. All three must learn the same, keep to the bounds, and never panic.
+
+use arbitrary::{Arbitrary, Unstructured};
+use urds_path::{Body, ControlMessage, Counters, DownReason, Header, Incoming, Limits, Received};
+
+use crate::mailboxes::{FIRST_PORT, Got, Mailboxes};
+
+const FRAME_BYTES_MAX: usize = 20_000;
+const CONTROLS_MAX: usize = 4;
+
+#[derive(Arbitrary, Debug)]
+struct Script {
+    acknowledging: bool,
+    watch_restarts: bool,
+    checksum: bool,
+    streams: Vec<Vec<Step>>,
+    cuts: Vec<u16>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    Frame(Frame),
+    /// Any header with a short payload.
+    Any([[u8; 16]; 3], u8),
+    Octets(Vec<u8>),
+}
+
+#[derive(Arbitrary, Debug)]
+struct Frame {
+    step: u8,
+    ack: u8,
+    size: Size,
+    ports: Ports,
+    flags: Flags,
+    extension: ExtensionKind,
+    unchecked: bool,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Size {
+    Small(u8),
+    Map,
+    Around(u8), // the bound between short and long
+    Any(u16),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Ports {
+    Plain,
+    Other(u8),
+    Nobody,
+    Low(u8, u8),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Flags {
+    None,
+    AckRequired,
+    Retransmitted,
+    Map,
+    Any(u8),
+}
+
+#[derive(Arbitrary, Debug)]
+enum ExtensionKind {
+    None,
+    Generation(u8),
+    Life(u8),
+    Any([u8; 16]),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How {
+    Whole,
+    InPieces,
+    Lent,
+}
+
+/// Everything that a receiver has learnt.
+#[derive(Debug, PartialEq)]
+struct Learnt {
+    result: Result<(), DownReason>,
+    got: Vec<Got>,
+    controls: Vec<ControlMessage>,
+    controls_dropped: u64,
+    received: Received,
+    owed: (usize, usize, bool, u64),
+    frames: u64,
+    remaining: Option<(usize, usize)>,
+    map: Option<Vec<u8>>,
+    restarted: bool,
+    counters: Counters,
+}
+
+/// Make a script of the octets, and three receivers that follow it.
+///
+/// # Panics
+/// If a rule is broken.
+pub fn run(octets: &[u8]) {
+    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(octets)) else {
+        return;
+    };
+    let mut number = 0;
+    let streams: Vec<Vec<u8>> = script
+        .streams
+        .iter()
+        .take(4)
+        .map(|steps| octets_of(steps, &mut number))
+        .collect();
+    let whole = learnt(&script, &streams, How::Whole);
+    assert_eq!(learnt(&script, &streams, How::InPieces), whole);
+    assert_eq!(learnt(&script, &streams, How::Lent), whole);
+}
+
+fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
+    let mut incoming = Incoming::new(Limits {
+        frame_bytes_max: FRAME_BYTES_MAX,
+        control_events_max: CONTROLS_MAX,
+        ..Limits::default()
+    });
+    incoming.acknowledging = script.acknowledging;
+    incoming.watch_restarts = script.watch_restarts;
+    incoming.checksum = script.checksum;
+    let (mut mailboxes, mut counters) = (Mailboxes::default(), Counters::default());
+    let mut result = Ok(());
+    for (place, octets) in streams.iter().enumerate() {
+        if place > 0 {
+            incoming.end_stream();
+        }
+        incoming.begin_stream();
+        for piece in pieces(octets, if how == How::Whole { &[] } else { &script.cuts }) {
+            result = receive(&mut incoming, piece, how, &mut mailboxes, &mut counters);
+            check_bounds(&incoming);
+            if result.is_err() {
+                break;
+            }
+        }
+        if result.is_err() {
+            break;
+        }
+    }
+    Learnt {
+        result,
+        got: mailboxes.got,
+        controls: incoming.controls.iter().cloned().collect(),
+        controls_dropped: incoming.controls_dropped,
+        received: incoming.received(),
+        owed: (
+            incoming.messages_owed,
+            incoming.bytes_owed,
+            incoming.acknowledgement_due,
+            incoming.acknowledged,
+        ),
+        frames: incoming.frames,
+        remaining: result.is_ok().then(|| incoming.remaining()),
+        map: incoming.peer_map.as_deref().map(|map| map.to_vec()),
+        restarted: incoming.restarted,
+        counters,
+    }
+}
+
+fn receive(
+    incoming: &mut Incoming,
+    mut piece: &[u8],
+    how: How,
+    mailboxes: &mut Mailboxes,
+    counters: &mut Counters,
+) -> Result<(), DownReason> {
+    if how == How::Lent
+        && let Some(mut body) = incoming.take_body()
+    {
+        assert!(body.total <= FRAME_BYTES_MAX);
+        // Every second time nobody has memory.
+        if body.memory.is_none() && piece.len().is_multiple_of(2) {
+            body.carry_over(Body::zeroed(body.total))
+                .expect("memory of the right length");
+        }
+        let rest = body.rest_mut();
+        let octets = rest.len().min(piece.len());
+        rest[..octets].copy_from_slice(&piece[..octets]);
+        body.filled += octets;
+        piece = &piece[octets..];
+        incoming.resume_body(body, mailboxes, counters)?;
+    }
+    if piece.is_empty() {
+        Ok(())
+    } else {
+        incoming.receive(piece, mailboxes, counters)
+    }
+}
+
+fn check_bounds(incoming: &Incoming) {
+    let (of_header, of_payload) = incoming.remaining();
+    assert!(of_header < 48 && of_payload <= FRAME_BYTES_MAX);
+    assert!(incoming.controls.len() <= CONTROLS_MAX);
+    assert!(
+        incoming
+            .controls
+            .iter()
+            .all(|control| control.payload.len() <= 64)
+    );
+}
+
+/// Cut octets at those places.
+fn pieces<'a>(octets: &'a [u8], cuts: &[u16]) -> Vec<&'a [u8]> {
+    let mut places: Vec<usize> = cuts
+        .iter()
+        .take(32)
+        .map(|cut| usize::from(*cut) % (octets.len() + 1))
+        .collect();
+    places.extend([0, octets.len()]);
+    places.sort_unstable();
+    places
+        .windows(2)
+        .map(|ends| &octets[ends[0]..ends[1]])
+        .collect()
+}
+
+fn octets_of(steps: &[Step], number: &mut u64) -> Vec<u8> {
+    let mut octets = Vec::new();
+    for step in steps.iter().take(40) {
+        match step {
+            Step::Frame(frame) => frame.append_to(&mut octets, number),
+            Step::Any(header, payload_bytes) => {
+                let mut header = header.concat();
+                header[16..20].copy_from_slice(&[0, 0, 0, *payload_bytes]);
+                octets.extend(header);
+                octets.resize(octets.len() + usize::from(*payload_bytes), 1);
+            }
+            Step::Octets(any) => octets.extend(any.iter().take(200)),
+        }
+    }
+    octets
+}
+
+impl Frame {
+    /// Numbers rise by one, or jump forward or back.
+    fn append_to(&self, octets: &mut Vec<u8>, number: &mut u64) {
+        *number = match self.step {
+            0..200 => *number + 1,
+            200..220 => *number + u64::from(self.step - 200),
+            220..250 => number.saturating_sub(u64::from(self.step - 220)),
+            250..254 => 0,
+            _ => u64::MAX - u64::from(self.step & 1),
+        };
+        let (source_port, target_port) = match self.ports {
+            Ports::Plain => (4000, FIRST_PORT),
+            Ports::Other(port) => (
+                4000 + u16::from(port & 3),
+                FIRST_PORT + u16::from(port >> 6),
+            ),
+            Ports::Nobody => (4000, FIRST_PORT - 1),
+            Ports::Low(source, target) => (u16::from(source % 4), u16::from(target % 4)),
+        };
+        let payload = vec![self.step; self.size()];
+        let header = Header {
+            sequence: *number,
+            ack: self.ack.into(),
+            payload_bytes: payload.len(),
+            source_port,
+            target_port,
+            flags: self.flags(),
+            extension: self.extension(),
+            ..Header::default()
+        };
+        *number = (*number).min(1 << 40);
+        octets.extend(header.emit(!self.unchecked));
+        octets.extend(payload);
+    }
+
+    fn size(&self) -> usize {
+        match self.size {
+            Size::Small(size) => size.into(),
+            Size::Map => 8192,
+            Size::Around(size) => 8064 + usize::from(size),
+            Size::Any(size) => usize::from(size) % (FRAME_BYTES_MAX + 100),
+        }
+    }
+
+    fn flags(&self) -> u8 {
+        match self.flags {
+            Flags::None => 0,
+            Flags::AckRequired => 2,
+            Flags::Retransmitted => 4,
+            Flags::Map => 1,
+            Flags::Any(flags) => flags,
+        }
+    }
+
+    fn extension(&self) -> [u8; 16] {
+        let mut octets = [0; 16];
+        match self.extension {
+            ExtensionKind::None => {}
+            ExtensionKind::Generation(generation) => {
+                octets[..5].copy_from_slice(&[6, 0, 0, 0, generation % 4]);
+            }
+            ExtensionKind::Life(life) => {
+                octets = urds_path::extension::emit_life(u32::from(life % 4));
+            }
+            ExtensionKind::Any(any) => octets = any,
+        }
+        octets
+    }
+}

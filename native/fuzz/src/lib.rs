@@ -1,0 +1,13 @@
+//! Targets for libFuzzer: what strangers' octets, and any order of events, may not do to a path.
+//!
+//! In `native`: `cargo +nightly fuzz run -s none TARGET` (cargo-fuzz 0.13; there is no unsafe code
+//! for a sanitizer to watch). Without libFuzzer, in this folder: `cargo test --no-default-features`
+//! runs each target on made-up input and on what libFuzzer found. Each `run` panics when a rule is
+//! broken; the rules stand in the files.
+
+#![forbid(unsafe_code)]
+
+pub mod core_pair;
+pub mod header;
+pub mod incoming;
+pub mod mailboxes;

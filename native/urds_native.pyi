@@ -1,0 +1,218 @@
+"""The compiled plane, raw: plain values in and out. `urds.dataplane.compiled` stands over it.
+
+Values. An address is its packed octets (4 or 16) and a scope (0 without one). A record is a tuple
+of its fields in the order of `urds.dataplane.base`; a member of an enumeration is its name.
+
+Handles. The classes are meant to be subclassed; what the plane gives back or calls with (events,
+`resolve`) is the very object that was made. A forgotten handle closes nothing.
+
+Refusals are `urds.errors.os_error(Refusal.X, detail)`. Any thread may make any call at any time;
+`help` belongs to one thread. The interpreter lock is given up for every wait and for writes of
+more than 128 KiB.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self
+
+VERSION: Final[str]  # of this module; `urds` takes only its own
+
+_Buffer = bytes | bytearray | memoryview
+_SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+_Limits = tuple[int, ...]  # base.Limits, field by field
+_Settings = tuple[
+    int, int, int | None, int | None, bool, int, bool, tuple[int, ...], int
+]  # base.MailboxSettings, field by field
+_Agreement = tuple[str, bool, int]  # base.Agreement: name of the release, checksum, bytes max
+_Received = tuple[int, int | None, int | None, int | None, int | None, bool]  # base.Received
+_Message = tuple[bytes, _SocketAddress, bytes, int, tuple[tuple[int, int], ...]]  # base.Message
+_StreamAddress = tuple[str, int]
+
+# The name of the record, then its fields. Wanted, PeerRestarted: path. FirstFrame: path and
+# attachment. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
+# acknowledgement, ports of source and target, extension (16 octets), payload, attachment. PeerMap:
+# octets and scope of the local address, of the peer. Congested: those of the local one, port, on.
+# LimitHit: name of the limit, path or None, port, count. Ready: descriptor, interest.
+_Event = tuple[Any, ...]
+
+# Local address and its scope, port, then base.MailboxRow from `send_bytes_max` on.
+_MailboxRow = tuple[bytes, int, int, int, int, int, int, int, bool, int]
+# Local address and its scope, peer and its scope, index, then base.PathRow from `up` on, but what
+# carries the stream and its addresses come last: our end and the peer's, None if it has none.
+_PathRow = tuple[
+    bytes, int, bytes, int, int, bool, bool, bool,
+    int, int, int, int, int, int, int, int, int, str,
+    tuple[_StreamAddress, _StreamAddress] | None,
+]  # fmt: skip
+# As base.MessageRow up to the peer's port, each address followed by its scope.
+_MessageRow = tuple[int, int, bytes, int, int, bytes, int, int]
+
+class Plane:
+    """All of a process; see `base.Plane`."""
+
+    def __new__(
+        cls,
+        limits: _Limits,
+        resolve: Callable[[Any, bytes, int], None],
+        clock_ns: Callable[[], int] | None = None,
+        generation: int | None = None,
+        /,
+    ) -> Self:
+        """Make a plane. `resolve(mailbox, peer, scope)` is called in the sender's thread."""
+
+    @property
+    def tails(self) -> bool:
+        """Perhaps a message waits for others to join it."""
+
+    def received(self, path: Path, /) -> _Received: ...
+    def expect(self, path: Path, received: _Received, /) -> None: ...
+    def watch(self, descriptor: int, interest: int, /) -> None: ...
+    def unwatch(self, descriptor: int, /) -> None: ...
+    def help(self, deadline_ns: int | None, /) -> list[_Event]: ...
+    def wake(self) -> None: ...
+    def adopt(self) -> None: ...
+    def abandon(self) -> None: ...
+    def pump(self) -> int: ...
+    def fileno(self) -> int: ...
+    def snapshot(
+        self,
+    ) -> tuple[
+        dict[str, int],
+        list[_MailboxRow],
+        list[_PathRow],
+        list[_MessageRow],  # send queue
+        list[_MessageRow],  # retransmit queue
+        list[_MessageRow],  # receive queue: local is the mailbox, peer the source
+    ]: ...
+    def drain(self, drain_ns: int, /) -> int: ...
+    def close(self, drain_ns: int, /) -> int: ...
+    def fail(self) -> None: ...
+    def release(self) -> None: ...
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: refuse everything, touch nothing that is the parent's."""
+
+class Lane:
+    """A stream through shared memory to another process of this host."""
+
+    def __new__(
+        cls,
+        line: int,
+        memory: int,
+        ring_bytes: int,
+        dials: bool,
+        local: tuple[bytes, int, int],
+        peer: tuple[bytes, int, int],
+        /,
+    ) -> Self:
+        """Make our end; both descriptors stay the caller's. An end is address, scope, port.
+
+        Raises OSError, EINVAL for memory that is not sealed or not of `memory_bytes(ring_bytes)`.
+        """
+
+    @staticmethod
+    def memory_bytes(ring_bytes: int, /) -> int: ...
+    @property
+    def breached(self) -> bool:
+        """The other side wrote into the memory what no honest one does; also once closed."""
+
+    def fileno(self) -> int: ...
+    def recv(self, octets_max: int, /) -> bytes: ...
+    def sendmsg(self, buffers: Sequence[_Buffer], /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def expect(self, octets: int, /) -> None: ...
+    def waiting(self) -> int: ...
+    def unacknowledged(self) -> int: ...
+    def rest_memory(self) -> None:
+        """Give the memory of an idle ring back to the system; call it once in a while."""
+
+    def end(self) -> None:
+        """Have both sides see the end; the descriptor stays open."""
+
+    def close(self) -> None: ...
+
+class Mailbox:
+    """A bound socket; see `base.Mailbox`."""
+
+    def __new__(
+        cls, plane: Plane, local: bytes, scope: int, port: int, settings: _Settings, /
+    ) -> Self:
+        """Bind; the caller has checked that the port is free."""
+
+    @property
+    def has_route(self) -> bool: ...
+    def sendto(
+        self,
+        payload: _Buffer,
+        flags_or_address: int | _SocketAddress,
+        address: _SocketAddress | None = None,
+        /,
+    ) -> int: ...
+    def recvfrom(
+        self, payload_bytes_max: int, flags: int = 0, /
+    ) -> tuple[bytes, _SocketAddress]: ...
+    def send(
+        self,
+        buffers: Sequence[_Buffer],
+        address: _SocketAddress,
+        wait_ns: int | None,
+        extension: bytes = b"",
+        operations: bool = False,
+        /,
+    ) -> int:
+        """Queue one message. `operations`: it has some, which no path of this plane can do."""
+
+    def receive(
+        self, wait_ns: int | None, peek: bool = False, notices_max: int = 1, /
+    ) -> _Message | int | None:
+        """Take what is next: a message, the groups of a congestion notice, None for nothing."""
+
+    def route(self, peer: bytes, scope: int, path: Path | None, /) -> None: ...
+    def route_loop(self, peer: bytes, scope: int, /) -> None:
+        """Say that the peer is an address of this process: the sender delivers."""
+
+    def sends_by_loop_to(self, peer: bytes, scope: int, /) -> bool: ...
+    def subscribe(self, callback: Callable[[], None], room: bool, /) -> Callable[[], None]: ...
+    def configure(self, settings: _Settings, /) -> None: ...
+    def cancel(self, peer: bytes | None, scope: int, port: int | None, /) -> int: ...
+    def fileno(self) -> int: ...
+    def close(self, linger_ns: int | None = None, /) -> None: ...
+
+class Path:
+    """One ordered stream to a peer; see `base.Path`."""
+
+    def __new__(
+        cls,
+        plane: Plane,
+        local: bytes,
+        local_scope: int,
+        peer: bytes,
+        peer_scope: int,
+        index: int,
+        sequence_first: int,
+        /,
+    ) -> Self: ...
+    @property
+    def attachment(self) -> int: ...
+    def attach(self, stream: object, descriptor: int, hold: str, /) -> None:
+        """Take a connected stream.
+
+        With a `descriptor` (not -1: a plain TCP socket in non-blocking mode) the plane reads and
+        writes that itself, and `stream` is its owner, which is closed by its `close()` once the
+        plane is done with it. With -1 every call is a call of `stream`, a `base.Stream`.
+        """
+
+    def detach(self) -> object | None:
+        """Give back the `stream` of `attach`, read until it would block."""
+
+    def release(self, received_by_peer: int | None, /) -> None: ...
+    def agree(self, agreement: _Agreement, /) -> None: ...
+    def restart_peer(self) -> int: ...
+    def remember_handshake(self, generation: int | None, /) -> None: ...
+    def control(
+        self, source_port: int, target_port: int, extension: bytes, hello: bool = False, /
+    ) -> None: ...
+    def poke(self) -> None: ...
+    def peer_is_congested(self, port: int, /) -> bool: ...
+    def hold_behind(self, other: Path | None, /) -> None: ...
+    def holds_messages(self) -> bool: ...
+    def drop_queue(self) -> int: ...
+    def close(self) -> None: ...

@@ -1,0 +1,96 @@
+"""Bound sockets of the compiled plane."""
+
+# The contract has records and keywords where the module has plain values.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self
+
+import urds_native
+
+from urds.dataplane.base import (
+    Address,
+    Buffer,
+    CongestionNotice,
+    MailboxSettings,
+    Message,
+    Notice,
+    SocketAddress,
+)
+from urds.dataplane.compiled.path import LoopPath, Path
+from urds.dataplane.compiled.plain import plain
+from urds.dataplane.operations import Operation
+
+if TYPE_CHECKING:
+    from urds.dataplane.base import Path as AnyPath
+    from urds.dataplane.carriage import CarriedPath
+
+_plain_settings: Callable[[MailboxSettings], tuple[Any, ...]] = attrgetter(
+    *MailboxSettings.__slots__
+)
+
+
+class Mailbox(urds_native.Mailbox):
+    """See `dataplane.base.Mailbox`; calls that are not here are the module's own."""
+
+    local: Address
+    port: int
+    settings: MailboxSettings
+
+    def __new__(
+        cls, plane: urds_native.Plane, *, local: Address, port: int, settings: MailboxSettings
+    ) -> Self:
+        """Bind; the caller has checked that the port is free."""
+        mailbox = super().__new__(cls, plane, *plain(local), port, _plain_settings(settings))
+        mailbox.local, mailbox.port, mailbox.settings = local, port, settings
+        return mailbox
+
+    def send(
+        self,
+        buffers: Sequence[Buffer],
+        address: SocketAddress,
+        *,
+        wait_ns: int | None,
+        extension: bytes = b"",
+        operations: Sequence[Operation] = (),
+    ) -> int:
+        """Queue one message gathered from `buffers`; operations are refused: no path knows any."""
+        return super().send(buffers, address, wait_ns, extension, bool(operations))
+
+    def receive(
+        self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
+    ) -> Message | Notice | None:
+        """Take (or look at) what is next; None when nothing came in `wait_ns`."""
+        taken = super().receive(wait_ns, peek, notices_max)
+        if taken is None:
+            return None
+        return CongestionNotice(taken) if isinstance(taken, int) else Message._make(taken)
+
+    def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
+        """Tell whether an operation has ended: none that has not is ever under way here."""
+        return operation.status is not None
+
+    def route(self, peer: Address, path: AnyPath | CarriedPath | None) -> None:
+        """Say which path leads to `peer`; None forgets it."""
+        if isinstance(path, LoopPath):
+            self.route_loop(*plain(peer))
+            return
+        assert path is None or isinstance(path, Path), "a path of this plane"
+        super().route(*plain(peer), path)
+
+    def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
+        """Have `callback` called once, from any thread; return what cancels it."""
+        return super().subscribe(callback, room)
+
+    def configure(self, settings: MailboxSettings) -> None:
+        """Replace the settings."""
+        super().configure(_plain_settings(settings))
+        self.settings = settings
+
+    def cancel(self, peer: Address | None, port: int | None) -> int:
+        """Remove unacknowledged messages to that address and port, or all; return how many."""
+        octets, scope = (None, 0) if peer is None else plain(peer)
+        return super().cancel(octets, scope, port)

@@ -1,0 +1,106 @@
+"""The door to the compiled plane: which of the two planes a node gets, and why.
+
+`URDS_IMPL` decides: `python` or `native`. Without it the compiled plane is taken where the module
+`urds_native` of exactly our version can be imported, else the reference. RDS over RDMA is carried
+by the reference alone, so a node that uses it gets that, whatever the variable says.
+
+Nothing is imported before a node needs a plane; nobody else may import `urds_native`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from urds.errors import SettingError
+
+if TYPE_CHECKING:
+    from urds.constants import Transport
+    from urds.dataplane.base import Plane
+    from urds.dataplane.compiled.lane import Lane
+    from urds.settings import Settings
+
+VERSION: Final = "0.1.0.dev0"  # of urds; the module must have been made for the same
+VARIABLE: Final = "URDS_IMPL"
+PYTHON: Final = "python"
+NATIVE: Final = "native"
+_ADVICE: Final = "`make native` or `pip install urds-native` makes it available"
+
+
+class Choice(NamedTuple):
+    """Which plane, and why that one."""
+
+    plane: str  # PYTHON or NATIVE
+    reason: str  # one line for people
+
+
+def choose(settings: Settings | None = None, transport: Transport | None = None) -> Choice:
+    """Return which plane a node with these settings gets when its first bind asks for `transport`.
+
+    Raises SettingError for an unknown value of URDS_IMPL, ImportError if it asks for the compiled
+    plane and there is none of our version.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in {"", PYTHON, NATIVE}:
+        raise SettingError(f"{VARIABLE} = {wanted!r} (environment): give {PYTHON} or {NATIVE}")
+    if wanted == PYTHON:
+        return Choice(PYTHON, f"{VARIABLE}={PYTHON}")
+    reason = missing()
+    if reason and wanted:
+        raise ImportError(f"{VARIABLE}={NATIVE}, but {reason}: {_ADVICE}")
+    if settings is not None and _uses_rdma(settings, transport):
+        return Choice(PYTHON, "RDS over RDMA is carried by the Python plane alone")
+    if reason:
+        return Choice(PYTHON, reason)
+    return Choice(NATIVE, f"{VARIABLE}={NATIVE}" if wanted else f"urds_native {VERSION} is here")
+
+
+def plane_in_use(settings: Settings | None = None) -> str:
+    """Return "python" or "native": what a node with these settings gets. Raises as `choose`."""
+    return choose(settings).plane
+
+
+def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
+    """Return the class of the plane that was chosen, or that `choose` names. Raises as it does."""
+    if (choice or choose()).plane == NATIVE:
+        from urds.dataplane.compiled.plane import Plane as Compiled
+
+        return Compiled
+    from urds.dataplane.reference.plane import Plane as Reference
+
+    return Reference
+
+
+def lane_class(plane: Plane) -> type[Lane] | None:
+    """Return the class of lanes to other processes for a plane; None if it takes none."""
+    if not type(plane).__module__.startswith("urds.dataplane.compiled"):
+        return None
+    from urds.dataplane.compiled.lane import Lane
+
+    return Lane
+
+
+def missing() -> str:
+    """Return why there is no compiled plane for us; nothing if there is one."""
+    try:
+        import urds_native
+
+        found = urds_native.VERSION
+    except ModuleNotFoundError as failure:
+        if failure.name != "urds_native":
+            return f"urds_native cannot be imported ({failure})"
+        return "urds_native is not installed"
+    except (ImportError, AttributeError) as failure:
+        return f"urds_native cannot be imported ({failure})"
+    found = found.replace("-", ".")  # Cargo's spelling
+    return "" if found == VERSION else f"urds_native is of version {found}, urds of {VERSION}"
+
+
+def _uses_rdma(settings: Settings, transport: Transport | None) -> bool:
+    """Tell whether a node is about to send over RDMA: its settings or its first socket say so."""
+    from urds.constants import Transport as Choices
+
+    default = type(settings).__dataclass_fields__["rdma_devices"].default
+    named = settings.rdma_devices not in {default, ()}
+    return settings.transport == "ib" or named or transport is Choices.IB

@@ -1,0 +1,186 @@
+"""How two processes of one user meet to talk through shared memory instead of TCP.
+
+The host of an address listens at a name of its own, which holds the user, the address and the TCP
+port. Names are abstract, so they are found where TCP's address is: in the same network namespace.
+Who dials sends one greeting with the memory, sealed against shrinking; who accepts checks it and
+answers; from then on the connection carries nothing but the bell of the lane, and its end is the
+end of the process. Both sides ask the system whose process the other is. Whatever does not fit
+ends the connection, and who dialled takes TCP.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from struct import Struct
+from typing import Final
+
+from urds.dataplane.base import Address
+
+_MAGIC: Final = b"urdslane"
+_VERSION: Final = 1
+#                        magic version port ring family local scope peer scope
+_GREETING: Final = Struct(">8s H H I B 16s I 16s I")
+ANSWER: Final = Struct(">8s H").pack(_MAGIC, _VERSION)
+_CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_BACKLOG: Final = 64
+_DESCRIPTORS_MAX: Final = 4  # that are looked at; one is expected
+_NOBODY: Final = 65_534  # whom the system names for users that it cannot name
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Who dials whom: the addresses and the port that a TCP connection would have."""
+
+    local: Address  # of who dials
+    peer: Address
+    source_port: int
+    ring_bytes: int
+
+
+def is_possible() -> bool:
+    """Tell whether this user can be told from others."""
+    return os.geteuid() != _NOBODY
+
+
+def listen(local: Address, port: int) -> socket.socket | None:
+    """Listen for lanes to an address of ours; None if another process has the name."""
+    listener = _new_socket()
+    try:
+        listener.bind(_name(local, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """Take one who waits, if the process is this user's; None if nobody does. Raises OSError."""
+    while True:
+        try:
+            line, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return None
+        line.setblocking(False)
+        if _is_ours(line):
+            return line
+        line.close()
+
+
+def connect(peer: Address, port: int) -> socket.socket | None:
+    """Connect to who listens for lanes to an address, if it is this user; never waits."""
+    line = _new_socket()
+    try:
+        if line.connect_ex(_name(peer, port)) == 0 and _is_ours(line):
+            return line
+    except OSError:
+        pass  # of the question whose it is: then it is nobody's
+    line.close()
+    return None
+
+
+def make_memory(octets: int) -> int:
+    """Return the descriptor of sealed memory. Raises OSError."""
+    memory = os.memfd_create("urds-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.truncate(memory, octets)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def send_greeting(line: socket.socket, greeting: Greeting, memory: int) -> None:
+    """Say who dials and hand over the memory. Raises OSError."""
+    octets = _GREETING.pack(
+        _MAGIC,
+        _VERSION,
+        greeting.source_port,
+        greeting.ring_bytes,
+        greeting.local.version,
+        *_octets(greeting.local),
+        *_octets(greeting.peer),
+    )
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [memory]))
+    if line.sendmsg([octets], [rights], socket.MSG_NOSIGNAL) != len(octets):
+        raise OSError("a greeting was cut")
+
+
+def receive_greeting(line: socket.socket) -> tuple[Greeting, int]:
+    """Return a greeting and the descriptor that came with it.
+
+    Raises OSError, or ValueError for what is no greeting; then no descriptor is left.
+    """
+    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array("i").itemsize)
+    octets, messages, _, _ = line.recvmsg(_GREETING.size, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array("i")
+    for level, kind, data in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    try:
+        greeting = _parse(octets)
+        if len(descriptors) != 1:
+            raise ValueError(f"a greeting with {len(descriptors)} descriptors")
+        if not is_local(greeting.local):
+            raise ValueError(f"{greeting.local} is not of this host")
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return greeting, descriptors[0]
+
+
+def is_local(address: Address) -> bool:
+    """Tell whether an interface of this host has an address."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        host, _, scope = str(address).partition("%")
+        probe.bind((host, 0) if address.version == 4 else (host, 0, 0, int(scope or 0)))
+        return True
+    return False
+
+
+def _parse(octets: bytes) -> Greeting:
+    if len(octets) != _GREETING.size:
+        raise ValueError(f"a greeting of {len(octets)} octets")
+    magic, version, source_port, ring_bytes, family, *ends = _GREETING.unpack(octets)
+    if (magic, version) != (_MAGIC, _VERSION) or family not in (4, 6):
+        raise ValueError("a greeting of another kind")
+    local, peer = (_address(family, *ends[at : at + 2]) for at in (0, 2))
+    return Greeting(local, peer, source_port, ring_bytes)
+
+
+def _octets(address: Address) -> tuple[bytes, int]:
+    scope = address.scope_id if isinstance(address, IPv6Address) else None
+    return address.packed, int(scope) if scope and scope.isdigit() else 0
+
+
+def _address(family: int, octets: bytes, scope: int) -> Address:
+    if family == 4:
+        return IPv4Address(octets[:4])
+    address = IPv6Address(octets)
+    return ip_address(f"{address}%{scope}") if scope else address
+
+
+def _name(address: Address, port: int) -> str:
+    octets, scope = _octets(address)
+    return f"\0urds-lane/{os.geteuid()}/{octets.hex()}/{scope}/{port}"
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
+def _is_ours(line: socket.socket) -> bool:
+    """Tell whether the other end is a process of this user; root is another user here."""
+    octets = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(octets)
+    return bool(uid == os.geteuid())

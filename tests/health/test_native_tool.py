@@ -1,0 +1,202 @@
+"""`make native` on machines that lack something: one line says what, and Python carries all."""
+
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tools import cargo, libtest, native, summary
+from tools.summary import Counts
+
+PRINTED = """\
+   Compiling urds-path v0.1.0-dev0
+     Running unittests src/lib.rs (target/debug/deps/urds_path-0123456789abcdef)
+
+running 3 tests
+test header::tests::octets_come_back ... ok
+test inbox::tests::it_is_full - should panic ... ok
+test inbox::tests::it_is_slow ... ignored, takes a minute
+test outgoing::tests::it_counts ... FAILED
+
+failures:
+
+---- outgoing::tests::it_counts stdout ----
+
+thread 'outgoing::tests::it_counts' panicked at src/outgoing.rs:9:5:
+assertion `left == right` failed
+
+failures:
+    outgoing::tests::it_counts
+
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out
+
+   Doc-tests urds_path
+
+test crates/path/src/header.rs - header::parse (line 12) ... ok
+"""
+
+
+def put_cargo(folder: Path, script: str) -> Path:
+    """Write a cargo that is a shell script."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "cargo"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a machine without cargo, and return the folder where one may be put."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CARGO", "CARGO_HOME", "URDS_NATIVE_REQUIRED"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "bin"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "required", "wanted"),
+    [((), False, 1), (("--optional",), False, 0), (("--optional",), True, 1)],
+)
+def test_without_cargo_one_line_says_so(
+    arguments: tuple[str, ...],
+    required: bool,
+    wanted: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if required:
+        monkeypatch.setenv("URDS_NATIVE_REQUIRED", "1")
+    monkeypatch.setattr("sys.argv", ["native", "build", "--at", str(tmp_path / "venv"), *arguments])
+    assert native.main() == wanted
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert "no cargo here" in lines[0]
+    assert "1.88" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'cargo 1.87.2 (abc 2025-05-01)'", "cargo 1.87.2 is too old"),
+        ("echo 'no toolchain is installed' >&2; exit 1", "does not tell its version"),
+    ],
+)
+def test_a_cargo_that_cannot_build_it_is_none(script: str, reason: str, bare: Path) -> None:
+    put_cargo(bare, script)
+    with pytest.raises(cargo.Unavailable, match=reason):
+        cargo.find()
+
+
+@pytest.mark.parametrize("version", ["1.88.0", "1.95.0-nightly", "2.0.0"])
+def test_a_cargo_outside_the_path_is_found(version: str, tmp_path: Path) -> None:
+    """It is put into ~/.cargo/bin, which a service's PATH often lacks."""
+    (tmp_path / ".cargo").mkdir()
+    path = put_cargo(tmp_path / ".cargo" / "bin", f"echo 'cargo {version} (abc)'")
+    assert cargo.find() == cargo.Cargo(path, version)
+
+
+def test_crates_that_are_here_need_no_registry(bare: Path, tmp_path: Path) -> None:
+    script = f'echo "$@" >> {tmp_path}/calls'
+    cargo.fetch(cargo.Cargo(put_cargo(bare, script), "1.95.0"), tmp_path)
+    assert (tmp_path / "calls").read_text() == "fetch --locked --offline\n"
+
+
+def test_a_registry_that_refuses_is_named_with_its_reason(bare: Path, tmp_path: Path) -> None:
+    script = 'echo "error: no" >&2; echo "  [7] Could not connect" >&2; exit 101'
+    with pytest.raises(cargo.Unavailable, match=r"fetched: \[7\] Could not connect$"):
+        cargo.fetch(cargo.Cargo(put_cargo(bare, script), "1.95.0"), tmp_path)
+
+
+def test_a_silent_registry_is_given_up(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow one that says what it brings is waited for."""
+    monkeypatch.setattr(cargo, "SILENCE_S_MAX", 1)
+    script = """case "$*" in *--offline*) exit 101;; esac
+for crate in a b c d; do echo "  Downloaded $crate" >&2; /bin/sleep 0.5; done
+exec /bin/sleep 60"""
+    started_s = time.monotonic()
+    with pytest.raises(cargo.Unavailable, match="does not answer"):
+        cargo.fetch(cargo.Cargo(put_cargo(bare, script), "1.95.0"), tmp_path)
+    assert 2 <= time.monotonic() - started_s < 20
+
+
+def test_patience_with_a_registry_is_below_15_seconds() -> None:
+    assert cargo.SILENCE_S_MAX < 15
+
+
+def test_a_module_of_other_sources_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, venv = tmp_path / "native", tmp_path / "venv"
+    for folder in (sources / "src", sources / "target", venv):
+        folder.mkdir(parents=True)
+    (sources / "src" / "lib.rs").write_text("one")
+    monkeypatch.setattr(native, "WORKSPACE", sources)
+    first = native.digest(venv)
+    (sources / "target" / "made.rs").write_text("by the build")
+    assert native.digest(venv) == first
+    (sources / "src" / "lib.rs").write_text("two")
+    second = native.digest(venv)
+    (venv / "pyvenv.cfg").write_text("version = 3.14.0")
+    assert len({first, second, native.digest(venv)}) == 3
+
+
+def test_rust_tests_become_junit(tmp_path: Path) -> None:
+    cases = libtest.parse(PRINTED.splitlines())
+    libtest.write(tmp_path / "rust.xml", cases)
+    assert summary.read(tmp_path / "rust.xml") == Counts(passed=3, failed=1, skipped=1)
+    document = ElementTree.parse(tmp_path / "rust.xml")
+    names = [(case.get("classname"), case.get("name")) for case in document.iter("testcase")]
+    assert names[0] == ("urds_path.header.tests", "octets_come_back")
+    assert len(set(names)) == 5
+    failure = document.find(".//failure")
+    assert failure is not None
+    assert "left == right" in str(failure.text)
+
+
+def test_a_program_that_dies_is_a_failure(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No test of it has a result then; what it said last stands in the file."""
+    put_cargo(
+        bare,
+        "case $1 in --version) echo cargo 1.95.0;; test) echo killed by 11; exit 101;; esac",
+    )
+    junit = tmp_path / "rust.xml"
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(junit)])
+    assert native.main() == 1
+    assert summary.read(junit) == Counts(failed=1)
+    assert "killed by 11" in junit.read_text()
+    assert "killed by 11" in capsys.readouterr().out
+
+
+def test_what_hangs_is_ended_with_all_it_started(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "TEST_S_MAX", 1)
+    started = tmp_path / "started"
+    put_cargo(
+        bare,
+        "case $1 in --version) echo cargo 1.95.0;; "
+        f"test) /bin/sleep 60 & echo $! > {started}; wait;; esac",
+    )
+    junit = tmp_path / "rust.xml"
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(junit)])
+    assert native.main() == 1
+    assert "ended after 1 s" in junit.read_text()
+    until_s = time.monotonic() + 20
+    while _runs(started.read_text().strip()):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def _runs(process: str) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

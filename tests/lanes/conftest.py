@@ -1,0 +1,29 @@
+"""Hosts for the tests of lanes: nodes and processes on addresses of a range of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests import places, planes
+from tests.tcp.conftest import Lab
+from urds.dataplane.native import NATIVE
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave them out where the nodes of this run have the Python plane, which has no lanes."""
+    if planes.in_use() != NATIVE:
+        skip = pytest.mark.skip(reason="lanes are of the compiled plane: URDS_IMPL=native")
+        for item in items:
+            if "lanes" in item.path.parts:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """Give a test its addresses, and end what it started."""
+    monkeypatch.setenv("URDS_SHARED_MEMORY", "1")
+    with ExitStack() as ending:
+        yield Lab(places.Loopback(), ending)

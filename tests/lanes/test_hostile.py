@@ -1,0 +1,179 @@
+"""A peer that breaks the rules of a lane: it loses the lane, nobody else anything."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from struct import pack_into
+from typing import Final
+
+import pytest
+
+from tests.tcp.conftest import Lab
+from tests.tcp.nodes import Node, wait_until
+from urds.constants import RDS_TCP_PORT
+from urds.dataplane.rows import Carrier
+from urds.transport import lane
+
+RING_BYTES: Final = 1 << 16
+CONTROL_BYTES: Final = 4096
+MEMORY_BYTES: Final = CONTROL_BYTES + 2 * RING_BYTES
+# Of a direction: who dials writes the first. Source: native/crates/dataplane/src/ring.rs.
+DIRECTION, HEAD, TAIL = CONTROL_BYTES // 2, 0, 128
+
+
+class Hostile:
+    """Who dials a lane to a node by hand, and has its memory."""
+
+    def __init__(self, lab: Lab, host: int, node: Node, **changes: object) -> None:
+        line = lane.connect(ip_address(node.address), RDS_TCP_PORT)
+        assert line is not None
+        self.line = line
+        line.settimeout(5.0)
+        octets = int(str(changes.get("memory_bytes", MEMORY_BYTES)))
+        self.file = lane.make_memory(octets) if changes.get("sealed", True) else unsealed(octets)
+        self.memory = mmap.mmap(self.file, octets)
+        self.greeting = lane.Greeting(
+            ip_address(lab.address(host)),
+            ip_address(str(changes.get("peer", node.address))),
+            0,
+            int(str(changes.get("ring_bytes", RING_BYTES))),
+        )
+
+    def greet(self) -> bytes:
+        """Greet; return the answer, nothing if the line ended."""
+        lane.send_greeting(self.line, self.greeting, self.file)
+        return self.hear(len(lane.ANSWER))
+
+    def hear(self, octets: int = 64) -> bytes:
+        """Return what comes over the line."""
+        with suppress(ConnectionResetError):
+            return self.line.recv(octets)
+        return b""
+
+    def write(self, at: int, position: int) -> None:
+        """Write a position into the shared memory."""
+        pack_into("=Q", self.memory, at, position)
+
+    def ring(self) -> None:
+        """Have the node look."""
+        with suppress(OSError):
+            self.line.send(b"\1", socket.MSG_NOSIGNAL)
+
+    def is_cut(self) -> bool:
+        """Tell whether the node ended the line, within five seconds."""
+        deadline_s = time.monotonic() + 5.0
+        while time.monotonic() < deadline_s:
+            self.ring()
+            try:
+                if not self.hear():
+                    return True
+            except TimeoutError:
+                return False
+        return False
+
+    def close(self) -> None:
+        """Leave."""
+        self.line.close()
+        os.close(self.file)
+
+
+def unsealed(octets: int) -> int:
+    """Return memory that can be cut short."""
+    memory = os.memfd_create("hostile", os.MFD_CLOEXEC)
+    os.truncate(memory, octets)
+    return memory
+
+
+@pytest.fixture
+def node(lab: Lab) -> Iterator[Node]:
+    """Give a node that must go on serving a peer that keeps to the rules."""
+    node, honest = lab.node(3), lab.process(2)
+    yield node
+    honest.ask("send", target=node.address, count=50)
+    taken: list[bytes] = []
+    wait_until(lambda: bool(taken.extend(node.take())) or len(taken) >= 50)
+    assert [int(payload) for payload in taken] == list(range(50))
+    assert node.row(honest.address).transport is Carrier.SHARED_MEMORY
+    assert node.counters["control_faults"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sealed": False},
+        {"memory_bytes": MEMORY_BYTES - 4096},
+        {"memory_bytes": MEMORY_BYTES + 4096},
+        {"ring_bytes": RING_BYTES + 4096},
+        {"ring_bytes": 0},
+        {"ring_bytes": 1 << 24, "memory_bytes": CONTROL_BYTES + (2 << 24)},
+        {"peer": "127.9.9.9"},
+    ],
+    ids=str,
+)
+def test_wrong_memory_is_refused(lab: Lab, node: Node, changes: dict[str, object]) -> None:
+    hostile = Hostile(lab, 1, node, **changes)
+    assert hostile.greet() == b""
+    hostile.close()
+
+
+@pytest.mark.parametrize("octets", [b"", b"urdslane", b"GET / HTTP/1.0\r\n\r\n"])
+def test_who_does_not_greet_is_dismissed(lab: Lab, node: Node, octets: bytes) -> None:
+    hostile = Hostile(lab, 1, node)
+    if octets:
+        hostile.line.send(octets)
+    assert hostile.hear() == b""
+    hostile.close()
+
+
+@pytest.mark.parametrize("position", [1, RING_BYTES + 1, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize("place", [HEAD, DIRECTION + TAIL])
+def test_a_wrong_position_ends_the_lane(lab: Lab, node: Node, place: int, position: int) -> None:
+    hostile = Hostile(lab, 1, node)
+    assert hostile.greet() == lane.ANSWER
+    if (place, position) == (HEAD, 1):
+        hostile.write(HEAD, RING_BYTES)
+        hostile.ring()  # 64 KiB of zeros: no header of an own node
+    elif place == HEAD:
+        hostile.write(HEAD, position)
+    else:
+        position = max(position, 1 << 20)  # what the node writes first is less
+        hostile.write(place, position)
+        node.send(b"to whom it may concern", lab.address(1))
+    assert hostile.is_cut() or place != HEAD
+    hostile.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_scribbling_over_everything_harms_nobody_else(lab: Lab, node: Node, seed: int) -> None:
+    chance = random.Random(seed)
+    hostile = Hostile(lab, 1, node)
+    assert hostile.greet() == lane.ANSWER
+    until_s = time.monotonic() + 0.5
+    while time.monotonic() < until_s:
+        if chance.random() < 0.5:
+            place = chance.choice([0, DIRECTION]) + chance.choice([0, 128, 256, 384, 512])
+            hostile.write(place, chance.choice([0, 1, 48, RING_BYTES, chance.getrandbits(64)]))
+        else:
+            at = chance.randrange(CONTROL_BYTES, MEMORY_BYTES - 4096)
+            hostile.memory[at : at + 4096] = chance.randbytes(4096)
+        hostile.ring()
+        with suppress(OSError):
+            node.mailbox.sendto(b"x" * chance.randrange(5000), 0x40, (lab.address(1), 4000))
+    hostile.close()
+
+
+def test_a_flood_of_bells_is_only_that(lab: Lab, node: Node) -> None:
+    hostile = Hostile(lab, 1, node)
+    assert hostile.greet() == lane.ANSWER
+    hostile.line.setblocking(False)
+    for _ in range(3000):
+        with suppress(BlockingIOError):
+            hostile.line.send(bytes(1000), socket.MSG_NOSIGNAL)
+    hostile.close()

@@ -1,0 +1,156 @@
+"""How two processes meet: whose process, whose address, what memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+import pytest
+
+from urds.transport import lane
+
+ME, PEER = ip_address("127.7.1.1"), ip_address("127.7.1.2")
+PORT = 20_000 + os.getpid() % 40_000  # names are of the whole host
+STRANGER = 12_345  # a user that has nothing
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@contextmanager
+def listening(address: IPv4Address | IPv6Address = PEER) -> Iterator[socket.socket]:
+    """Listen for lanes to an address."""
+    listener = lane.listen(address, PORT)
+    assert listener is not None
+    with listener:
+        yield listener
+
+
+@contextmanager
+def as_stranger(act: Callable[[], socket.socket]) -> Iterator[None]:
+    """Have a process of another user do something, and stay there until the end."""
+    ready, ready_end = os.pipe()
+    over, over_end = os.pipe()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            os.setresuid(STRANGER, STRANGER, STRANGER)
+            kept = act()
+            os.write(ready_end, b"x")
+            os.close(over_end)
+            os.read(over, 1)
+            kept.close()
+        os._exit(0)
+    os.close(ready_end)
+    os.close(over)
+    try:
+        assert os.read(ready, 1) == b"x"
+        yield
+    finally:
+        os.close(over_end)
+        os.close(ready)
+        os.waitpid(child, 0)
+
+
+def test_nobody_listens() -> None:
+    assert lane.connect(PEER, PORT) is None
+
+
+def test_a_name_is_held_by_one() -> None:
+    with listening():
+        assert lane.listen(PEER, PORT) is None
+        other = lane.listen(PEER, PORT + 1)
+        assert other is not None
+        other.close()
+
+
+@pytest.mark.parametrize("text", ["127.7.1.1", "::1"])
+def test_a_greeting_comes_with_its_memory(text: str) -> None:
+    local = ip_address(text)
+    peer = PEER if local.version == 4 else local
+    with listening() as listener:
+        line = lane.connect(PEER, PORT)
+        assert line is not None
+        memory = lane.make_memory(8192)
+        greeting = lane.Greeting(local, peer, 1234, 4096)
+        with line:
+            lane.send_greeting(line, greeting, memory)
+            taken = lane.accept(listener)
+            assert taken is not None and lane.accept(listener) is None
+            with taken:
+                heard, theirs = lane.receive_greeting(taken)
+        assert heard == greeting
+        assert os.fstat(theirs).st_ino == os.fstat(memory).st_ino
+        assert fcntl.fcntl(theirs, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        assert not os.get_inheritable(theirs)
+        os.close(theirs)
+        os.close(memory)
+
+
+def _wrong(change: str) -> tuple[bytes, int]:
+    octets = lane._GREETING.pack(*(b"urdslane", 1, 0, 4096, 4, ME.packed, 0, PEER.packed, 0))
+    at = {"magic": 0, "version": 9, "family": 16}
+    if change in at:
+        octets = octets[: at[change]] + b"\xff" + octets[at[change] + 1 :]
+    foreign = ip_address("192.0.2.77").packed
+    changed = {"cut": octets[:-1], "empty": b"\0", "address": octets.replace(ME.packed, foreign, 1)}
+    return changed.get(change, octets), {"none": 0, "two": 2, "many": 9}.get(change, 1)
+
+
+@pytest.mark.parametrize(
+    "change", ["magic", "version", "family", "cut", "empty", "address", "none", "two", "many"]
+)
+def test_a_wrong_greeting_is_refused_and_leaves_no_descriptor(change: str) -> None:
+    octets, count = _wrong(change)
+    near, far = socket.socketpair()
+    memory = lane.make_memory(8192)
+    before = len(os.listdir("/proc/self/fd"))
+    with near, far:
+        rights = array("i", [memory] * count)
+        near.sendmsg([octets], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if count else [])
+        with pytest.raises((ValueError, OSError)):
+            lane.receive_greeting(far)
+        assert len(os.listdir("/proc/self/fd")) == before
+    os.close(memory)
+
+
+@needs_root
+def test_another_user_is_not_accepted() -> None:
+    name = lane._name(PEER, PORT)
+
+    def knock() -> socket.socket:
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(name)
+        return line
+
+    with listening() as listener:
+        with as_stranger(knock):
+            assert lane.accept(listener) is None
+        line = lane.connect(PEER, PORT)
+        assert line is not None
+        line.close()
+
+
+@needs_root
+def test_who_takes_our_name_is_not_believed() -> None:
+    name = lane._name(PEER, PORT)
+
+    def squat() -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(name)
+        listener.listen()
+        return listener
+
+    with as_stranger(squat):
+        assert lane.connect(PEER, PORT) is None
+        assert lane.listen(PEER, PORT) is None
+
+
+def test_addresses_of_this_host_are_known() -> None:
+    assert lane.is_local(ip_address("127.200.3.4"))
+    assert lane.is_local(ip_address("::1"))
+    assert not lane.is_local(ip_address("192.0.2.77"))
+    assert not lane.is_local(ip_address("2001:db8::77"))

@@ -1,0 +1,45 @@
+"""A hundred thousand random cases come out of both planes alike; how: `random_crossings`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.parity.lockstep import Difference
+from tests.parity.random_crossings import cross
+from tests.planes import PLANES
+from urds.dataplane.base import Plane
+from urds.dataplane.native import NATIVE, PYTHON, missing
+from urds.dataplane.reference.plane import Plane as ReferencePlane
+
+CASES, SHARES = 100_000, 20
+SEEDS_PER_SHARE = 1000  # more than a share makes worlds
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"no compiled plane: {missing()}")
+@pytest.mark.parametrize("share", range(SHARES))
+def test_random_calls_and_octets_come_out_alike(share: int) -> None:
+    """One share of the cases; a failure names its seed and its last steps."""
+    cross(share * SEEDS_PER_SHARE, CASES // SHARES, PLANES[PYTHON], PLANES[NATIVE])
+
+
+@pytest.mark.parametrize(
+    "bound",
+    ["acknowledge_messages", "control_events_max", "frame_bytes_max", "message_bytes_max"],
+)
+def test_a_plane_that_is_off_by_one_is_found_out(bound: str) -> None:
+    """The comparison can fail: one message more makes a difference, and soon."""
+
+    def off_by_one(**arguments: object) -> Plane:
+        limits = arguments.pop("limits")
+        limits = replace(limits, **{bound: getattr(limits, bound) + 1})
+        return ReferencePlane(limits=limits, **arguments)
+
+    planes: list[Callable[..., Plane]] = [ReferencePlane, off_by_one]
+    with pytest.raises(Difference, match="seed"):
+        cross(0, 10_000, *planes)
+
+
+def test_a_plane_is_like_itself() -> None:
+    """What differs from run to run has no part in the comparison."""
+    assert cross(0, 2000, ReferencePlane, ReferencePlane) >= 2000

@@ -1,0 +1,147 @@
+"""Signals while a call waits: a handler that raises ends it, any other leaves it waiting (PEP 475).
+
+The signal comes when the thread sleeps, on the descriptors of all paths or for its own turn.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.parity.planes import PEER, PEER_PORT, PORT, RealWorld
+from urds.dataplane.base import Mailbox, Plane
+
+ADDRESS = (str(PEER), PEER_PORT)
+SIGNAL = signal.SIGUSR1
+SOON_S, LATER_S = 0.05, 0.15  # the signal; what ends a wait that goes on
+BYTES_MAX = 1000
+S = 1_000_000_000
+
+
+class Interrupted(Exception):
+    """What the handler raises."""
+
+
+@pytest.fixture
+def real(make_plane: Callable[..., Plane]) -> Iterator[RealWorld]:
+    """Return a world whose stream a plane reads without Python."""
+    made = RealWorld(make_plane, tcp=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def caught() -> Iterator[list[bool]]:
+    """Return a list: what is in it when the signal comes says whether its handler raises."""
+    raises: list[bool] = []
+
+    def handle(*_: object) -> None:
+        if raises.pop():
+            raise Interrupted
+
+    before = signal.signal(SIGNAL, handle)
+    yield raises
+    signal.signal(SIGNAL, before)
+
+
+def send_signal(delay_s: float = SOON_S) -> threading.Timer:
+    """Have this thread get the signal."""
+    timer = threading.Timer(delay_s, signal.pthread_kill, [threading.get_ident(), SIGNAL])
+    timer.start()
+    return timer
+
+
+def receive(mailbox: Mailbox) -> object:
+    return mailbox.recvfrom(10)
+
+
+def receive_all_about_it(mailbox: Mailbox) -> object:
+    return mailbox.receive(wait_ns=None)
+
+
+def send(mailbox: Mailbox) -> object:
+    return mailbox.sendto(b"more", ADDRESS)
+
+
+def send_all_about_it(mailbox: Mailbox) -> object:
+    return mailbox.send([b"more"], ADDRESS, wait_ns=None)
+
+
+def close(mailbox: Mailbox) -> object:
+    return mailbox.close(5 * S)
+
+
+RECEIVES = [receive, receive_all_about_it]
+WAITS = [*RECEIVES, send, send_all_about_it, close]
+
+
+def full(real: RealWorld) -> Mailbox:
+    """Return a mailbox whose account is full."""
+    mailbox = real.mailbox(send_bytes_max=BYTES_MAX)
+    mailbox.sendto(bytes(BYTES_MAX), ADDRESS)
+    return mailbox
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("led", [False, True], ids=["leader", "follower"])
+def test_a_handler_that_raises_ends_the_wait(
+    real: RealWorld, caught: list[bool], wait: Callable[[Mailbox], object], led: bool
+) -> None:
+    other = real.mailbox(PORT + 1)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(other.recvfrom(10)[0]), daemon=True)
+    if led:
+        reader.start()
+        time.sleep(SOON_S)
+    mailbox = full(real)
+    caught.append(True)
+    send_signal()
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        wait(mailbox)
+    assert time.monotonic() - began < 2
+    # Nothing stays locked, and nobody who left is waited for.
+    if not led:
+        reader.start()
+        time.sleep(SOON_S)
+    real.remote.say(1, b"there", target_port=PORT + 1)
+    reader.join(2)
+    assert got == [b"there"]
+    mailbox.close(0)
+
+
+@pytest.mark.parametrize("wait", RECEIVES)
+def test_any_other_handler_leaves_a_receiver_waiting(
+    real: RealWorld, caught: list[bool], wait: Callable[[Mailbox], object]
+) -> None:
+    mailbox = real.mailbox()
+    caught.append(False)
+    send_signal()
+    threading.Timer(LATER_S, real.remote.say, [1, b"there"]).start()
+    assert wait(mailbox)[0] == b"there"
+    assert not caught
+
+
+@pytest.mark.parametrize("wait", [send, send_all_about_it])
+def test_any_other_handler_leaves_a_sender_waiting(
+    real: RealWorld, caught: list[bool], wait: Callable[[Mailbox], object]
+) -> None:
+    mailbox = full(real)
+    caught.append(False)
+    send_signal()
+    threading.Timer(LATER_S, real.acknowledge, [1]).start()
+    assert wait(mailbox) == len(b"more")
+    assert not caught
+
+
+def test_the_time_of_a_wait_is_not_begun_anew(real: RealWorld, caught: list[bool]) -> None:
+    mailbox = real.mailbox()
+    caught += [False] * 3
+    for number in range(1, 4):
+        send_signal(number * SOON_S)
+    began = time.monotonic()
+    assert mailbox.receive(wait_ns=round(4 * SOON_S * S)) is None
+    assert 4 * SOON_S <= time.monotonic() - began < 6 * SOON_S + 0.5
+    assert not caught

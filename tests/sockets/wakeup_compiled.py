@@ -1,0 +1,291 @@
+"""One sparse scenario per wake-up rule of the compiled plane; as a program it plays one.
+
+`python -m tests.sockets.wakeup_compiled RULE [broken]` returns 0 if everybody woke in time and 3 if
+somebody slept on. A scenario returns the same as true and false; the rules are those of
+`native/crates/dataplane/src/rules.rs`, and the scenarios twins of those of the Python plane.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import urds_native
+
+from tests.parity.planes import Remote
+from tests.sockets.wakeup_compiled_world import LOCAL, PEER_ADDRESS, Interrupted, Scene, Stop
+
+WOKE, SLEPT_ON = 0, 3
+HOLDS_S, BROKEN_S = 8.0, 0.6
+TRIES = 20  # one that ends well takes a few milliseconds
+
+
+def payloads(remote: Remote) -> list[bytes]:
+    """Take what has come."""
+    return [frame.payload for frame in remote.messages()]
+
+
+# -- who waits
+
+
+def a_message_before_sleeping_is_seen(scene: Scene) -> bool:
+    """Bring the message between the look and the sleep, read by another thread."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    stop = Stop(scene, "LeaderSleeps")
+    results = scene.start(lambda: mailbox.receive(wait_ns=None))
+    stop.wait()
+    remote.say(1, target_port=1)
+    scene.plane.pump()
+    stop.go_on()
+    return scene.wait_for(lambda: bool(results))
+
+
+def a_notified_follower_does_not_sleep(scene: Scene) -> bool:
+    """Tell a follower between its look and its sleep."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    scene.receive(other)
+    stop = Stop(scene, "FollowerSleeps")
+    results = scene.start(lambda: mailbox.receive(wait_ns=None))
+    stop.wait()
+    before = scene.leads()
+    remote.say(1, target_port=2)
+    scene.wait_for(lambda: scene.leads() > before)
+    stop.go_on()
+    return scene.wait_for(lambda: bool(results))
+
+
+def a_leader_hears_of_a_local_message(scene: Scene) -> bool:
+    """Let it sleep in epoll, and send from a thread of this process."""
+    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
+    results = scene.receive(mailbox)
+    sender.sendto(b"x", (str(LOCAL), 1))
+    return scene.wait_for(lambda: bool(results))
+
+
+def a_pump_leaves_the_kick_to_the_leader(scene: Scene) -> bool:
+    """Kick the leader before it is in epoll, and let a pump look first."""
+    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
+    stop = Stop(scene, "LeaderSleeps")
+    results = scene.start(lambda: mailbox.receive(wait_ns=None))
+    stop.wait()
+    sender.sendto(b"x", (str(LOCAL), 1))
+    scene.plane.pump()
+    stop.go_on()
+    return scene.wait_for(lambda: bool(results))
+
+
+def a_follower_takes_over(scene: Scene) -> bool:
+    """Let the leader get its message and leave; then bring one for the follower."""
+    first, second = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    leads = scene.receive(first)
+    follows = scene.receive(second)
+    remote.say(1, target_port=1)
+    scene.wait_for(lambda: bool(leads))
+    remote.say(2, target_port=2)
+    return scene.wait_for(lambda: bool(follows))
+
+
+def a_named_one_who_leaves_names_the_next(scene: Scene) -> bool:
+    """End the successor's time in the moment he is named; the third one must lead."""
+    first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
+    remote = scene.attach()
+    leads = scene.receive(first)
+    stop = Stop(scene, "FollowerWoke")
+    scene.receive(second, wait_s=0.05)
+    follows = scene.receive(third)
+    stop.wait()
+    remote.say(1, target_port=1)
+    scene.wait_for(lambda: bool(leads))
+    stop.go_on()
+    scene.threads[1].join(scene.bound_s)
+    remote.say(2, target_port=3)
+    return scene.wait_for(lambda: bool(follows))
+
+
+def an_interrupted_follower_passes_it_on(scene: Scene) -> bool:
+    """Tell the one whom a signal woke before it leaves; a second waits for the same mailbox."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    scene.receive(other)
+    scene.victim(mailbox)
+    takes = scene.receive(mailbox)
+    stop = scene.interrupt()
+    before = scene.leads()
+    remote.say(1, target_port=2)
+    scene.wait_for(lambda: scene.leads() > before)
+    stop.go_on()
+    return scene.wait_for(lambda: bool(takes))
+
+
+def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
+    """Count the leader whom a signal woke as told, by a pump, before it leaves."""
+    mailbox = scene.mailbox(1)
+    remote = scene.attach()
+    scene.victim(mailbox)
+    scene.receive(scene.mailbox(2))  # this one is named successor
+    takes = scene.receive(mailbox)
+    stop = scene.interrupt()
+    remote.say(1, target_port=1)
+    scene.plane.pump()
+    stop.go_on()
+    return scene.wait_for(lambda: bool(takes))
+
+
+def close_wakes_everybody(scene: Scene) -> bool:
+    """Close while a leader, a follower and a sender without room wait."""
+    first, second = scene.mailbox(1), scene.mailbox(2, send_bytes_max=10)
+    scene.attach()
+    second.sendto(bytes(10), PEER_ADDRESS)
+    scene.receive(first)
+    scene.receive(second)
+    before = scene.seats()
+    scene.start(lambda: second.sendto(b"x", PEER_ADDRESS))
+    scene.wait_for(lambda: scene.seats() > before)
+    scene.start(lambda: scene.plane.close(0))
+    return scene.wait_for(lambda: not any(thread.is_alive() for thread in scene.threads))
+
+
+# -- who writes, and the helper
+
+
+def a_message_during_a_write_leaves(scene: Scene) -> bool:
+    """Send from a second thread while the first is in `sendmsg`; nobody else will ever write."""
+    mailbox = scene.mailbox(1)
+    remote = scene.routed(mailbox)
+    in_write, go_on = threading.Event(), threading.Event()
+    sendmsg = remote.stream.sendmsg
+
+    def stopped(*arguments: object) -> int:
+        taken = sendmsg(*arguments)  # type: ignore[arg-type]  # as they came
+        in_write.set()
+        go_on.wait(scene.bound_s)
+        return taken
+
+    remote.stream.sendmsg = stopped  # type: ignore[method-assign]  # watched on purpose
+    scene.start(lambda: mailbox.sendto(b"first", PEER_ADDRESS))
+    assert in_write.wait(scene.bound_s), "it writes"
+    mailbox.sendto(b"second", PEER_ADDRESS)
+    go_on.set()
+    seen: list[bytes] = []
+
+    def both() -> bool:
+        seen.extend(payloads(remote))
+        return seen == [b"first", b"second"]
+
+    return scene.wait_for(both)
+
+
+def a_tail_wakes_the_helper(scene: Scene) -> bool:
+    """Leave a tail to the helper when it has decided to sleep and does not yet."""
+    mailbox = scene.mailbox(1)
+    remote = scene.routed(mailbox)
+    stop = Stop(scene, "HelperSleeps")
+    scene.help()
+    stop.wait()
+    tail = scene.leave_a_tail(mailbox)
+    stop.go_on()
+    return scene.wait_for(lambda: tail in payloads(remote))
+
+
+def a_leader_that_leaves_is_replaced_by_the_helper(scene: Scene) -> bool:
+    """Let the helper sleep because a leader reads; then the leader goes, and a poller waits."""
+    first, second = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.attach()
+    leads = scene.receive(first)
+    descriptor = second.fileno()
+    before = urds_native.seen("HelperSleeps")[0]
+    scene.help()  # with a leader there, it arms nothing
+    scene.wait_for(lambda: urds_native.seen("HelperSleeps")[0] > before)
+    remote.say(1, target_port=1)
+    scene.wait_for(lambda: bool(leads))
+    remote.say(2, target_port=2)
+    return scene.wait_for(lambda: bool(select.select([descriptor], [], [], 0)[0]))
+
+
+def a_tail_leaves_with_the_next_wait_of_its_sender(scene: Scene) -> bool:
+    """Wait as a follower for the answer to one's own tail; no helper, the leader sleeps."""
+    other, mailbox = scene.mailbox(1), scene.mailbox(2)
+    remote = scene.routed(mailbox)
+    scene.receive(other)
+    tails: list[bytes] = []
+
+    def ask() -> object:
+        tails.append(scene.leave_a_tail(mailbox))
+        return mailbox.receive(wait_ns=None)
+
+    answers = scene.start(ask)
+    scene.wait_for(lambda: bool(tails))
+    if not scene.wait_for(lambda: tails[0] in payloads(remote)):
+        return False
+    remote.say(1, target_port=2)
+    return scene.wait_for(lambda: bool(answers))
+
+
+# By what the tests are called, and the rule that each needs.
+SCENARIOS: dict[str, tuple[Callable[[Scene], bool], str]] = {
+    "list before sleeping": (a_message_before_sleeping_is_seen, "ListBeforeSleeping"),
+    "look after notice": (a_notified_follower_does_not_sleep, "LookAfterNotice"),
+    "kick the leader": (a_leader_hears_of_a_local_message, "KickLeader"),
+    "leave the kick": (a_pump_leaves_the_kick_to_the_leader, "OnlyLeaderReadsKick"),
+    "name a successor": (a_follower_takes_over, "NameSuccessor"),
+    "who is named names": (a_named_one_who_leaves_names_the_next, "NamedOneNames"),
+    "pass it on, follower": (an_interrupted_follower_passes_it_on, "PassItOn"),
+    "pass it on, leader": (an_interrupted_leader_passes_it_on, "PassItOn"),
+    "close wakes everybody": (close_wakes_everybody, "ClosingTells"),
+    "the writer looks again": (a_message_during_a_write_leaves, "WriterLooksAgain"),
+    "asleep under the lock": (a_tail_wakes_the_helper, "AsleepUnderLock"),
+    "wake the helper": (a_leader_that_leaves_is_replaced_by_the_helper, "WakeHelper"),
+    "a wait flushes tails": (a_tail_leaves_with_the_next_wait_of_its_sender, "WaitFlushesTails"),
+}
+
+
+def play(scene: Scene, scenario: Callable[[Scene], bool]) -> None:
+    """Run the scenario in a thread and what it wants of the main thread here."""
+    woke: list[bool] = []
+
+    def run() -> None:
+        try:
+            woke.append(scenario(scene))
+            if not woke[0]:
+                os._exit(SLEPT_ON)  # the main thread may sleep as well
+            scene.close()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        scene.tasks.put(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    while (task := scene.tasks.get()) is not None:
+        try:
+            task()
+        except Interrupted:
+            pass
+
+
+def main(name: str, *how: str) -> None:
+    """Play one scenario; with a broken rule until somebody hangs."""
+
+    def interrupted(_number: int, frame: FrameType | None) -> None:
+        # A late one finds the main thread between two waits.
+        if frame is not None and frame.f_code.co_name == "receive":
+            raise Interrupted
+
+    signal.signal(signal.SIGUSR1, interrupted)
+    scenario, rule = SCENARIOS[name]
+    if how == ("broken",):
+        urds_native.break_rule(rule)
+    # Something else may wake a thread just then: one of several tries has to hang.
+    for _ in range(TRIES if how else 1):
+        play(Scene(BROKEN_S if how else HOLDS_S), scenario)
+    os._exit(WOKE)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

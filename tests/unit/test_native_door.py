@@ -1,0 +1,131 @@
+"""Which plane a node gets: URDS_IMPL, the compiled module and its version, RDMA."""
+
+import errno
+import sys
+import tomllib
+from types import ModuleType
+
+import pytest
+
+import urds
+from tests.health.sources import ROOT
+from tests.sockets.conftest import backend_with
+from tests.sockets.hosts import host
+from urds.backend import plane_in_use, process
+from urds.constants import SOL_RDS, SockOpt, Transport
+from urds.dataplane import native
+from urds.dataplane.native import NATIVE, PYTHON, VARIABLE, VERSION, Choice, choose, plane_class
+from urds.dataplane.reference.plane import Plane
+from urds.errors import SettingError
+from urds.settings import Settings
+
+RDMA = [
+    pytest.param({"transport": "ib"}, None, id="setting"),
+    pytest.param({"rdma_devices": ["tcp0"]}, None, id="devices"),
+    pytest.param({}, Transport.IB, id="socket"),
+]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Put a module of a version in place, or none."""
+    module = None
+    if version is not None:
+        module = ModuleType("urds_native")
+        module.VERSION = version
+    monkeypatch.setitem(sys.modules, "urds_native", module)
+
+
+def settings(**values: object) -> Settings:
+    return Settings.load(values, environ={})
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["version"] == VERSION
+
+
+@pytest.mark.parametrize("given", [None, ""])
+@pytest.mark.parametrize(
+    ("version", "plane", "reason"),
+    [
+        (VERSION, NATIVE, f"urds_native {VERSION} is here"),
+        (VERSION.replace(".dev", "-dev"), NATIVE, f"urds_native {VERSION} is here"),
+        (None, PYTHON, "urds_native is not installed"),
+        ("0.0.1", PYTHON, f"urds_native is of version 0.0.1, urds of {VERSION}"),
+    ],
+)
+def test_without_the_variable_the_compiled_one_is_taken_if_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    version: str | None,
+    plane: str,
+    reason: str,
+) -> None:
+    monkeypatch.delenv(VARIABLE)
+    if given is not None:
+        monkeypatch.setenv(VARIABLE, given)
+    install(monkeypatch, version)
+    assert choose() == (plane, reason)
+    assert native.plane_in_use() == plane
+
+
+@pytest.mark.parametrize("version", [None, VERSION])
+def test_python_is_taken_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
+    monkeypatch.setenv(VARIABLE, PYTHON)
+    install(monkeypatch, version)
+    assert choose() == (PYTHON, "URDS_IMPL=python")
+    assert plane_class() is Plane
+
+
+@pytest.mark.parametrize("version", [None, "0.0.1"])
+def test_asking_for_what_is_not_there_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
+    monkeypatch.setenv(VARIABLE, NATIVE)
+    install(monkeypatch, version)
+    with pytest.raises(ImportError, match=r"URDS_IMPL=native, but .*`make native`.*pip install"):
+        plane_class()
+
+
+def test_an_unknown_plane_is_refused_with_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "rust")
+    with pytest.raises(SettingError, match=r"URDS_IMPL = 'rust' .*python or native"):
+        choose()
+
+
+@pytest.mark.parametrize("given", ["", NATIVE])
+@pytest.mark.parametrize(("values", "transport"), RDMA)
+def test_a_node_that_uses_rdma_gets_the_python_one(
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, object],
+    transport: Transport | None,
+    given: str,
+) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    install(monkeypatch, VERSION)
+    choice = choose(settings(**values), transport)
+    assert choice == (PYTHON, "RDS over RDMA is carried by the Python plane alone")
+    assert plane_class(choice) is Plane
+    assert choose(settings()).plane == NATIVE
+
+
+def test_a_process_tells_what_it_has_or_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, PYTHON)
+    with backend_with(transport="ib"):
+        monkeypatch.setenv(VARIABLE, "")
+        install(monkeypatch, None)
+        assert plane_in_use() == (PYTHON, "URDS_IMPL=python")
+        before = process.use(None)
+        assert plane_in_use() == (PYTHON, "urds_native is not installed")
+        process.use(before)
+
+
+def test_a_process_that_began_in_the_compiled_plane_refuses_rdma() -> None:
+    with backend_with() as backend, urds.Socket() as sock:
+        backend.choice = Choice(NATIVE, "a test")
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, Transport.IB)
+        with pytest.raises(OSError, match="URDS_IMPL=python") as refused:
+            sock.bind((host(1), 0))
+        assert refused.value.errno == errno.ENOPROTOOPT

@@ -1,0 +1,275 @@
+"""Build, test and judge the compiled plane below `native/`: what stands behind `make native`.
+
+    python -m tools.native build               into .venv; exit 1 with the reason if it cannot
+    python -m tools.native build --optional    the same for `make test`: says why not, exit 0
+    python -m tools.native test --junit FILE   the tests of the Rust crates
+    python -m tools.native lint                rustfmt, clippy; one line about sizes
+    python -m tools.native ready               exit 0 if .venv holds what the sources say
+    python -m tools.native found               exit 0 if there is a cargo that can build it
+
+What a machine lacks (cargo, the registry of crates) is one line, and with `--optional` no
+failure: Python carries everything. `URDS_NATIVE_REQUIRED=1` makes it one. Sources that do not
+build, and tests that fail, are failures always. A build leaves a stamp with the digest of all it
+was made from, and a second one costs nothing. A module that is no longer what the sources say is
+taken out of .venv, for it would answer for them.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tools import libtest, rust_sources
+from tools.cargo import ROOT, WORKSPACE, Cargo, Unavailable, fetch, find
+
+REPORTS = ROOT / ".reports"
+RULES = WORKSPACE / "target" / "broken-rules"
+STAMP = ".installed-native"
+SUFFIXES = {".rs", ".toml", ".lock", ".pyi"}
+BUILD_S_MAX = 900
+TEST_S_MAX = 600
+LINT_S_MAX = 600
+SHOWN_LINES = 40
+# The module takes Python's symbols from the process that loads it, so a test program of it cannot
+# be linked; Python's tests are its tests.
+CRATES = ["--workspace", "--exclude", "urds-native"]
+
+
+class Broken(Exception):
+    """The sources do not build or a tool failed; what it said has been printed."""
+
+
+def main() -> int:
+    """Carry out the command line; return the exit code."""
+    options = _options()
+    try:
+        COMMANDS[options.command](options)
+    except Unavailable as reason:
+        print(f"{MISSING[options.command]}: {reason}.", flush=True)
+        required = os.environ.get("URDS_NATIVE_REQUIRED") == "1"
+        return 0 if options.optional and not required else 1
+    except Broken as error:
+        print(error)
+        return 1
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Build and test the compiled plane.")
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--at", type=Path, default=ROOT / ".venv", help="the environment")
+    parser.add_argument("--optional", action="store_true", help="what is missing is no failure")
+    parser.add_argument("--junit", type=Path, default=REPORTS / "rust.xml", metavar="FILE")
+    return parser.parse_args()
+
+
+def build(options: argparse.Namespace) -> None:
+    """Have `urds_native` of these sources in the environment."""
+    if _is_ready(options.at):
+        if not options.optional:
+            print(f"urds_native of these sources is in {options.at.name}.")
+        return
+    try:
+        cargo = find()
+        _install_maturin(options.at)
+        fetch(cargo, options.at)
+        print("Building the compiled plane, urds_native: about a minute.", flush=True)
+        started_s = time.monotonic()
+        maturin = [str(options.at / "bin" / "maturin"), "develop", "--release"]
+        _run("build", cargo, options.at, [*maturin, "--locked", "--offline"], BUILD_S_MAX)
+        _see_that_it_loads(options.at)
+    except (Unavailable, Broken):
+        _remove(options.at)
+        raise
+    _stamp(options.at).write_text(digest(options.at), encoding="ascii")
+    print(f"urds_native is in {options.at.name} ({time.monotonic() - started_s:.0f} s).")
+
+
+def rules(options: argparse.Namespace) -> None:
+    """Have the module in which tests break rules of waiting, beside what cargo builds."""
+    if not rules_missing(options.at):
+        return
+    cargo = find()
+    fetch(cargo, options.at)
+    print("Building the compiled plane whose rules can be broken: half a minute.", flush=True)
+    shutil.rmtree(RULES, ignore_errors=True)
+    target = WORKSPACE / "target"
+    command = [str(cargo.path), "build", "--locked", "--offline", "--profile", "quick"]
+    command += ["--target-dir", str(target), "-p", "urds-native", "--features", "broken-rules"]
+    _run("rules", cargo, options.at, command, BUILD_S_MAX)
+    RULES.mkdir(parents=True)
+    shutil.copyfile(target / "quick" / "liburds_native.so", RULES / "urds_native.so")
+    (RULES / STAMP).write_text(digest(options.at), encoding="ascii")
+
+
+def rules_missing(venv: Path) -> str:
+    """Return why there is no such module of these sources; nothing if there is one."""
+    stamp = RULES / STAMP
+    if stamp.exists() and stamp.read_text(encoding="ascii") == digest(venv):
+        return ""
+    return "no module of these sources can break rules: python -m tools.native rules"
+
+
+def test(options: argparse.Namespace) -> None:
+    """Run the tests of the crates and write their JUnit file."""
+    options.junit.unlink(missing_ok=True)
+    cargo = find()
+    fetch(cargo, options.at)
+    command = [str(cargo.path), "test", "--locked", "--offline", "--no-fail-fast", *CRATES]
+    print("Testing the Rust crates.", flush=True)
+    code, lines = _said(cargo, options.at, command, TEST_S_MAX)
+    cases = libtest.parse(lines)
+    failed = [case for case in cases if case.outcome == "FAILED"]
+    if code != 0 and not failed:  # nothing compiled, a crash, the end of patience
+        failed = [libtest.Case("cargo", "test", "FAILED", lines[-SHOWN_LINES:])]
+        cases += failed
+    libtest.write(options.junit, cases)
+    for case in failed:
+        print("\n".join([f"FAILED {case.program}::{case.name}", *case.said]))
+    print(f"rust: {len(cases) - len(failed)} passed or ignored, {len(failed)} failed", flush=True)
+    if failed:
+        raise Broken("Tests of the Rust crates failed.")
+
+
+def lint(options: argparse.Namespace) -> None:
+    """Run rustfmt and clippy; tell Rust's share of the code."""
+    print(rust_sources.share(), flush=True)
+    cargo = find()
+    here = [tool for tool in ("fmt", "clippy") if cargo.can(tool)]
+    program, plain = str(cargo.path), ["--", "--color", "never"]
+    if "fmt" in here:
+        _run("fmt", cargo, options.at, [program, "fmt", "--all", "--check", *plain], LINT_S_MAX)
+    if "clippy" in here:
+        fetch(cargo, options.at)
+        clippy = [program, "clippy", "--locked", "--offline", "--workspace", "--all-targets"]
+        _run("clippy", cargo, options.at, [*clippy, "--", "-D", "warnings"], LINT_S_MAX)
+    # A toolchain without them is whole; whoever has them sees what is wrong.
+    for tool in {"fmt", "clippy"}.difference(here):
+        print(f"Not checked: this cargo has no {tool} (rustup component add).")
+
+
+def ready(options: argparse.Namespace) -> None:
+    """Raise Unavailable unless the environment holds a module of these sources."""
+    if not _is_ready(options.at):
+        raise Unavailable("none of these sources is installed; try: make native")
+
+
+def found(options: argparse.Namespace) -> None:
+    """Raise Unavailable unless a cargo is here that can build it."""
+    find()
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    command.__name__: command for command in (build, rules, test, lint, ready, found)
+}
+# How the line begins that says why nothing was done.
+MISSING = {
+    "build": "No compiled plane, so Python carries all",
+    "rules": "No rule of the compiled plane is broken on purpose",
+    "test": "No test of the Rust crates",
+    "lint": "The Rust is not checked",
+    "ready": "No compiled plane",
+    "found": "No compiled plane",
+}
+
+
+def digest(venv: Path) -> str:
+    """Return the digest of all that a build for an environment is made from."""
+    interpreter = venv / "pyvenv.cfg"
+    whole = hashlib.sha256(interpreter.read_bytes() if interpreter.exists() else b"")
+    for path in sorted(WORKSPACE.rglob("*")):
+        place = path.relative_to(WORKSPACE)
+        if path.suffix in SUFFIXES and place.parts[0] != "target" and path.is_file():
+            whole.update(f"{place} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+def _is_ready(venv: Path) -> bool:
+    stamp = _stamp(venv)
+    return stamp.exists() and stamp.read_text(encoding="ascii") == digest(venv)
+
+
+def _stamp(venv: Path) -> Path:
+    return venv / STAMP
+
+
+def _install_maturin(venv: Path) -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "environment.py"), "--at", str(venv), "--brief"]
+    # The index is given up after one try of some seconds, as the registry of crates is.
+    hasty = ["--timeout-s", "5", "--retries", "0", "--patience-s", "60"]
+    done = subprocess.run([*tool, *hasty, "build", "native"], check=False, capture_output=True)
+    if done.returncode != 0:
+        said = done.stdout.decode(errors="replace").strip() or "failed"
+        raise Unavailable(f"maturin, which builds it, could not be installed: {said.rstrip('.')}")
+
+
+def _see_that_it_loads(venv: Path) -> None:
+    command = [str(venv / "bin" / "python"), "-c", "import urds_native"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise Broken(f"urds_native was built and does not load: {done.stderr.strip()[-500:]}")
+
+
+def _remove(venv: Path) -> None:
+    """Take out a module of other sources: it would be found and would answer for these."""
+    _stamp(venv).unlink(missing_ok=True)
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    if (venv / "bin" / "python").exists():
+        subprocess.run(
+            [*pip, "uninstall", "--yes", "--quiet", "urds-native"],
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def _run(name: str, cargo: Cargo, venv: Path, command: Sequence[str], patience_s: int) -> None:
+    """Run a command in silence; raise Broken with its last words if it fails."""
+    code, lines = _said(cargo, venv, command, patience_s)
+    if code == 0:
+        return
+    if any("linker" in line and "not found" in line for line in lines):
+        raise Unavailable("cargo finds no C linker (Debian, Ubuntu: apt install gcc libc6-dev)")
+    REPORTS.mkdir(exist_ok=True)
+    log = REPORTS / f"native-{name}.log"
+    log.write_text("\n".join(lines), encoding="utf-8")
+    shown = "\n".join(lines[-SHOWN_LINES:])
+    raise Broken(f"{shown}\n{name} of the compiled plane failed; {log.relative_to(ROOT)} has all.")
+
+
+def _said(
+    cargo: Cargo, venv: Path, command: Sequence[str], patience_s: int
+) -> tuple[int, list[str]]:
+    """Run a command in the workspace; return its exit code and both of its outputs."""
+    process = subprocess.Popen(
+        command,
+        cwd=WORKSPACE,
+        env=cargo.environment(venv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # what cargo starts must end with it
+    )
+    late = []
+    try:
+        said, _ = process.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired as error:
+        said = error.output or b""
+        late = [f"ended after {patience_s} s"]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    code = 1 if late else process.returncode
+    return code, said.decode(errors="replace").splitlines() + late
+
+
+if __name__ == "__main__":
+    sys.exit(main())
