@@ -62,7 +62,7 @@ fn sendto<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = mailbox.py();
     let own = mailbox.get();
-    own.enter(py)?;
+    own.begin(py)?;
     let mut wait_ns = own.send_wait_ns();
     let (payload, address) = match *arguments {
         [payload, address] => (payload, address),
@@ -201,7 +201,7 @@ fn recvfrom<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = mailbox.py();
     let own = mailbox.get();
-    own.enter(py)?;
+    own.begin(py)?;
     let (octets_max, flags) = match *arguments {
         [octets_max] => (sys::integer(octets_max)?, 0),
         [octets_max, flags] => (sys::integer(octets_max)?, sys::integer(flags)?),

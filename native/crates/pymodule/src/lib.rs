@@ -25,6 +25,7 @@ mod subscriptions;
 #[cfg(feature = "broken-rules")]
 mod switches;
 mod sys;
+mod turn;
 mod values;
 
 use pyo3::exceptions::PyImportError;

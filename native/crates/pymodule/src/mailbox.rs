@@ -47,6 +47,14 @@ impl Mailbox {
         self.plane.get().enter(py)
     }
 
+    /// Begin a call of an application's thread that sends or takes.
+    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        let plane = self.plane.get();
+        plane.give_way(py);
+        plane.enter(py)?;
+        Ok(())
+    }
+
     fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&Arc<Shell>) -> T) -> PyResult<T> {
         self.plane.get().call(py, work)
     }
@@ -204,7 +212,7 @@ impl Mailbox {
         extension: &[u8],
         operations: bool,
     ) -> PyResult<usize> {
-        slf.get().enter(slf.py())?;
+        slf.get().begin(slf.py())?;
         let (payload, extension) = (gathered(buffers)?, values::extension(extension)?);
         if operations {
             return Err(Self::refuse_operations(slf, address.as_borrowed()));
@@ -221,7 +229,7 @@ impl Mailbox {
         notices_max: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _ = notices_max; // notices of operations: this plane has none
-        slf.get().enter(slf.py())?;
+        slf.get().begin(slf.py())?;
         hot::guarded(slf, || hot::receive(slf, wait_ns, peek))
     }
 

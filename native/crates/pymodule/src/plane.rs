@@ -18,6 +18,7 @@ use urds_path::Received;
 
 use crate::events::event_tuple;
 use crate::path::{Path, ReceivedTuple};
+use crate::turn::Turn;
 use crate::{addresses, boundary, grave, memory, refusals, snapshot, values};
 
 /// A clock of Python's. It is asked on the way into each call, while no lock of ours is held; what
@@ -42,6 +43,7 @@ pub struct Plane {
     resolve: Mutex<Option<Py<PyAny>>>,
     clock: Option<Clock>,
     paths: Mutex<Paths>,
+    turn: Turn,
 }
 
 impl Plane {
@@ -54,6 +56,14 @@ impl Plane {
                 .store(clock.ask.call0(py)?.extract(py)?, Relaxed);
         }
         Ok(&self.shell)
+    }
+
+    /// Let the control thread have the interpreter, if it may want it; see `turn`.
+    #[inline]
+    pub(crate) fn give_way(&self, py: Python<'_>) {
+        if self.clock.is_none() {
+            self.turn.give_way(py, &self.shell);
+        }
     }
 
     /// Make one call of the shell with the interpreter held: one that never waits, nor writes much.
@@ -175,6 +185,7 @@ impl Plane {
             resolve: Mutex::new(Some(resolve)),
             clock,
             paths: Mutex::default(),
+            turn: Turn::default(),
         })
     }
 
@@ -231,8 +242,12 @@ impl Plane {
     fn help<'py>(&self, py: Python<'py>, deadline_ns: Option<i64>) -> PyResult<Bound<'py, PyList>> {
         let closed = std::mem::take(&mut self.paths.lock().closed);
         let deadline_ns = deadline_ns.map(|at_ns| u64::try_from(at_ns).unwrap_or(0));
-        let events =
-            self.call_detached(py, |shell| memory::as_helper(|| shell.help(deadline_ns)))?;
+        self.turn.control_enters();
+        let events = self.call_detached(py, |shell| {
+            let events = memory::as_helper(|| shell.help(deadline_ns));
+            self.turn.control_leaves();
+            events
+        })?;
         let list = PyList::empty(py);
         for event in events {
             let event = event_tuple(py, event, |id| Some(self.path(py, id)?.into_any()))?;
@@ -260,6 +275,7 @@ impl Plane {
     }
 
     fn pump(&self, py: Python<'_>) -> PyResult<usize> {
+        self.give_way(py);
         self.call(py, |shell| shell.pump())
     }
 
