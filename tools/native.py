@@ -64,10 +64,15 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Build and test the compiled plane.")
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("--at", type=Path, default=ROOT / ".venv", help="the environment")
+    parser.add_argument("--at", type=_absolute, default=ROOT / ".venv", help="the environment")
     parser.add_argument("--optional", action="store_true", help="what is missing is no failure")
     parser.add_argument("--junit", type=Path, default=REPORTS / "rust.xml", metavar="FILE")
     return parser.parse_args()
+
+
+def _absolute(path: str) -> Path:
+    """Return where a path leads from here: cargo and maturin run elsewhere."""
+    return Path(path).absolute()
 
 
 def build(options: argparse.Namespace) -> None:
