@@ -64,7 +64,9 @@ bench: python  ## Measure against pyzmq, raw TCP and others, side by side (10 mi
 	@$(VENV)-bench/bin/python benches/run.py --json $(REPORT)/bench.json
 
 interop-bench: python  ## Measure against the kernel's RDS in one virtual machine; needs root (5 min)
-	@PYTHONPATH=src:. $(PYTHON) benches/interop.py --json $(REPORT)/interop-bench.json
+	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench
+	@$(PYTHON) -m tools.native build --optional --at $(VENV)-bench
+	@PYTHONPATH=. $(VENV)-bench/bin/python benches/interop.py --json $(REPORT)/interop-bench.json
 
 bench-page: python  ## Write figures and plots of docs/benchmarks.md anew from the last runs
 	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench

@@ -14,6 +14,7 @@ import tarfile
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +32,7 @@ from works import NATIVE, Goal, Work
 from tests.interop.lab.guest import Lab, missing_requirement
 from tests.interop.lab.image import chosen_series, ensure_image
 from tests.interop.lab.remote import Remote, RemoteFailure, RemoteHang
+from urds.dataplane.native import VERSION
 
 _ROOT = Path(__file__).resolve().parent.parent
 _FOLDER = "/tmp/urds"  # in the guest, where it lies in memory
@@ -82,7 +84,12 @@ examples:
 exit codes: 0 measured; 1 a side did not finish; 2 the options or KERNEL are wrong; 3 this host
 lacks what the lab needs, and it is named; 130 Ctrl-C.
 """
-_FACTS = "import platform; platform.release(), platform.python_version()"
+_FACTS = """
+import platform, sys
+sys.path[:0] = [folder + "/src", folder + "/benches"]
+from peers.ours import plane
+platform.release(), platform.python_version(), plane()
+"""
 _KNOCKS_MAX = 4
 _OPEN_WAIT_S = 60.0
 _INTERRUPTED, _NO_LAB = 130, 3
@@ -178,7 +185,7 @@ def main() -> int:
     tables: list[Table] = []
     failed = False
     with Lab(ensure_image(series)) as lab:
-        facts = _prepare(lab)
+        facts, used = _prepare(lab)
         width = max(map(len, facts))
         print("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()), flush=True)
         for work in _WORKS:
@@ -187,7 +194,7 @@ def main() -> int:
                 name: partial(GuestPair, lab, work, name, limit_s=pace.limit_s) for name in rows
             }
             measure(work, rows, openers, pace)
-            table = tabulate(work, rows, _GOALS[work.kind], plane())
+            table = tabulate(work, rows, _GOALS[work.kind], used)
             title, kind = f"beside the kernel: {table.title}", f"kernel_{table.kind}"
             tables.append(replace(table, title=title, kind=kind))
             print(f"\n{render(tables[-1])}", flush=True)
@@ -198,32 +205,44 @@ def main() -> int:
     return int(failed)
 
 
-def _prepare(lab: Lab) -> dict[str, str]:
-    """Bring code and namespaces into the guest; return what the figures depend on."""
+def _prepare(lab: Lab) -> tuple[dict[str, str], str]:
+    """Bring code and namespaces into the guest; return what figures depend on, and the plane."""
     with lab.open_guest() as remote:
         remote(_UNPACK, archive=_archive(), folder=_FOLDER, timeout_s=_OPEN_WAIT_S)
         for command in _SET_UP:
             remote("run(command)", command=command)
-        kernel, python = remote(_FACTS)
+        kernel, python, used = remote(_FACTS, folder=_FOLDER, timeout_s=_OPEN_WAIT_S)
     accelerator = os.environ.get("URDS_LAB_ACCEL", "tcg").partition(",")[0]
     emulated = "emulated, so ratios only" if accelerator == "tcg" else "not emulated"
     own = machine()
-    return {
+    facts = {
         **{name: own[name] for name in ("date", "cpu")},
         "guest": f"2 vCPUs, QEMU {accelerator}: {emulated}",
         "kernel": str(kernel),
         "python": f"CPython {python}",
-        **{name: own[name] for name in ("urds", "commit", "load")},
+        **{name: own[name] for name in ("commit", "load")},
+        "urds": f"{VERSION}, {used} plane",
     }
+    return facts, str(used)
 
 
 def _archive() -> bytes:
-    """Return our source and these benchmarks, packed."""
+    """Return our source, the compiled plane if it is used here, and these benchmarks, packed.
+
+    The guest has the same CPython as `make bench` asks for; with another one it says that it
+    runs on the Python plane.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for folder in ("src/urds", "benches"):
             for path in sorted((_ROOT / folder).rglob("*.py")):
                 archive.add(path, path.relative_to(_ROOT).as_posix())
+        if plane() == NATIVE:
+            module = find_spec("urds_native")
+            assert module is not None and module.origin is not None, "it was imported"
+            folder = Path(module.origin).parent
+            for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*.so")):
+                archive.add(path, f"src/urds_native/{path.name}")
     return packed.getvalue()
 
 
