@@ -192,7 +192,8 @@ def _report() -> bytes:
         rdma_in_use=False,
     )  # fmt: skip
     ends: dict[Any, Any] = {(_V4, 4000): (_V4, 4001)}
-    return processes.emit(processes.Report(7, "a program", snapshot, {"conn_reset": 1}, ends))
+    counters = {"conn_reset": 1}
+    return processes.emit(processes.Report(7, "a program", "native", snapshot, counters, ends))
 
 
 def _request(name: str) -> bytes:

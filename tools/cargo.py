@@ -131,6 +131,8 @@ def _download(command: Sequence[str], environment: dict[str, str]) -> None:
 def _cause(said: bytes) -> str:
     # Cargo ends with the chain of causes, the innermost last.
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    if any("offline mode" in line for line in lines):
+        return "cargo is set offline, and its cache lacks some"
     return lines[-1] if lines else "cargo says nothing"
 
 

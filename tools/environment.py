@@ -6,7 +6,8 @@ Each name is a file `requirements/NAME.txt`, installed with `--require-hashes`; 
 is installed beside it in editable form, without dependencies. A stamp per set remembers the
 lock it was made from, so that a second run costs nothing.
 
-Exit codes: 0 done, 3 no `venv` or `ensurepip` here, 4 the packages could not be fetched.
+Exit codes: 0 done, 3 no `venv` or `ensurepip` here, 4 the packages could not be fetched,
+130 ended by Ctrl-C.
 The lines it prints are meant for the person who typed `make`.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NO_VENV = 3
 NO_PACKAGES = 4
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 
 def main() -> int:
@@ -47,6 +49,8 @@ def main() -> int:
         reason = "took too long" if isinstance(error, subprocess.TimeoutExpired) else "failed"
         print(f"Fetching packages {reason}: the package index may be out of reach.")
         return NO_PACKAGES
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tools import libtest, rust_sources
 from tools.cargo import ROOT, WORKSPACE, Cargo, Unavailable, fetch, find
@@ -37,6 +38,7 @@ BUILD_S_MAX = 900
 TEST_S_MAX = 600
 LINT_S_MAX = 600
 SHOWN_LINES = 40
+INTERRUPTED = 128 + signal.SIGINT
 # The module takes Python's symbols from the process that loads it, so a test program of it cannot
 # be linked; Python's tests are its tests.
 CRATES = ["--workspace", "--exclude", "urds-native"]
@@ -58,7 +60,15 @@ def main() -> int:
     except Broken as error:
         print(error)
         return 1
+    except KeyboardInterrupt:
+        print(f"\nInterrupted: {options.command} of the compiled plane was ended.", flush=True)
+        return INTERRUPTED
     return 0
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    """End by a signal as by Ctrl-C, and so all that cargo started, in a session of its own."""
+    sys.exit(128 + number)
 
 
 def _options() -> argparse.Namespace:
@@ -90,7 +100,7 @@ def build(options: argparse.Namespace) -> None:
         maturin = [str(options.at / "bin" / "maturin"), "develop", "--release"]
         _run("build", cargo, options.at, [*maturin, "--locked", "--offline"], BUILD_S_MAX)
         _see_that_it_loads(options.at)
-    except (Unavailable, Broken):
+    except (Unavailable, Broken, KeyboardInterrupt, SystemExit):
         _remove(options.at)
         raise
     _stamp(options.at).write_text(digest(options.at), encoding="ascii")
@@ -226,7 +236,7 @@ def _remove(venv: Path) -> None:
     """Take out a module of other sources: it would be found and would answer for these."""
     _stamp(venv).unlink(missing_ok=True)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    if (venv / "bin" / "python").exists():
+    if any(venv.glob("lib/python*/site-packages/urds_native*")):
         subprocess.run(
             [*pip, "uninstall", "--yes", "--quiet", "urds-native"],
             check=False,
@@ -277,4 +287,6 @@ def _said(
 
 
 if __name__ == "__main__":
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, _leave)
     sys.exit(main())

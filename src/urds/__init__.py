@@ -143,7 +143,7 @@ from urds.constants import (
     SockOpt,
     Transport,
 )
-from urds.errors import SettingError
+from urds.errors import PlaneError, SettingError
 
 if _typing.TYPE_CHECKING:
     from urds.backend import configure
@@ -283,6 +283,7 @@ __all__ = [
     "MessageFlag",
     "PendingAtomic",
     "PendingOperation",
+    "PlaneError",
     "RdmaBytesFlag",
     "RdmaFlag",
     "RdmaStatus",

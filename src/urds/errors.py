@@ -27,6 +27,10 @@ class SettingError(ValueError):
     """A tunable has a value, a name or a file that cannot be: names key, value, range, source."""
 
 
+class PlaneError(ImportError):
+    """URDS_IMPL asks for the compiled data plane, and there is none of this version."""
+
+
 class Refusal(Enum):
     """Why a call was refused. One member per reason; several may share an errno."""
 

@@ -48,17 +48,27 @@ def test_help_lists_the_tools(front: str) -> None:
 def test_the_version_is_one_line(front: str, arguments: tuple[str, ...]) -> None:
     done = urds(*arguments, front=front)
     assert done.code == 0
-    plane = r"\((python|native) plane\)"
+    plane = r"\((python plane: [^()]+|native plane)\)"
     assert re.fullmatch(rf"urds \S+.* {plane}, Python 3\.\d+\.\d+\S*, Linux \S+\n", done.out)
 
 
 @BOTH
 def test_the_version_tells_the_plane(front: str) -> None:
     out = urds("--version", front=front, changes={"URDS_IMPL": "python"}).out
-    assert "(python plane)" in out
+    assert "(python plane: URDS_IMPL=python)" in out
     done = urds("--version", front=front, changes={"URDS_IMPL": "rusty"})
     assert (done.code, done.err) == (0, "")
     assert "(no plane: URDS_IMPL = 'rusty'" in done.out
+
+
+@pytest.mark.parametrize("plane", ["rusty", "native"])
+@pytest.mark.parametrize("arguments", [("demo",), ("ping", "-c", "1", "127.9.9.9")])
+def test_a_plane_that_is_not_here_is_one_line(arguments: tuple[str, ...], plane: str) -> None:
+    """The plain front sees no installed module."""
+    done = urds(*arguments, changes={"URDS_IMPL": plane})
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"urds {arguments[0]}: URDS_IMPL")
+    assert done.err.count("\n") == 1
 
 
 @BOTH

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import planes
 from tests.cli.commands import address, host, urds
 from urds.backend import processes
 from urds.backend.processes import Report
@@ -18,6 +20,7 @@ from urds.cli.exits import Exit
 from urds.cli.info_tables import TABLES
 from urds.cli.output import Output
 from urds.dataplane.base import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.dataplane.native import NATIVE
 from urds.driver import information
 
 HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
@@ -93,6 +96,7 @@ SNAPSHOT = Snapshot(
 REPORT = Report(
     pid=4711,
     program="python3 server.py",
+    plane="native",
     snapshot=SNAPSHOT,
     counters={"conn_reset": 1, "pings": 2},
     connected={(HERE, 4000): (THERE, 77)},
@@ -100,8 +104,8 @@ REPORT = Report(
 
 PLAIN = """
 Processes:
-Program           Addresses       Sockets Paths     Pid
-python3 server.py 10.0.0.1              2     5    4711
+Program           Addresses       Plane  Sockets Paths     Pid
+python3 server.py 10.0.0.1        native       2     5    4711
 
 RDS Sockets:
       BoundAddr BPort        ConnAddr CPort     SndBuf     RcvBuf    Inode     Pid
@@ -161,6 +165,17 @@ RDS IB Connections:
        10.0.0.1        10.0.0.1   19   3                  ::ffff:10.0.0.1                  fe6f:5c5e::31a9     256    1024        1       65536          257            0   tcp0    4711
 """  # noqa: E501 - as wide as the tables of rds-info
 
+
+OVER_ANY = """
+import sys, urds
+sock = urds.Socket()
+sock.settimeout(20)
+sock.bind((sys.argv[1], 4000))
+sock.sendto(b"", (sys.argv[2], 0))
+sock.recv(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 OVER_RDMA = """
 import sys, urds
@@ -349,6 +364,19 @@ def test_a_process_is_found_and_shown(front: str, tmp_path: Path) -> None:
     assert {"recv_drop_no_sock", "refused_not_allowed", "pongs_kept_back"} <= set(names)
     assert address(2) in chosen.out
     assert not (tmp_path / "urds" / f"{child.pid}.sock").exists()
+
+
+def test_a_process_tells_its_plane_and_what_carries(tmp_path: Path) -> None:
+    """Shared memory between two with the compiled plane, which both see; TCP between others."""
+    here, there = address(5), address(6)
+    changes = {"XDG_RUNTIME_DIR": str(tmp_path), "URDS_IMPL": planes.in_use()}
+    with host(here, changes), host(there, changes, here, script=OVER_ANY):
+        found = json.loads(urds("info", "-n", "-p", "--json", changes=changes).out)
+        verbose = urds("info", "-n", "-v", changes=changes).out
+    carrier = "shm" if planes.in_use() == NATIVE else "tcp"
+    assert [row["plane"] for row in found["processes"]] == [planes.in_use()] * 2
+    assert [row["transport"] for row in found["connections"]] == [carrier] * 2
+    assert len(re.findall(rf" 0 +{carrier} ", verbose)) == 2
 
 
 def test_connections_over_rdma_are_found_and_shown(tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
 """`make native` on machines that lack something: one line says what, and Python carries all."""
 
+import signal
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -39,7 +44,7 @@ test crates/path/src/header.rs - header::parse (line 12) ... ok
 
 def put_cargo(folder: Path, script: str) -> Path:
     """Write a cargo that is a shell script."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     path = folder / "cargo"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -125,8 +130,33 @@ exec /bin/sleep 60"""
     assert 2 <= time.monotonic() - started_s < 20
 
 
+def test_a_cargo_that_is_set_offline_is_told_so(bare: Path, tmp_path: Path) -> None:
+    """Its own last line advises an option that nobody gave."""
+    script = """echo "error: no matching package named libc found" >&2
+echo "As a reminder, you're using offline mode (--offline), retry without" >&2; exit 101"""
+    with pytest.raises(cargo.Unavailable, match=r"cargo is set offline, and its cache lacks some$"):
+        cargo.fetch(cargo.Cargo(put_cargo(bare, script), "1.95.0"), tmp_path)
+
+
 def test_patience_with_a_registry_is_below_15_seconds() -> None:
     assert cargo.SILENCE_S_MAX < 15
+
+
+def test_an_environment_named_from_here_is_found_by_tools_that_run_elsewhere(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make bench` names `.venv-bench`, and maturin runs in `native/`."""
+    put_cargo(bare, "echo cargo 1.95.0")
+    venv = tmp_path / "named"
+    for name in ("maturin", "python"):
+        put_cargo(venv / "bin", "").rename(venv / "bin" / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(native, "_install_maturin", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["native", "build", "--at", "named"])
+    assert native.main() == 0, capsys.readouterr().out
+    assert (venv / native.STAMP).exists()
+    assert native.main() == 0
+    assert capsys.readouterr().out.endswith("urds_native of these sources is in named.\n")
 
 
 def test_a_module_of_other_sources_is_not_ready(
@@ -189,8 +219,36 @@ def test_what_hangs_is_ended_with_all_it_started(
     monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(junit)])
     assert native.main() == 1
     assert "ended after 1 s" in junit.read_text()
+    _wait_until(lambda: not _runs(started.read_text().strip()))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_who_ends_a_build_ends_all_of_it(
+    number: int, code: int, bare: Path, tmp_path: Path
+) -> None:
+    """As make does when a terminal is closed or Ctrl-C pressed; cargo has a session of its own."""
+    started = tmp_path / "started"
+    put_cargo(
+        bare,
+        "case $1 in --version) echo cargo 1.95.0;; "
+        f"test) /bin/sleep 60 & echo $! > {tmp_path}/new; /bin/mv {tmp_path}/new {started}; wait;; "
+        "esac",
+    )
+    command = [sys.executable, "-m", "tools.native", "test", "--junit", str(tmp_path / "rust.xml")]
+    with subprocess.Popen(command, cwd=cargo.ROOT, stdout=PIPE, stderr=PIPE, text=True) as tool:
+        _wait_until(started.exists)
+        tool.send_signal(number)
+        out, err = tool.communicate(timeout=20)
+    assert (tool.returncode, err) == (code, "")
+    assert ("Interrupted: test of the compiled plane" in out) == (number == signal.SIGINT)
+    _wait_until(lambda: not _runs(started.read_text().strip()))
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
     until_s = time.monotonic() + 20
-    while _runs(started.read_text().strip()):
+    while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.05)
 

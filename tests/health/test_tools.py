@@ -98,6 +98,18 @@ def test_without_ensurepip_one_line_names_the_package(
     assert "python3-venv" in lines[0]
 
 
+def test_ctrl_c_while_packages_come_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "_install", interrupt)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(sys, "argv", ["environment.py", "--at", str(tmp_path / "v"), "build"])
+    assert environment.main() == 130
+
+
 def test_a_rule_is_as_good_as_its_worst_case() -> None:
     results = Results()
     for test, outcome in [

@@ -3,6 +3,8 @@
 import errno
 import sys
 import tomllib
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
@@ -16,7 +18,7 @@ from urds.constants import SOL_RDS, SockOpt, Transport
 from urds.dataplane import native
 from urds.dataplane.native import NATIVE, PYTHON, VARIABLE, VERSION, Choice, choose, plane_class
 from urds.dataplane.reference.plane import Plane
-from urds.errors import SettingError
+from urds.errors import PlaneError, SettingError
 from urds.settings import Settings
 
 RDMA = [
@@ -85,8 +87,45 @@ def test_asking_for_what_is_not_there_says_what_to_do(
 ) -> None:
     monkeypatch.setenv(VARIABLE, NATIVE)
     install(monkeypatch, version)
-    with pytest.raises(ImportError, match=r"URDS_IMPL=native, but .*`make native`.*pip install"):
+    with pytest.raises(PlaneError, match=r"URDS_IMPL=native, but .*`make native`.*pip install"):
         plane_class()
+
+
+def test_a_process_without_the_interpreter_lock_keeps_it_off_unless_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A free-threaded Python turns the lock on for all threads to import a module that needs it."""
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    monkeypatch.setattr(native, "missing", lambda: pytest.fail("imported"))
+    assert choose().plane == PYTHON
+    assert choose().reason.endswith("which the compiled plane needs: URDS_IMPL=native turns it on")
+    monkeypatch.setattr(native, "missing", lambda: "")
+    monkeypatch.setenv(VARIABLE, NATIVE)
+    assert choose().plane == NATIVE
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    assert choose().plane == NATIVE
+
+
+class Refusing(MetaPathFinder):
+    """A finder whose `urds_native` refuses, as the real one does with PYTHON_GIL=0."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name == "urds_native":
+            raise ImportError("urds_native needs the interpreter lock")
+        return None
+
+
+def test_a_module_that_refuses_leaves_the_python_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delitem(sys.modules, "urds_native", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refusing()])
+    reason = "urds_native cannot be imported (urds_native needs the interpreter lock)"
+    assert choose() == (PYTHON, reason)
+    monkeypatch.setenv(VARIABLE, NATIVE)
+    with pytest.raises(PlaneError, match="needs the interpreter lock"):
+        choose()
 
 
 def test_an_unknown_plane_is_refused_with_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:

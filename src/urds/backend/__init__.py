@@ -103,7 +103,7 @@ def current() -> Backend:
 def plane_in_use() -> tuple[str, str]:
     """Return which data plane this process has or would get, "python" or "native", and why.
 
-    Raises SettingError for an unknown URDS_IMPL, ImportError if it asks for what is not there.
+    Raises SettingError for an unknown URDS_IMPL, PlaneError if it asks for what is not there.
     """
     return process.plane_in_use()
 

@@ -109,7 +109,9 @@ class InProcess:
 
     def _report(self) -> bytes:
         connected = dict(process.connected)
-        return report_of_this_process(self.snapshot(), self.counters(), connected)
+        return report_of_this_process(
+            self.choice.plane, self.snapshot(), self.counters(), connected
+        )
 
     def break_connections(self) -> int:
         """Reset every connection of this process, as a fault would; return how many."""

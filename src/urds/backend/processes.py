@@ -44,6 +44,7 @@ class Report:
 
     pid: int
     program: str
+    plane: str  # "python" or "native"
     snapshot: Snapshot
     counters: Mapping[str, int]  # the control core's among them, in the order of rds-info
     connected: Mapping[Endpoint, Endpoint]
@@ -58,11 +59,14 @@ class Silent:
 
 
 def report_of_this_process(
-    snapshot: Snapshot, counters: Mapping[str, int], connected: Mapping[Endpoint, Endpoint]
+    plane: str,
+    snapshot: Snapshot,
+    counters: Mapping[str, int],
+    connected: Mapping[Endpoint, Endpoint],
 ) -> bytes:
     """Return the report of the calling process as octets."""
     program = " ".join(sys.orig_argv)[:_PROGRAM_CHARACTERS_MAX]
-    return emit(Report(os.getpid(), program, snapshot, counters, connected))
+    return emit(Report(os.getpid(), program, plane, snapshot, counters, connected))
 
 
 def emit(report: Report) -> bytes:
@@ -71,6 +75,7 @@ def emit(report: Report) -> bytes:
     document = {
         "pid": report.pid,
         "program": report.program,
+        "plane": report.plane,
         "counters": dict(report.counters),
         "mailboxes": [asdict(row) for row in snapshot.mailboxes],
         "paths": [asdict(row) for row in snapshot.paths],
@@ -90,6 +95,7 @@ def parse(octets: bytes) -> Report:
         return Report(
             pid=document["pid"],
             program=document["program"],
+            plane=document["plane"],
             counters=document["counters"],
             snapshot=Snapshot(
                 counters=document["counters"],

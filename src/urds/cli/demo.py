@@ -15,6 +15,7 @@ from ipaddress import IPv4Address
 from random import SystemRandom
 from typing import Any, Final
 
+from urds.backend import plane_in_use
 from urds.cli.demo_host import Plan
 from urds.cli.demo_messages import PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN
 from urds.cli.demo_processes import DemoError, Hosts, running
@@ -77,11 +78,15 @@ class Result:
 
 
 def run(options: DemoOptions) -> Exit:
-    """Show it; `Exit.FAILED` if a message was lost, doubled, reordered or damaged."""
+    """Show it; `Exit.FAILED` if a message was lost, doubled, reordered or damaged.
+
+    Raises UsageError, and as `plane_in_use` for a plane that cannot be.
+    """
     output = Output(json_wanted=options.json_wanted)
     plans = make_plans(options)
+    plane, _ = plane_in_use()  # a host that finds it wrong could only end with a traceback
     if not options.json_wanted:
-        _introduce(output, options, plans)
+        _introduce(output, options, plans, plane)
     try:
         with running(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
             verdicts, sent = _exchange(hosts, options, plans, progress)
@@ -224,7 +229,7 @@ def _exchange(
     return verdicts, sent
 
 
-def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan]) -> None:
+def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan], plane: str) -> None:
     output.line(
         f"{len(plans)} RDS hosts, {plans[0].address} to {plans[-1].address}, each a process;"
         " every one sends to every other.",
@@ -234,7 +239,9 @@ def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan]) -> N
         output.line(
             f"Each resets all of its TCP connections about every {options.reset_every_s:g} s."
         )
-    output.line(f"Every message is numbered and hashed. Seed {plans[0].seed}.")
+    output.line(
+        f"Every message is numbered and hashed; the {plane} plane carries it. Seed {plans[0].seed}."
+    )
 
 
 def _check(option: str, value: float, low: float, high: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from urds.cli.output import complain
-from urds.errors import SettingError
+from urds.errors import PlaneError, SettingError
 
 
 class Exit(IntEnum):
@@ -35,7 +35,7 @@ def guarded(tool: str, run: Callable[[], Exit]) -> Exit:
         # The reader of a pipe left. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
-    except (UsageError, SettingError) as wrong:
+    except (UsageError, SettingError, PlaneError) as wrong:
         complain(tool, str(wrong))
         return Exit.USAGE
     except OSError as failure:

@@ -36,7 +36,7 @@ class Table:
 
 def _process(report: Report, _: bool) -> list[dict[str, Any]]:
     addresses = sorted({str(row.local) for row in report.snapshot.mailboxes})
-    return [{"program": report.program, "addresses": addresses}]
+    return [{"program": report.program, "addresses": addresses, "plane": report.plane}]
 
 
 def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
@@ -45,7 +45,8 @@ def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
     program = "".join(one if one.isprintable() else "?" for one in record["program"])
     if len(program) > _PROGRAM_CHARACTERS:
         program = program[: _PROGRAM_CHARACTERS - 3] + "..."
-    return (program or "-", ",".join(record["addresses"]) or "-", sockets, paths), ()
+    addresses = ",".join(record["addresses"]) or "-"
+    return (program or "-", addresses, record["plane"], sockets, paths), ()
 
 
 def _socket_cells(report: Report, row: Any) -> _TwoParts:
@@ -170,7 +171,8 @@ TABLES: Final = (
         help="the processes that were asked",
         columns=(
             Column("Program", 15, left=True),
-            *(Column("Addresses", 15, left=True), Column("Sockets", 7), Column("Paths", 5)),
+            *(Column("Addresses", 15, left=True), Column("Plane", 6, left=True)),
+            *(Column("Sockets", 7), Column("Paths", 5)),
         ),
         verbose_columns=(),
         records=_process,

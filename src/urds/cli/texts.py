@@ -182,15 +182,15 @@ def version() -> str:
 
 
 def _plane() -> str:
-    """Return which data plane carries the messages of this process, or why there is none."""
+    """Return which data plane carries messages here, and why not the compiled one."""
     from urds.backend import plane_in_use
-    from urds.errors import SettingError
+    from urds.errors import PlaneError, SettingError
 
     try:
-        plane, _ = plane_in_use()
-    except (SettingError, ImportError) as refused:
+        plane, reason = plane_in_use()
+    except (SettingError, PlaneError) as refused:
         return f"no plane: {refused}"
-    return f"{plane} plane"
+    return f"{plane} plane" if plane == "native" else f"{plane} plane: {reason}"
 
 
 def examples(lines: Examples) -> str:

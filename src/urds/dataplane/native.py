@@ -2,7 +2,9 @@
 
 `URDS_IMPL` decides: `python` or `native`. Without it the compiled plane is taken where the module
 `urds_native` of exactly our version can be imported, else the reference. RDS over RDMA is carried
-by the reference alone, so a node that uses it gets that, whatever the variable says.
+by the reference alone, so a node that uses it gets that, whatever the variable says. Where Python
+runs without its lock, importing the module would turn it on for the whole process: nobody gets
+that who did not ask for it by name.
 
 Nothing is imported before a node needs a plane; nobody else may import `urds_native`.
 """
@@ -10,10 +12,11 @@ Nothing is imported before a node needs a plane; nobody else may import `urds_na
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from urds.errors import SettingError
+from urds.errors import PlaneError, SettingError
 
 if TYPE_CHECKING:
     from urds.constants import Transport
@@ -25,7 +28,10 @@ VERSION: Final = "0.1.0.dev0"  # of urds; the module must have been made for the
 VARIABLE: Final = "URDS_IMPL"
 PYTHON: Final = "python"
 NATIVE: Final = "native"
-_ADVICE: Final = "`make native` or `pip install urds-native` makes it available"
+_ADVICE: Final = "`make native` or `pip install ./native` in a checkout of urds builds it"
+_FREE_THREADED: Final = (
+    f"Python runs without its lock, which the compiled plane needs: {VARIABLE}={NATIVE} turns it on"
+)
 
 
 class Choice(NamedTuple):
@@ -38,7 +44,7 @@ class Choice(NamedTuple):
 def choose(settings: Settings | None = None, transport: Transport | None = None) -> Choice:
     """Return which plane a node with these settings gets when its first bind asks for `transport`.
 
-    Raises SettingError for an unknown value of URDS_IMPL, ImportError if it asks for the compiled
+    Raises SettingError for an unknown value of URDS_IMPL, PlaneError if it asks for the compiled
     plane and there is none of our version.
     """
     wanted = os.environ.get(VARIABLE, "")
@@ -46,9 +52,9 @@ def choose(settings: Settings | None = None, transport: Transport | None = None)
         raise SettingError(f"{VARIABLE} = {wanted!r} (environment): give {PYTHON} or {NATIVE}")
     if wanted == PYTHON:
         return Choice(PYTHON, f"{VARIABLE}={PYTHON}")
-    reason = missing()
+    reason = missing() if wanted or _has_interpreter_lock() else _FREE_THREADED
     if reason and wanted:
-        raise ImportError(f"{VARIABLE}={NATIVE}, but {reason}: {_ADVICE}")
+        raise PlaneError(f"{VARIABLE}={NATIVE}, but {reason}: {_ADVICE}")
     if settings is not None and _uses_rdma(settings, transport):
         return Choice(PYTHON, "RDS over RDMA is carried by the Python plane alone")
     if reason:
@@ -95,6 +101,12 @@ def missing() -> str:
         return f"urds_native cannot be imported ({failure})"
     found = found.replace("-", ".")  # Cargo's spelling
     return "" if found == VERSION else f"urds_native is of version {found}, urds of {VERSION}"
+
+
+def _has_interpreter_lock() -> bool:
+    """Tell whether Python runs with its lock; free-threaded builds exist since 3.13."""
+    ask = getattr(sys, "_is_gil_enabled", None)
+    return ask is None or ask()
 
 
 def _uses_rdma(settings: Settings, transport: Transport | None) -> bool:

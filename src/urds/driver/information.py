@@ -21,7 +21,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-GREETING: Final = b"urds report 1\n"  # goes with the descriptor; the number is the format's
+GREETING: Final = b"urds report 2\n"  # goes with the descriptor; the number is the format's
 SUFFIX: Final = ".sock"
 _CONNECTIONS_PER_TURN: Final = 8
 _BACKLOG: Final = 16
