@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import tracemalloc
+from contextlib import suppress
 from ipaddress import ip_address
 
 import pytest
@@ -19,6 +20,7 @@ from tests.parity.planes import (
     message,
     take,
 )
+from tests.parity.sides import Link
 from urds.constants import HeaderFlag
 from urds.dataplane.base import Down, DownReason, Hold, Release
 
@@ -99,6 +101,32 @@ def test_descriptors_beyond_1023(world: World) -> None:
         high.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_stream_given_when_no_descriptors_are_left(world: World) -> None:
+    """It needs none but its own, which stays its owner's whatever comes of it."""
+    mailbox, path = world.mailbox(), world.path()
+    link = Link(by_descriptor=True)
+    before = os.fstat(link.stream.fileno()).st_ino
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (link.socket.fileno() + 1, hard))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(link.socket.fileno()))
+        path.attach(link.stream, hold=Hold.NOTHING)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+    link.write(message(1, b"x"))
+    world.turn()
+    assert take(mailbox) == [b"x"]
+    assert path.detach() is link.stream
+    assert os.fstat(link.stream.fileno()).st_ino == before
+    link.stream.close()
+    link.socket.close()
 
 
 def test_an_idle_path_takes_little_memory(world: World) -> None:

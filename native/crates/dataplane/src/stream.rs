@@ -2,10 +2,9 @@
 
 use std::any::Any;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use urds_path::{Address, SocketAddress};
+use urds_path::SocketAddress;
 
 use crate::sys::sockets;
 
@@ -92,13 +91,9 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// Take over a connected descriptor, which is made non-blocking.
-    ///
-    /// # Errors
-    /// As `fcntl(2)`.
-    pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
-        std::net::TcpStream::from(descriptor.try_clone()?).set_nonblocking(true)?;
-        Ok(Self { descriptor })
+    /// Take over a connected descriptor. It may be a blocking one: each call says not to wait.
+    pub fn new(descriptor: OwnedFd) -> Self {
+        Self { descriptor }
     }
 
     /// Give the descriptor back.
@@ -142,29 +137,10 @@ impl Stream for TcpStream {
     }
 
     fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
-        let connection = std::net::TcpStream::from(self.descriptor.try_clone().ok()?);
-        let address = |found: io::Result<SocketAddr>| found.ok().map(socket_address);
-        Some((
-            address(connection.local_addr())?,
-            address(connection.peer_addr())?,
-        ))
+        sockets::addresses(self.descriptor())
     }
 
     fn as_any(&self) -> &dyn Any {
         self
     }
-}
-
-fn socket_address(address: SocketAddr) -> SocketAddress {
-    let scope = match address {
-        SocketAddr::V4(_) => 0,
-        SocketAddr::V6(address) => address.scope_id(),
-    };
-    SocketAddress::new(
-        Address {
-            ip: address.ip(),
-            scope,
-        },
-        address.port(),
-    )
 }

@@ -175,7 +175,7 @@ impl World {
             };
             self.plane.agree(self.path, agreement);
         }
-        let stream = TcpStream::new(OwnedFd::from(ours)).unwrap();
+        let stream = TcpStream::new(OwnedFd::from(ours));
         self.plane.attach(self.path, Arc::new(stream), hold);
         self.pass(MS); // a pause: the next two sends leave at once
         Remote {

@@ -59,7 +59,7 @@ impl Side {
     }
 
     fn attach(&self, end: UnixStream) {
-        let stream = TcpStream::new(OwnedFd::from(end)).expect("a good descriptor");
+        let stream = TcpStream::new(OwnedFd::from(end));
         self.plane
             .attach(self.path, Arc::new(stream), Hold::Nothing);
         let release = Release::PeerAcknowledged;

@@ -42,7 +42,7 @@ impl<'a, 'py> Given<'a, 'py> {
         };
         let host = sys::member(tuple, 0)?.cast_exact::<PyString>().ok()?;
         let port = u16::try_from(small_integer(sys::member(tuple, 1)?)?).ok()?;
-        let hash = sys::hash_of(host) ^ usize::from(port).wrapping_mul(0x9E37_79B9);
+        let hash = hash_of(host, port);
         Some(Self {
             host,
             port,
@@ -57,6 +57,10 @@ impl<'a, 'py> Given<'a, 'py> {
             && (self.host.as_ptr() == entry.host.as_ptr()
                 || sys::same_text(self.host, entry.host.bind_borrowed(self.host.py())))
     }
+}
+
+fn hash_of(host: Borrowed<'_, '_, PyString>, port: u16) -> usize {
+    sys::hash_of(host) ^ usize::from(port).wrapping_mul(0x9E37_79B9)
 }
 
 fn small_integer(value: Borrowed<'_, '_, PyAny>) -> Option<i64> {
@@ -121,8 +125,7 @@ impl Targets {
     }
 
     fn place_of(&self, py: Python<'_>, target: &Target) -> usize {
-        let hash = sys::hash_of(target.host.bind_borrowed(py));
-        (hash ^ usize::from(target.port).wrapping_mul(0x9E37_79B9)) & (self.places.len() - 1)
+        hash_of(target.host.bind_borrowed(py), target.port) & (self.places.len() - 1)
     }
 }
 

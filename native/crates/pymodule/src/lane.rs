@@ -15,10 +15,9 @@ use urds_dataplane::stream::Stream;
 use urds_path::SocketAddress;
 
 use crate::addresses;
+use crate::refusals::{EBADF, EINVAL};
 
 const CLOSED: i32 = -1;
-const EBADF: i32 = 9;
-const EINVAL: i32 = 22;
 const READ_BYTES_MAX: usize = 1 << 20;
 const SHUT_RD: i32 = 0;
 

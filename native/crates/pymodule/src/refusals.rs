@@ -5,6 +5,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use urds_dataplane::refusal::{Refusal, Refused};
 
+// Of every Linux; the binding makes no system calls that would need more of libc.
+pub const EIO: i32 = 5;
+pub const EBADF: i32 = 9;
+pub const EINVAL: i32 = 22;
+
 static OS_ERROR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static REFUSALS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
@@ -12,10 +17,10 @@ static REFUSALS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 #[cold]
 pub fn exception(py: Python<'_>, refused: &Refused) -> PyErr {
     match refused.refusal {
-        Refusal::System(errno) => os_error(py, errno, &refused.detail),
+        Refusal::System(errno) => os_error(errno, &refused.detail),
         refusal => match refusal.name() {
             Some(name) => named(py, name, &refused.detail).unwrap_or_else(|failure| failure),
-            None => os_error(py, libc_eio(), &format!("a fault of urds: {refused}")),
+            None => os_error(EIO, &format!("a fault of urds: {refused}")),
         },
     }
 }
@@ -43,7 +48,7 @@ fn named(py: Python<'_>, name: &str, detail: &str) -> PyResult<PyErr> {
     Ok(PyErr::from_value(error))
 }
 
-fn os_error(py: Python<'_>, errno: i32, detail: &str) -> PyErr {
+fn os_error(errno: i32, detail: &str) -> PyErr {
     let text = std::io::Error::from_raw_os_error(errno).to_string();
     let plain = text.split(" (os error").next().unwrap_or_default();
     let text = if detail.is_empty() {
@@ -51,10 +56,5 @@ fn os_error(py: Python<'_>, errno: i32, detail: &str) -> PyErr {
     } else {
         format!("{plain}: {detail}")
     };
-    let _ = py;
     PyOSError::new_err((errno, text))
-}
-
-const fn libc_eio() -> i32 {
-    5
 }

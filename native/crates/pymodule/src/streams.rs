@@ -20,6 +20,7 @@ use urds_path::SocketAddress;
 use crate::boundary::raise_later;
 use crate::grave::{Remains, bury};
 use crate::lane::Lane;
+use crate::refusals::EBADF;
 use crate::sys::Lent;
 
 /// Whose stream it is; dropped, it has that closed, unless it was taken back before.
@@ -76,7 +77,7 @@ impl Drop for GivenLane {
 
 /// Make a stream of an object; `descriptor` is that of a plain TCP socket, else -1.
 ///
-/// Raises `OSError` for a descriptor that is none.
+/// Raises `OSError` for a lane that is closed, and what `fileno` of another object does.
 pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<dyn Stream>> {
     let owner = Owner::new(object.clone().unbind());
     if let Ok(lane) = object.cast::<Lane>() {
@@ -86,14 +87,8 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
         };
     }
     if descriptor >= 0 {
-        let made = Lent::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
-        return match made {
-            Ok(stream) => Ok(Arc::new(LentStream { stream, owner })),
-            Err(failure) => {
-                owner.take();
-                Err(failure.into())
-            }
-        };
+        let stream = Lent::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
+        return Ok(Arc::new(LentStream { stream, owner }));
     }
     let descriptor = object.call_method0("fileno")?.extract()?;
     Ok(Arc::new(ObjectStream {
@@ -217,7 +212,6 @@ impl Stream for GivenLane {
     }
 }
 
-const EBADF: i32 = 9;
 const READ_BYTES_MAX: usize = 1 << 20;
 const SHUT_WR: i32 = 1;
 

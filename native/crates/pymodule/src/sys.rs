@@ -5,7 +5,6 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::CStr;
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::raw::c_int;
@@ -68,7 +67,16 @@ impl NewBytes {
     pub fn to_be_filled(py: Python<'_>, length: usize) -> PyResult<Self> {
         // Shorter ones may be shared by everybody. The octets come from C's allocator, of which the
         // compiler knows nothing: each has some value, so that they can be borrowed.
-        Ok(Self(BytesOctets::of(&new_bytes(py, length.max(2))?)))
+        let object = new_bytes(py, length.max(2))?;
+        // SAFETY: it is a `bytes` object. The pointer is asked for anew: through one that comes
+        // from a shared borrow nobody may write.
+        let first = unsafe { ffi::PyBytes_AsString(object.as_ptr()) };
+        let first = NonNull::new(first.cast()).ok_or_else(|| PyErr::fetch(py))?;
+        Ok(Self(BytesOctets {
+            first,
+            length: object.as_bytes().len(),
+            object: object.unbind(),
+        }))
     }
 
     pub fn octets(&self) -> &[u8] {
@@ -291,18 +299,16 @@ pub struct Lent<T> {
 }
 
 impl<T> Lent<T> {
-    /// Make it; `give_back` returns the descriptor that it was made of.
-    pub fn new(
-        descriptor: RawFd,
-        make: impl FnOnce(OwnedFd) -> io::Result<T>,
-        give_back: fn(T) -> OwnedFd,
-    ) -> io::Result<Self> {
+    /// Make it of a descriptor that is open; `give_back` returns the same one.
+    ///
+    /// `make` cannot fail: it would close, on its way out, what is not ours.
+    pub fn new(descriptor: RawFd, make: fn(OwnedFd) -> T, give_back: fn(T) -> OwnedFd) -> Self {
         // SAFETY: `drop` takes the descriptor back before anything can close it.
-        let held = make(unsafe { OwnedFd::from_raw_fd(descriptor) })?;
-        Ok(Self {
+        let held = make(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        Self {
             held: Some(held),
             give_back,
-        })
+        }
     }
 
     pub fn get(&self) -> &T {

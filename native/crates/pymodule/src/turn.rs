@@ -1,7 +1,7 @@
 //! Whose turn it is at the interpreter: hot calls give way to the control thread.
 //!
 //! A thread that waits for the interpreter lock asks its holder to give it up after 5 ms in which
-//! nobody did (`take_gil` of CPython 3.11, Python/ceval_gil.h). A holder that gives it up often and
+//! nobody did (`take_gil`, `Python/ceval_gil.h` of 3.11). A holder that gives it up often and
 //! for a moment only, as an event loop does at each look at its descriptors, wakes the waiter each
 //! time, has it again before the waiter runs, and so is never asked. What takes the Python plane
 //! long enough in a system call takes us no time: beside a flood the control thread came to run

@@ -1,4 +1,4 @@
-//! What is done with sockets, by their numbers; all are expected to be non-blocking.
+//! What is done with sockets, by their numbers; no call waits, whatever the socket is set to.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::ManuallyDrop;
