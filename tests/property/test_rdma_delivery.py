@@ -21,7 +21,7 @@ from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 BAD_KEY = 0xBAD
 SIDES = st.integers(0, 1)
 COUNTS = st.sampled_from([1, 2, 3, 5, 100])
-SIZES = st.sampled_from([0, 1, 4096, 4097, 9000])
+SIZES = st.sampled_from([0, 1, 4092, 4093, 9000, 65_532, 65_533, 140_000])
 KINDS = st.sampled_from(["write", "read", "atomic", "both", "silent", "bad", "bad silent"])
 STEPS = st.one_of(
     st.tuples(st.just("send"), SIDES, SIZES),
@@ -32,6 +32,7 @@ STEPS = st.one_of(
     st.tuples(st.just("change_map"), SIDES, st.just(0)),
     st.tuples(st.just("cancel"), SIDES, st.just(0)),
     st.tuples(st.just("cut"), SIDES, st.just(0)),
+    st.tuples(st.just("change_frames"), SIDES, st.just(0)),
 )
 
 
@@ -54,8 +55,9 @@ class End:
 class World:
     """Two ends and the connection between them."""
 
-    def __init__(self, limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits, *, long_frames: bool = False) -> None:
         self.limits = limits
+        self.long_frames = long_frames  # agreed on anew at each connect
         self.ends = (End(Side(limits)), End(Side(limits, sequence_first=1000)))
         self.connect()
 
@@ -69,7 +71,11 @@ class World:
             offers.append(end.side.core.offer(end.receives))
             told.append(end.side.core.acknowledge_sequence)
         for index, end in enumerate(self.ends):
-            end.side.core.attach(acknowledged=told[1 - index], credits=offers[1 - index])
+            end.side.core.attach(
+                acknowledged=told[1 - index],
+                credits=offers[1 - index],
+                long_frames=self.long_frames,
+            )
 
     def cut(self, _index: int = 0, _value: int = 0) -> None:
         for end in self.ends:
@@ -148,6 +154,11 @@ class World:
 
     def change_map(self, index: int, _value: int) -> None:
         self.ends[index].side.core.map_due = True
+
+    def change_frames(self, _index: int, _value: int) -> None:
+        """Connect anew, as nodes that agree otherwise about long frames."""
+        self.long_frames = not self.long_frames
+        self.cut()
 
     def cancel(self, index: int, _value: int) -> None:
         end = self.ends[index]

@@ -152,7 +152,8 @@ def test_connect_data_survive_the_wire(
             ack_sequence=unsigned(64),
             credits=unsigned(32),
             generation=st.none() | st.integers(1, (1 << 32) - 1),
-        )
+            takes_long_frames=st.booleans(),
+        ).filter(lambda one: one.generation is not None or not one.takes_long_frames)
     )
     assert ConnectData.parse(record.emit(), ipv6=family is IPv6Address) == record
 

@@ -166,11 +166,25 @@ def test_difference_rdma_duel() -> None:
         assert bench.request(peer=LOW, generation=generation) == answer
 
 
+def test_difference_rdma_long_frames() -> None:
+    for fields, octets in (
+        ({}, 4096),
+        ({"generation": 4}, 4096),
+        ({"generation": 4, "takes_long_frames": True}, 65_536),
+    ):
+        attach = Bench().join(**fields)[-1]
+        assert isinstance(attach, Attach)
+        side = Side()
+        side.begin(long_frames=attach.long_frames)
+        side.send(bytes(100_000))
+        assert len(side.take()[0].payload) == octets
+
+
 def test_difference_rdma_mark() -> None:
     bench = Bench()
     bench.join(generation=4)
     ours = bench.core.offer(TO_HIGH, acknowledged=0, credits=0)
-    assert ours[13:16] == b"UR\x01"
+    assert ours[13:16] == b"UR\x02"
     assert bench.request(generation=5)[-1] == Accept(TO_HIGH, REQUEST)
     assert bench.establish(REQUEST) == [
         RestartPeer(TO_HIGH),

@@ -109,6 +109,7 @@ class SimSettings:
     peers_max: int = 16
     give_up_ns: int = 0
     sequence_first: int = 1 << 20
+    long_frames: bool = True
 
 
 class SimNode:
@@ -152,7 +153,9 @@ class SimNode:
             [RdmaDevice(self.adapter)],
             settings=NodeSettings(
                 peer=PeerSettings(
-                    generation=settings.generation, reconnect_give_up_ns=settings.give_up_ns
+                    generation=settings.generation,
+                    reconnect_give_up_ns=settings.give_up_ns,
+                    long_frames=settings.long_frames,
                 ),
                 core=settings.core,
             ),

@@ -131,18 +131,20 @@ class World:
         if not self.plan.credits and random.random() < 0.2:
             core = replace(core, flow_control=not core.flow_control)
         self._credits_everywhere &= core.flow_control
+        generation = random.randrange(1, 1 << 32)
         node = SimNode(
             self.network,
             self.judge,
             address,
             SimSettings(
-                generation=random.randrange(1, 1 << 32),
+                generation=generation,
                 is_first_life=address not in self._lived,
                 core=core,
                 limits=self.limits,
                 peers_max=self._peers_max,
                 give_up_ns=random.choice([100 * MS, 3 * SECOND]) if self.plan.gives_up else 0,
                 sequence_first=random.choice([1, 1 << 30, (1 << 62) + random.randrange(1 << 20)]),
+                long_frames=generation % 2 == 0,
             ),
             random=random,
             on_news=self._note_news,

@@ -82,10 +82,10 @@ class Side:
 
     # -- what a test does
 
-    def begin(self, *, acknowledged: int = 0, credits: int = 0) -> None:
+    def begin(self, *, acknowledged: int = 0, credits: int = 0, long_frames: bool = False) -> None:
         """Attach and let the map go."""
-        self.core.attach(acknowledged=acknowledged, credits=credits)
-        for fragment in range(2):
+        self.core.attach(acknowledged=acknowledged, credits=credits, long_frames=long_frames)
+        for fragment in range(1 if long_frames else 2):
             seen = self.take(1)
             assert seen[0].header.flags == CONG_BITMAP, f"fragment {fragment}"
 
@@ -163,6 +163,7 @@ def frames(
     flags: HeaderFlag = NO_FLAGS,
     source_port: int = SOURCE,
     target_port: int = TARGET,
+    fragment_bytes: int = FRAGMENT,
     **fields: object,
 ) -> list[bytes]:
     """Return the frames of one message, made apart from the code under test."""
@@ -174,8 +175,8 @@ def frames(
         target_port=target_port,
         **fields,
     ).emit(checksum=True)
-    starts = range(0, max(1, len(payload)), FRAGMENT)
-    return [header + payload[start : start + FRAGMENT] for start in starts]
+    starts = range(0, max(1, len(payload)), fragment_bytes)
+    return [header + payload[start : start + fragment_bytes] for start in starts]
 
 
 def ack_only(acknowledgement: int, credit: int = 0) -> bytes:

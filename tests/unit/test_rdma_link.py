@@ -95,12 +95,12 @@ class Pair:
     def answer(self, event: ConnectionEvent) -> None:
         self.links[1].accept(event.connection, b"")
 
-    def connect(self) -> None:
+    def connect(self, *, long_frames: bool = False) -> None:
         """Connect and attach both."""
         self.links[0].connect((str(HERE), 0), (str(THERE), PORT), b"")
         self.network.run_until(lambda: all(link.is_established for link in self.links))
         for link in self.links:
-            link.attach()
+            link.attach(long_frames=long_frames)
 
     def say(self, *payloads: bytes) -> None:
         """Have the first send frames, and time go on for a while."""
@@ -204,6 +204,29 @@ def test_an_idle_connection_has_few_receives_and_each_frame_adds_one() -> None:
     pair.say(b"2", b"3", b"4")
     assert pair.paths[1].core.posted == 6, "the whole ring is in use"
     assert pair.paths[1].core.heard == [b"1", b"2", b"3", b"4"]
+
+
+def test_each_receive_has_room_for_a_long_frame_where_they_are_agreed_on() -> None:
+    """More frames than receives, so that each is filled twice; a long frame is 65,584 octets."""
+    pair = Pair(ring=200)
+    pair.connect(long_frames=True)
+    sent = [bytes([number]) * 65_584 for number in range(150)]
+    for number in range(0, len(sent), 8):
+        pair.say(*sent[number : number + 8])
+    core = pair.paths[1].core
+    assert core.heard == sent
+    assert core.posted == 150 + (64 - 16), "so many receives, and no more"
+
+
+def test_short_frames_fill_the_whole_ring() -> None:
+    pair = Pair(ring=80)
+    pair.connect()
+    sent = [bytes([number]) * 4_144 for number in range(200)]
+    for number in range(0, len(sent), 8):
+        pair.say(*sent[number : number + 8])
+    core = pair.paths[1].core
+    assert core.heard == sent
+    assert core.posted == 200 + (80 - 16)
 
 
 def test_a_send_that_a_signal_ends_costs_the_connection(

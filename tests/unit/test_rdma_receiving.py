@@ -19,6 +19,7 @@ from tests.unit.rdma_core_world import (
 )
 from urds.constants import HeaderFlag
 from urds.transport.rdma.core import CoreLimits
+from urds.transport.rdma.frames import LONG_FRAGMENT_BYTES
 from urds.transport.rdma.work import Frame, Outcome
 from urds.wire.exthdr import Extension, emit
 from urds.wire.header import HEADER_BYTES, Header
@@ -47,6 +48,31 @@ def test_a_message_of_several_frames(side: Side) -> None:
     assert side.payloads() == [LONG]
     assert side.core.acknowledge_sequence == 1
     assert (side.rdma.ib_rx_total_frags, side.rdma.ib_rx_total_incs) == (3, 1)
+
+
+def test_long_frames_where_both_sides_take_them() -> None:
+    """A message of two and a bit; then the connection is one of short frames."""
+    side, payload = Side(), LONG * 13
+    side.begin(long_frames=True)
+    *sent, last = frames(1, payload, fragment_bytes=LONG_FRAGMENT_BYTES)
+    assert len(sent) == 2
+    assert side.receive(*sent) is None
+    assert side.got == []
+    assert side.receive(last) is None
+    assert side.payloads() == [payload]
+    side.reconnect()
+    assert side.receive(*frames(2, LONG)) is None
+    assert side.payloads() == [payload, LONG]
+
+
+@pytest.mark.parametrize("long_frames", [True, False])
+def test_fragments_of_the_other_size_are_a_breach(long_frames: bool) -> None:
+    side = Side()
+    side.begin(long_frames=long_frames)
+    other = FRAGMENT if long_frames else LONG_FRAGMENT_BYTES
+    reason = side.receive(frames(1, LONG * 13, fragment_bytes=other)[0])
+    due = LONG_FRAGMENT_BYTES if long_frames else FRAGMENT
+    assert reason == f"fragment of {other} octets, due {due}"
 
 
 def test_the_payload_is_copied(side: Side) -> None:

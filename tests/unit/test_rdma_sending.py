@@ -83,6 +83,27 @@ def test_how_many_frames_a_message_takes(octets: int, count: int) -> None:
     assert sum(len(one.payload) for one in seen) == octets
 
 
+@pytest.mark.parametrize(("octets", "count"), [(0, 1), (65_536, 1), (65_537, 2), (1 << 20, 16)])
+def test_long_frames_where_both_sides_take_them(octets: int, count: int) -> None:
+    side = Side()
+    side.begin(long_frames=True)
+    payload = bytes(range(256)) * (octets // 256) + bytes(octets % 256)
+    side.send(payload)
+    seen = side.take()
+    assert [len(one.payload) for one in seen[:-1]] == [65_536] * (count - 1)
+    assert b"".join(one.payload for one in seen) == payload
+    assert len(seen) == count
+
+
+def test_a_message_that_broke_in_its_middle_is_cut_as_the_next_connection_agreed() -> None:
+    side = Side()
+    side.begin(long_frames=True)
+    side.send(bytes(200_000))
+    assert [len(one.payload) for one in side.take(2)] == [65_536, 65_536]
+    side.reconnect()
+    assert [len(one.payload) for one in side.take()] == [FRAGMENT] * 48 + [200_000 % FRAGMENT]
+
+
 def test_the_last_fragment_is_solicited() -> None:
     side = Side()
     side.begin()

@@ -59,7 +59,21 @@ def test_the_mark_stands_where_linux_has_zeros(record: ConnectData, octets: byte
 )
 def test_what_counts_as_a_mark(sign: str, generation: str, found: int | None) -> None:
     octets = V4_OCTETS[:13] + bytes.fromhex(sign) + V4_OCTETS[16:28] + bytes.fromhex(generation)
-    assert ConnectData.parse(octets, ipv6=False) == replace(V4, generation=found)
+    record = ConnectData.parse(octets, ipv6=False)
+    assert replace(record, takes_long_frames=False) == replace(V4, generation=found)
+
+
+@pytest.mark.parametrize(("version", "takes"), [(0, False), (1, False), (2, True), (255, True)])
+def test_long_frames_come_with_version_2_of_the_mark(version: int, takes: bool) -> None:
+    marked = bytearray(replace(V4, generation=7).emit())
+    marked[15] = version
+    assert ConnectData.parse(bytes(marked), ipv6=False).takes_long_frames is takes
+    if version == 2:
+        assert replace(V4, generation=7, takes_long_frames=True).emit() == marked
+
+
+def test_long_frames_without_a_generation_are_not_said() -> None:
+    assert replace(V4, takes_long_frames=True).emit() == V4_OCTETS
 
 
 @pytest.mark.parametrize("generation", [0, 1 << 32])

@@ -5,9 +5,11 @@ a request they stand behind the 36 octets of the RDMA-CM header. Which of the tw
 the address family of the connection says, not the data.
 
 Own nodes mark theirs in octets that Linux sends as zeros and does not read: behind tos a sign and
-a version, at the end the generation, which every start of a node draws anew.
+a version, at the end the generation, which every start of a node draws anew. From version 2 on the
+node takes long frames; both sides have to say so.
 
-Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c; docs/adr/0010 for the mark.
+Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c; docs/adr/0010 and
+0013 for the mark.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ VERSION_OFFERED: Final = (3, 1)
 MINOR_MASK_OFFERED: Final = 0x0003  # minors 0 and 1
 REJECTED_INCOMPATIBLE: Final = 1  # the int in the private data of a reject
 MARK_VERSION: Final = 1
+MARK_VERSION_LONG_FRAMES: Final = 2
 
 # source target major minor minor_mask tos sign mark_version ack_sequence credits generation
 _V4: Final = Layout("connect data", ">4s4sBBHB2sBQII", octets=CONNECT_DATA_V4_BYTES)
@@ -44,6 +47,7 @@ class ConnectData:
     ack_sequence: int = 0  # highest sequence received, as the ack of a header
     credits: int = 0  # receive buffers granted; 0 turns flow control off
     generation: int | None = None  # of an own node, 1 to 2**32 - 1; None: no mark of ours
+    takes_long_frames: bool = False  # says nothing without a generation
 
     @property
     def version(self) -> tuple[int, int]:
@@ -57,6 +61,7 @@ class ConnectData:
         if len(octets) < layout.octets:
             raise WireError(f"connect data of {len(octets)} octets, less than {layout.octets}")
         fields = layout.unpack(octets[: layout.octets])
+        generation = _parse_mark(fields[6], fields[7], fields[10])
         return cls(
             source=address(fields[0]),
             target=address(fields[1]),
@@ -66,7 +71,8 @@ class ConnectData:
             tos=fields[5],
             ack_sequence=fields[8],
             credits=fields[9],
-            generation=_parse_mark(fields[6], fields[7], fields[10]),
+            generation=generation,
+            takes_long_frames=generation is not None and fields[7] >= MARK_VERSION_LONG_FRAMES,
         )
 
     def emit(self) -> bytes:
@@ -76,6 +82,7 @@ class ConnectData:
         if self.generation == 0:
             raise WireError("connect data: generation 0 is not in 1 to 4294967295")
         is_marked = self.generation is not None
+        version = MARK_VERSION_LONG_FRAMES if self.takes_long_frames else MARK_VERSION
         return (_V4 if self.source.version == 4 else _V6).pack(
             self.source.packed,
             self.target.packed,
@@ -84,7 +91,7 @@ class ConnectData:
             self.minor_mask,
             self.tos,
             _SIGN if is_marked else _NO_SIGN,
-            MARK_VERSION if is_marked else 0,
+            version if is_marked else 0,
             self.ack_sequence,
             self.credits,
             self.generation or 0,

@@ -204,6 +204,7 @@ class Attempts:
                 acknowledged=action.acknowledged,
                 credits=action.credits,
                 is_own=action.is_own,
+                long_frames=action.long_frames,
             )
 
     def end(self, host: RdmaHost, key: PeerKey, number: int) -> None:

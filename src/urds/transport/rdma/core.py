@@ -27,7 +27,12 @@ from urds.constants import RdmaStatus
 from urds.dataplane.base import Buffer
 from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
 from urds.transport.rdma.credits import CREDITS_MAX, Credits
-from urds.transport.rdma.frames import ACK_ONLY, is_ack_only
+from urds.transport.rdma.frames import (
+    ACK_ONLY,
+    FRAGMENT_BYTES,
+    LONG_FRAGMENT_BYTES,
+    is_ack_only,
+)
 from urds.transport.rdma.messages import MessageEntry, Task
 from urds.transport.rdma.receiving import Incoming
 from urds.transport.rdma.sending import Outgoing, Want
@@ -118,7 +123,7 @@ class ConnectionCore:
         """The highest number received, for our private data."""
         return max(0, self._incoming.sequence_expected - 1)
 
-    def attach(self, *, acknowledged: int, credits: int) -> None:
+    def attach(self, *, acknowledged: int, credits: int, long_frames: bool = False) -> None:
         """Begin a connection with what the peer's private data said; our map goes first.
 
         An acknowledgement of what was never sent is passed over here: it is about another life of
@@ -130,6 +135,8 @@ class ConnectionCore:
         self._was_acknowledged = False
         self._told = 0
         self._credits.begin(credits)
+        fragment_bytes = LONG_FRAGMENT_BYTES if long_frames else FRAGMENT_BYTES
+        self._outgoing.fragment_bytes = self._incoming.fragment_bytes = fragment_bytes
         if acknowledged:
             self._outgoing.handle_acknowledged(acknowledged)
 

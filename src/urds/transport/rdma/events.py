@@ -82,6 +82,7 @@ class Attach:
     acknowledged: int  # the highest of our numbers that this life of the peer has; 0: none
     credits: int  # 0: no flow control
     is_own: bool
+    long_frames: bool = False  # both sides said that they take them
 
 
 @dataclass(frozen=True, slots=True)

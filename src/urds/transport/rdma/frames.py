@@ -1,5 +1,6 @@
-"""Frames of RDS over RDMA: each SEND is a whole header and up to 4096 octets of payload.
+"""Frames of RDS over RDMA: each SEND is a whole header and one fragment of payload.
 
+A fragment has up to 4096 octets, between own nodes that agreed on it up to 65536 (docs/adr/0013).
 A message becomes as many frames as it has fragments, at least one. All of them carry the header of
 the message; only acknowledgement, credit and checksum may differ between them. Every header has
 its checksum. Source: linux v6.12 net/rds/ib_send.c; rds.md 4.2.
@@ -15,6 +16,7 @@ from urds.wire.checksum import header_checksum
 from urds.wire.header import HEADER
 
 FRAGMENT_BYTES: Final = IB_FRAGMENT_BYTES
+LONG_FRAGMENT_BYTES: Final = 65536  # the device's packets bound it no more than its memory
 
 # Header fields in the order of wire.header.HEADER.
 Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
@@ -57,6 +59,6 @@ def is_ack_only(fields: Fields) -> bool:
     return not (fields[3] or fields[4] or fields[2])
 
 
-def fragment_count(payload_bytes: int) -> int:
+def fragment_count(payload_bytes: int, fragment_bytes: int = FRAGMENT_BYTES) -> int:
     """Return how many frames a message takes; an empty one takes one."""
-    return max(1, -(-payload_bytes // FRAGMENT_BYTES))
+    return max(1, -(-payload_bytes // fragment_bytes))

@@ -18,7 +18,7 @@ from urds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
 from urds.dataplane.base import RdmaRow
 from urds.dataplane.operations import AtomicOperation, RdmaTransfer
 from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.frames import FRAGMENT_BYTES
+from urds.transport.rdma.frames import FRAGMENT_BYTES, LONG_FRAGMENT_BYTES
 from urds.transport.rdma.regions import REGIONS_MAX
 from urds.transport.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.keys import Region
@@ -46,8 +46,12 @@ if TYPE_CHECKING:
 
     from urds.transport.rdma.path import RdmaPath
 
-FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAGMENT_BYTES
+_SHORT_BYTES: Final = HEADER_BYTES + FRAGMENT_BYTES
+_LONG_BYTES: Final = HEADER_BYTES + LONG_FRAGMENT_BYTES
 _RECEIVES_FIRST: Final = 16  # an idle connection shall cost little
+# Whether a peer sends long frames is known after the first receives were posted, so they and as
+# many others as such a peer ever gets have room for one: 4 MiB, once all have been filled.
+_LONG_RECEIVES: Final = 64
 _BATCH: Final = 64  # work requests between two looks at the plane's lock
 _ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
 _OUTCOMES: Final = {
@@ -80,7 +84,7 @@ class Link:
         self._held: list[int] = []  # receives not posted again while the path pauses
         self._scratch: dict[int, Region] = {}  # local memory of reads and atomics, by wr_id
         # Pages that no frame has reached yet take no memory.
-        self._memory = mmap.mmap(-1, receive_ring * FRAME_BYTES_MAX)
+        self._memory = mmap.mmap(-1, _start(receive_ring))
         self._view = memoryview(self._memory)
         self._qp: QueuePair | None = device.queue_pair(
             self, send_ring=send_ring, receive_ring=receive_ring
@@ -88,7 +92,8 @@ class Link:
         self._region = device.adapter.keys.register(
             device.domain, self._view, 0, AccessFlag.LOCAL_WRITE
         )
-        self._slots = receives_at_first(receive_ring)  # of the ring in use; with traffic all are
+        self._slots = receives_at_first(receive_ring)  # of the ring in use; grows with traffic
+        self._slots_max = receive_ring
         for slot in range(self._slots):
             self._post_receive(slot)
 
@@ -116,9 +121,11 @@ class Link:
 
     # -- the path comes and goes
 
-    def attach(self) -> None:
+    def attach(self, *, long_frames: bool = False) -> None:
         """Give the path what came early, and post what it has to say."""
         self._attached = True
+        if long_frames:
+            self._slots_max = min(self.receive_ring, _LONG_RECEIVES)
         early, self._early = self._early, []
         for wc in early:
             self._take_frame(wc)
@@ -286,12 +293,12 @@ class Link:
         if wc.opcode is not WCOpcode.RECV:  # the buffer holds an older frame
             self._breach = "a write with immediate data is no frame"
             return
-        start = wc.wr_id * FRAME_BYTES_MAX
+        start = _start(wc.wr_id)
         path = self.path
         with path.plane.lock:
             reason = path.core.handle_frame(self._view[start : start + wc.byte_len])
             is_paused = path.is_paused  # read once: without the lock `resume` may change it
-            grows = reason is None and not is_paused and self._slots < self.receive_ring
+            grows = reason is None and not is_paused and self._slots < self._slots_max
             if reason is None and not is_paused:
                 path.core.handle_posted(1 + grows)
         if reason is not None:
@@ -326,8 +333,14 @@ class Link:
     def _post_receive(self, slot: int) -> None:
         qp = self._qp
         if qp is not None and qp.srq is not None:
-            place = SGE(slot * FRAME_BYTES_MAX, FRAME_BYTES_MAX, self._region.lkey)
+            frame_bytes = _LONG_BYTES if slot < _LONG_RECEIVES else _SHORT_BYTES
+            place = SGE(_start(slot), frame_bytes, self._region.lkey)
             qp.srq.post(RecvWR(slot, [place]))
+
+
+def _start(slot: int) -> int:
+    """Return where the memory of a receive begins: the first ones have room for long frames."""
+    return min(slot, _LONG_RECEIVES) * _LONG_BYTES + max(0, slot - _LONG_RECEIVES) * _SHORT_BYTES
 
 
 def receives_at_first(receive_ring: int) -> int:

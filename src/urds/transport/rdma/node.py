@@ -300,8 +300,11 @@ class RdmaNode:
         elif isinstance(action, events.Reject):
             self._attempts.reject(action.number, action.private_data)
         elif isinstance(action, events.Attach):
-            self._recall(host, action.key)
-            self._attempts.attach(host, action)
+            # A peer evicted since has its end coming: nobody would remember what it sent.
+            peer = host.endpoint.find(action.key)
+            if peer is not None and peer.number == action.number:
+                self._recall(host, action.key)
+                self._attempts.attach(host, action)
         elif isinstance(action, events.Detach | events.Abandon):
             self._attempts.end(host, action.key, action.number)
         else:

@@ -263,15 +263,25 @@ class RdmaPath:
 
     # -- for the control plane
 
-    def attach(self, link: Link, *, acknowledged: int, credits: int, is_own: bool) -> None:
+    def attach(
+        self,
+        link: Link,
+        *,
+        acknowledged: int,
+        credits: int,
+        is_own: bool,
+        long_frames: bool = False,
+    ) -> None:
         """Take an established link: our map first, then repeats, then new messages."""
         with link.device.adapter.lock:
             with self.plane.lock:
                 self.link = link
                 self._acknowledges_unasked = is_own
                 self.is_paused = self._is_wanted = False
-                self.core.attach(acknowledged=acknowledged, credits=credits)
-            link.attach()
+                self.core.attach(
+                    acknowledged=acknowledged, credits=credits, long_frames=long_frames
+                )
+            link.attach(long_frames=long_frames)
 
     def detach(self) -> None:
         """End the link, if there is one; what is unacknowledged will be repeated."""

@@ -96,6 +96,7 @@ class RdmaPeer(Seeker):
         self.lower = address_octets(local) < address_octets(key.peer)
         self.version = VERSION_OFFERED  # spoken on the last connection
         self.generation: int | None = None  # of an own node
+        self.long_frames = False  # agreed on for the last connection
         self.used_ns = 0  # when something happened last, for eviction
         self._local = local
         self._is_known = False
@@ -129,6 +130,7 @@ class RdmaPeer(Seeker):
             ack_sequence=0 if self._is_in_doubt else acknowledged,
             credits=credits,
             generation=self._settings.generation if is_marked else None,
+            takes_long_frames=is_marked and self._settings.long_frames,
         ).emit()
 
     # -- reports of the shell
@@ -181,7 +183,7 @@ class RdmaPeer(Seeker):
         acknowledged = 0 if data is None or self._is_fresh else data.ack_sequence
         credits = 0 if data is None else data.credits
         self._is_fresh = self._is_in_doubt = False
-        self._emit(Attach(self.key, number, acknowledged, credits, self.is_own))
+        self._emit(Attach(self.key, number, acknowledged, credits, self.is_own, self.long_frames))
 
     def handle_failed(self, number: int, failure: Failure, now_ns: int) -> None:
         """Try again later: the attempt failed, or what was accepted was never established."""
@@ -258,6 +260,9 @@ class RdmaPeer(Seeker):
             self._emit(RestartPeer(self.key))
         self._is_known, self.version = True, version
         self.generation = _generation(data)
+        self.long_frames = (
+            self._settings.long_frames and data is not None and data.takes_long_frames
+        )
         if before != (True, self.is_own, version):
             self._emit(PeerKnown(self.key, self.is_own, version))
 

@@ -46,6 +46,7 @@ class Incoming:
         "_rdma",
         "acknowledgement",
         "acknowledgement_asked",
+        "fragment_bytes",
         "sequence_expected",
     )
 
@@ -66,6 +67,7 @@ class Incoming:
         self.sequence_expected = 0
         self.acknowledgement = 0  # what our frames name; 0 before a number came
         self.acknowledgement_asked = False  # the peer waits for one
+        self.fragment_bytes = FRAGMENT_BYTES  # of this connection: all but the last have so many
         self._header: Fields | None = None  # of the message whose fragments are being collected
         self._pieces: list[bytes] = []
         self._missing_bytes = 0
@@ -101,7 +103,7 @@ class Incoming:
         elif _identity(fields) != _identity(first):
             return f"fragment of {_identity(fields)} within message {_identity(first)}"
         self._rdma.ib_rx_total_frags += 1
-        due_bytes = min(self._missing_bytes, FRAGMENT_BYTES)
+        due_bytes = min(self._missing_bytes, self.fragment_bytes)
         if len(payload) != due_bytes:
             return f"fragment of {len(payload)} octets, due {due_bytes}"
         self._pieces.append(bytes(payload))

@@ -71,6 +71,7 @@ class Outgoing:
         "counters",
         "current",
         "ended",
+        "fragment_bytes",
         "freed",
         "limits",
         "repeats",
@@ -91,6 +92,7 @@ class Outgoing:
         self.ended: deque[tuple[Owner, Operation]] = deque()  # to be told by the core
         self._silents: dict[Message, None] = {}
         self._running: dict[Task, None] = {}  # handed over and not ended, in their order
+        self.fragment_bytes = FRAGMENT_BYTES  # of this connection
         self._fragment = 0  # frames of `current` that were posted
         self._header: MessageHeader | None = None
         # Kernel parity: a new connection object has no budget, so its first message asks.
@@ -203,13 +205,13 @@ class Outgoing:
         message = self._begin_next()
         is_first = self._header is None
         header = self._header = self._header or self._make_header(message)
-        payload = message.payload
-        if len(payload) > FRAGMENT_BYTES:
-            start = self._fragment * FRAGMENT_BYTES
-            payload = memoryview(payload)[start : start + FRAGMENT_BYTES]
+        payload, fragment_bytes = message.payload, self.fragment_bytes
+        if len(payload) > fragment_bytes:
+            start = self._fragment * fragment_bytes
+            payload = memoryview(payload)[start : start + fragment_bytes]
         octets = header.emit(acknowledgement=acknowledgement, credit=credit, payload=payload)
         self._fragment += 1
-        is_last = self._fragment == fragment_count(len(message.payload))
+        is_last = self._fragment == fragment_count(len(message.payload), fragment_bytes)
         if is_last:
             self.current = None
             if not message.is_map and not message.is_taken_back:

@@ -14,6 +14,7 @@ class PeerSettings:
     generation: int  # of this start, 1 to 2**32 - 1; another one at each start
     reconnect_delay_min_ns: int = 1 * _MS
     reconnect_delay_max_ns: int = 1 * _S
+    long_frames: bool = True  # offered to own nodes
     # A lost connection is tried for again even if nothing waits here: a sender may wait there for
     # a congestion map. Then the delay grows further, up to this.
     reconnect_delay_idle_max_ns: int = 60 * _S

@@ -14,7 +14,7 @@ from urds.dataplane.operations import Operation
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One SEND: a header and at most 4096 octets of payload."""
+    """One SEND: a header and one fragment of payload."""
 
     wr_id: int
     octets: bytes
