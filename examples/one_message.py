@@ -90,8 +90,8 @@ def main() -> None:
     payload, source = bob_inbox.queue.popleft()[:2]
     print(f" 5  recvfrom: {payload!r} from {source}")
 
-    # Nothing goes back on which the acknowledgement could ride; after a millisecond it goes alone.
-    bob.handle_timeout(now_ns=2_000_000)
+    # Nothing goes back on which the acknowledgement could ride; after 40 ms it goes alone.
+    bob.handle_timeout(now_ns=40_000_000)
     octets = write(bob)
     show(" 6  the acknowledgement", octets)
     alice.receive_data(octets, now_ns=0)

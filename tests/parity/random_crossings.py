@@ -105,6 +105,7 @@ class Crossing:
             receive_hard_bytes=chance.choice([_HARD_BYTES, 1 << 24]),
             receive_hard_factor=chance.choice([1, 4]),
             flush_bytes=chance.choice([500, 32768]),
+            acknowledge_delay_ns=chance.choice([MS, 40 * MS]),
             acknowledge_messages=chance.choice([3, 256]),
             acknowledge_bytes=chance.choice([1000, 256 << 10]),
             unacked_packets_max=chance.choice([1, 8]),

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
-from urds.constants import MSG_DONTWAIT, MSG_PEEK
+from urds.constants import MSG_DONTWAIT, MSG_PEEK, HeaderFlag
 from urds.dataplane.base import (
     Control,
     Limit,
@@ -50,6 +50,19 @@ class TestSendAccount:
         first.sendto(bytes(10), ADDRESS)
         assert refusal(first.sendto, b"x", ADDRESS) == errno.EAGAIN
         assert refusal(second.sendto, b"x", ADDRESS) == 0
+
+    @pytest.mark.parametrize("gathered", [False, True])
+    def test_from_half_of_it_on_messages_ask(self, world: World, gathered: bool) -> None:
+        mailbox = world.mailbox(send_bytes_max=100)
+        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        for payload_bytes in (24, 25, 1, 0):
+            if gathered:
+                mailbox.send([bytes(payload_bytes)], ADDRESS, wait_ns=0)
+            else:
+                mailbox.sendto(bytes(payload_bytes), ADDRESS)
+            world.turn(1)
+        asked = [one.header.flags == HeaderFlag.ACK_REQUIRED for one in remote.messages()]
+        assert asked == [False, False, True, True]
 
     @pytest.mark.rule("rds7-ack-purges")
     def test_an_acknowledgement_gives_room(self, world: World) -> None:
@@ -282,7 +295,7 @@ class TestSnapshot:
         remote.say(41, b"x")
         remote.write(bytes(20))
         world.turn()
-        world.turn(1)
+        world.turn(40)
         (row,) = world.plane.snapshot().paths
         assert (row.local, row.peer, row.index) == (LOCAL, PEER, 0)
         assert (row.transport, row.tos, row.rdma) == ("tcp", 0, None)

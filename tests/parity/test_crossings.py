@@ -59,8 +59,8 @@ def test_what_arrives_during_a_write_is_acknowledged(world: World) -> None:
     in_the_next_write(remote, arrive)
     mailbox.sendto(b"acknowledges what came before", ADDRESS)
     assert take(mailbox) == [b"before", b"meanwhile"]
-    for _ in range(40):
-        world.turn(ms=0.1)
+    for _ in range(50):
+        world.turn(ms=1)
     assert [frame.header.ack for frame in remote.frames()] == [1, 2, 3]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.parity.planes import PEER, PEER_PORT, RealWorld, World
 from tests.planes import name_of
+from urds.constants import HeaderFlag
 from urds.dataplane.base import Plane
 
 ADDRESS = (str(PEER), PEER_PORT)
@@ -42,6 +43,22 @@ class TestVirtual:
         assert refused.value.errno == errno.EBADF
 
 
+def answer_questions(real: RealWorld) -> threading.Thread:
+    """Be a peer that acknowledges the first message when asked to, and not before."""
+
+    def answer() -> None:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            if any(one.header.flags & HeaderFlag.ACK_REQUIRED for one in real.remote.frames()):
+                real.acknowledge(1)
+                return
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
 class TestLinger:
     """SO_LINGER at a mailbox, a drain at a plane: both wait for acknowledgements, both end."""
 
@@ -54,6 +71,20 @@ class TestLinger:
         mailbox.close(2_000_000_000)
         assert 0.04 < time.monotonic() - began < 1.5
         assert real.plane.snapshot().counters["send_cancelled"] == 0
+
+    def test_a_mailbox_that_lingers_asks(self, real: RealWorld) -> None:
+        mailbox = real.mailbox()
+        mailbox.sendto(b"x", ADDRESS)
+        answering = answer_questions(real)
+        mailbox.close(2_000_000_000)
+        answering.join()
+        assert real.plane.snapshot().counters["send_cancelled"] == 0
+
+    def test_a_plane_that_drains_asks(self, real: RealWorld) -> None:
+        real.mailbox().sendto(b"x", ADDRESS)
+        answering = answer_questions(real)
+        assert real.plane.close(2_000_000_000) == 0
+        answering.join()
 
     def test_it_gives_up_when_its_time_is_over(self, real: RealWorld) -> None:
         mailbox = real.mailbox()

@@ -364,13 +364,14 @@ class TestFreeing:
         world.turn()
         assert world.plane.snapshot().mailboxes[0].send_queued_bytes == 2
 
-    def test_our_acknowledgement_leaves_after_a_millisecond(self, world: World) -> None:
+    def test_our_acknowledgement_leaves_after_forty_milliseconds(self, world: World) -> None:
         world.mailbox()
         remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
         world.turn()
         remote.frames()
         remote.say(5, b"x")
         world.turn()
+        world.turn(39)
         assert remote.frames() == []
         world.turn(1)
         assert [frame.header.ack for frame in remote.frames()] == [5]
@@ -416,6 +417,8 @@ class TestFences:
         mailbox.sendto(b"second", ADDRESS)
         world.turn(5)
         assert second.messages() == []
+        question = first.frames()[-1].header
+        assert (question.sequence, question.flags) == (0, HeaderFlag.ACK_REQUIRED)
         first.say(0, ack=1, source_port=0, target_port=0)
         world.turn()
         assert [frame.payload for frame in second.messages()] == [b"second"]

@@ -129,6 +129,9 @@ class World:
     def acknowledge(self) -> None:
         self.core.acknowledge()
 
+    def ask(self) -> None:
+        self.core.ask()
+
     def cancel(self, owner: int, port: int) -> None:
         self.news = str(self.core.outgoing.cancel(self.accounts[owner], port or None))
 
@@ -193,6 +196,7 @@ def call(world: World, chance: random.Random) -> tuple[object, ...]:
         ("timeout", 1 << 40),
         ("octets", chance.randrange(30_000)),
         ("acknowledge",),
+        ("ask",),
         ("cancel", owner, chance.choice((0, port))),
         ("wanted",),
         ("fence_here",),

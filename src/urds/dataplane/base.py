@@ -104,7 +104,7 @@ class Limits:
     flush_bytes: int = 32768
     acknowledge_messages: int = 256
     acknowledge_bytes: int = 256 << 10
-    acknowledge_delay_ns: int = 1_000_000
+    acknowledge_delay_ns: int = 40_000_000  # as TCP, linux v6.12 include/net/tcp.h TCP_DELACK_MIN
     unacked_packets_max: int = 8  # then ACK_REQUIRED; as net.rds.max_unacked_packets
     unacked_bytes_max: int = 16 << 20
     linger_ns: int = 1_000_000_000  # a closed mailbox's queued messages get this long

@@ -29,13 +29,28 @@ const END_OF_STREAM: Duration = Duration::from_millis(100);
 impl State {
     /// Tell whether a message, be it empty, may not be with its peer yet.
     fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
+        !self.holders(host, mailbox).is_empty()
+    }
+
+    /// Return the paths with a message of a mailbox, be it empty, that may not be with its peer.
+    fn holders(&self, host: HostId, mailbox: MailboxId) -> Vec<PathId> {
         let owner = Some(Owner(mailbox.to_u64()));
-        self.hosts.get(host).is_some_and(|host| {
-            let paths = host.paths.iter().filter_map(|&path| self.paths.get(path));
-            paths
-                .into_iter()
-                .any(|path| path.core.outgoing.holds(owner))
-        })
+        let holds = |path: &PathId| {
+            let record = self.paths.get(*path);
+            record.is_some_and(|record| record.core.outgoing.holds(owner))
+        };
+        let paths = self.hosts.get(host).map(|host| host.paths.iter());
+        paths.into_iter().flatten().copied().filter(holds).collect()
+    }
+
+    /// Have peers acknowledge what they have of the paths: somebody waits for it.
+    fn ask(&mut self, paths: &[PathId]) {
+        for &path in paths {
+            if let Some(record) = self.paths.get_mut(path) {
+                record.core.ask();
+                record.plain = false;
+            }
+        }
     }
 
     /// Remove a mailbox's messages on every path of its address, to one port or all; return how
@@ -111,6 +126,7 @@ impl Plane {
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<(), Refused> {
         if linger_ns.is_some_and(|linger_ns| linger_ns > 0) && !self.is_virtual() {
+            self.ask_for(mailbox);
             self.wait(mailbox, WaitFor::Room, linger_ns, interrupted, |state| {
                 let Some(record) = state.mailboxes.get(mailbox) else {
                     return Ok(Some(()));
@@ -142,14 +158,32 @@ impl Plane {
         Ok(())
     }
 
+    /// Have the peers acknowledge what they have of a mailbox.
+    fn ask_for(&self, mailbox: MailboxId) {
+        let paths = {
+            let mut state = self.lock();
+            let Some(host) = state.mailboxes.get(mailbox).map(|record| record.host) else {
+                return;
+            };
+            let paths = state.holders(host, mailbox);
+            state.ask(&paths);
+            paths
+        };
+        for path in paths {
+            self.flush(path);
+        }
+    }
+
     /// Send what is queued, with the control plane at work; return the messages left.
     pub fn drain(&self, drain_ns: u64) -> usize {
         let paths = {
-            let state = self.lock();
+            let mut state = self.lock();
             if state.closed {
                 return 0;
             }
-            state.all_paths()
+            let paths = state.all_paths();
+            state.ask(&paths);
+            paths
         };
         let deadline_ns = self.now_ns().saturating_add(drain_ns);
         loop {

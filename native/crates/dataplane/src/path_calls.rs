@@ -122,13 +122,18 @@ impl Plane {
                 .map(|other| {
                     other.dependents.push(path);
                     other.plain = false;
-                    other.core.outgoing.fence()
+                    let fence = other.core.outgoing.fence();
+                    other.core.ask();
+                    fence
                 });
             let Some(record) = state.paths.get_mut(path) else {
                 return;
             };
             record.plain = false;
             record.core.hold_behind(fence.unwrap_or_default());
+        }
+        if let Some(other) = other {
+            self.flush(other);
         }
         self.flush(path);
     }

@@ -11,6 +11,7 @@ use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
 use crate::plane::Plane;
 use crate::refusal::{Refusal, Refused};
 use crate::state::{MailboxId, PathId, State};
+use crate::stream_path::StreamPath;
 use crate::waits::WaitFor;
 use crate::writing::Writing;
 
@@ -190,18 +191,6 @@ impl Plane {
 
     /// Look for acknowledgements: the account is a quarter full, and an eighth came since.
     fn look_for_room(&self, mailbox: MailboxId, path: PathId) {
-        {
-            let mut state = self.lock();
-            let Some(record) = state.mailboxes.get(mailbox) else {
-                return;
-            };
-            if record.send_queued_bytes * 2 >= record.settings.send_bytes_max
-                && let Some(record) = state.paths.get_mut(path)
-            {
-                record.core.outgoing.acknowledgement_wanted = true;
-                record.plain = false;
-            }
-        }
         self.look_for_acknowledgements(path);
         if let Some(record) = self.lock().mailboxes.get_mut(mailbox) {
             let eighth_bytes = record.settings.send_bytes_max / 8;
@@ -319,13 +308,12 @@ impl State {
             mailbox.note_flow(*target);
         }
         mailbox.send_queued_bytes += octets;
-        record.core.send(
-            Owner(id.to_u64()),
-            mailbox.port,
-            target.port,
-            payload.clone(),
-            message.extension,
-        );
+        if mailbox.is_half_full() {
+            record.want_acknowledgement();
+        }
+        let (owner, payload) = (Owner(id.to_u64()), payload.clone());
+        let (core, extension) = (&mut record.core, message.extension);
+        core.send(owner, mailbox.port, target.port, payload, extension);
         Ok(Attempt::Queued(match is_again {
             _ if is_alone => Way::Alone(path),
             true => Way::Again(path),
@@ -458,7 +446,19 @@ impl State {
     }
 }
 
+impl StreamPath {
+    /// Have the last message ask: its sender may wait for the acknowledgement, to have room.
+    fn want_acknowledgement(&mut self) {
+        self.core.outgoing.acknowledgement_wanted = true;
+        self.plain = false;
+    }
+}
+
 impl Mailbox {
+    fn is_half_full(&self) -> bool {
+        self.send_queued_bytes * 2 >= self.settings.send_bytes_max
+    }
+
     /// Note that a send met a congested port: the next map concerns this socket.
     fn note_congested(&mut self, port: u16) {
         self.map_news = false;

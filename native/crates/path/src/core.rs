@@ -18,7 +18,7 @@
 //! docs/adr/0008-the-map-tells-the-life.md.
 
 use crate::congestion_map::CongestionMap;
-use crate::constants::{LONG_BYTES, PROBE_PORT};
+use crate::constants::{FLAG_ACK_REQUIRED, LONG_BYTES, PROBE_PORT};
 use crate::counters::Counters;
 use crate::extension::emit_life;
 use crate::fence::Fence;
@@ -197,6 +197,9 @@ impl PathCore {
         if self.out_octets > 0 || self.map_due || self.incoming.acknowledgement_due {
             return true;
         }
+        if self.outgoing.asks() {
+            return true;
+        }
         if !self.hellos.is_empty() && self.incoming.frames > 0 {
             return true;
         }
@@ -220,6 +223,7 @@ impl PathCore {
             && outgoing.gate.is_none()
             && !outgoing.has_fences()
             && !outgoing.acknowledgement_wanted
+            && !outgoing.question_due
             && self.limits.path_messages_max > 1 // else one more fills it
             && self.limits.unacked_packets_max > 1 // else each asks for an acknowledgement
             && self.limits.unacked_bytes_max > LONG_BYTES
@@ -259,7 +263,7 @@ impl PathCore {
         if waits && self.hold == Hold::Nothing {
             self.frame_messages(counters);
         }
-        if self.incoming.acknowledgement_due {
+        if self.incoming.acknowledgement_due || self.outgoing.asks() {
             self.frame_acknowledgement(counters);
         }
         self.out_octets = self.out.len();
@@ -278,8 +282,14 @@ impl PathCore {
     fn frame_hellos(&mut self) {
         let ack = self.newest_received();
         for (ports, extension) in self.hellos.drain(..) {
-            self.outgoing.position +=
-                frame_word(&mut self.out, ack, ports, extension, self.outgoing.checksum);
+            self.outgoing.position += frame_word(
+                &mut self.out,
+                ack,
+                0,
+                ports,
+                extension,
+                self.outgoing.checksum,
+            );
         }
     }
 
@@ -304,12 +314,19 @@ impl PathCore {
         }
     }
 
-    /// At most one: it tells the newest number, and counts as sent once it is octets.
+    /// At most one: it tells the newest number, and counts as sent once it is octets. It asks for
+    /// the peer's if somebody waits for that.
     fn frame_acknowledgement(&mut self, counters: &mut Counters) {
         if self.incoming.acknowledging {
+            let mut flags = 0;
+            if self.outgoing.asks() {
+                self.outgoing.question_due = false;
+                flags = FLAG_ACK_REQUIRED;
+                counters.send_ack_required += 1;
+            }
             let (ack, checksum) = (self.newest_received(), self.outgoing.checksum);
             self.outgoing.position +=
-                frame_word(&mut self.out, ack, NO_PORTS, NO_EXTENSION, checksum);
+                frame_word(&mut self.out, ack, flags, NO_PORTS, NO_EXTENSION, checksum);
             counters.ack_sent += 1;
         }
         self.forget_owed();
@@ -404,6 +421,11 @@ impl PathCore {
     /// Make an acknowledgement due at once if one is owed: later there may be no stream.
     pub fn acknowledge(&mut self) {
         self.incoming.acknowledgement_due |= self.attached && self.incoming.messages_owed > 0;
+    }
+
+    /// Have the peer acknowledge what is queued or sent as soon as it has it: somebody waits.
+    pub fn ask(&mut self) {
+        self.outgoing.question_due = self.outgoing.message_count() > 0;
     }
 
     /// Exchange what messages freed since the last call for `spare`, which is emptied first.

@@ -24,10 +24,11 @@ pub(crate) fn frame_map(
 
 /// Append an empty message without a number; return its octets.
 ///
-/// With ports 0 and 0 it says nothing but the acknowledgement.
+/// With ports 0 and 0 it says nothing but the acknowledgement, and may ask for one.
 pub(crate) fn frame_word(
     out: &mut Offer,
     ack: u64,
+    flags: u8,
     (source_port, target_port): (u16, u16),
     extension: Extension,
     checksum: bool,
@@ -36,6 +37,7 @@ pub(crate) fn frame_word(
         ack,
         source_port,
         target_port,
+        flags,
         extension,
         ..Header::default()
     };
@@ -72,12 +74,13 @@ mod tests {
     #[test]
     fn a_word_is_a_header_alone() {
         let mut out = Offer::default();
-        assert_eq!(frame_word(&mut out, 77, (1, 0), NO_EXTENSION, false), 48);
+        assert_eq!(frame_word(&mut out, 77, 2, (1, 0), NO_EXTENSION, false), 48);
         let header = Header::peek(out.single().expect("nothing long")).expect("whole");
         assert_eq!(
             header,
             Header {
                 ack: 77,
+                flags: 2,
                 source_port: 1,
                 ..Header::default()
             }

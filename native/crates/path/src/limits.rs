@@ -19,6 +19,8 @@ pub struct Limits {
     /// Messages that an own node's acknowledgement may wait for.
     pub acknowledge_messages: usize,
     pub acknowledge_bytes: usize,
+    /// As long as Linux's TCP at least waits for an answer to carry its acknowledgement. Source:
+    /// linux v6.12 include/net/tcp.h (`TCP_DELACK_MIN`).
     pub acknowledge_delay_ns: u64,
     /// Then `ACK_REQUIRED`; as `net.rds.max_unacked_packets`.
     pub unacked_packets_max: usize,
@@ -39,7 +41,7 @@ impl Default for Limits {
             flush_bytes: 32768,
             acknowledge_messages: 256,
             acknowledge_bytes: 256 << 10,
-            acknowledge_delay_ns: 1_000_000,
+            acknowledge_delay_ns: 40_000_000,
             unacked_packets_max: 8,
             unacked_bytes_max: 16 << 20,
             linger_ns: 1_000_000_000,

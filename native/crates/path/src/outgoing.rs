@@ -65,6 +65,10 @@ pub struct Freed {
 
 /// Queues and numbers of one direction of a path.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own, not a state"
+)]
 pub struct Outgoing {
     limits: Limits,
     pub unsent: VecDeque<Queued>,
@@ -81,6 +85,8 @@ pub struct Outgoing {
     pub checksum: bool,
     /// A send account crossed half of its bound: have the last message ask.
     pub acknowledgement_wanted: bool,
+    /// Somebody waits for the acknowledgement of all that is here: ask for it behind the last.
+    pub question_due: bool,
     /// The next message that is framed has nothing beside it: its reply acknowledges it, so it
     /// counts, but does not ask.
     pub lone: bool,
@@ -105,6 +111,7 @@ impl Outgoing {
             release: Release::NotYet,
             checksum: false,
             acknowledgement_wanted: false,
+            question_due: false,
             lone: false,
             unacked_packets_left: limits.unacked_packets_max,
             unacked_bytes_left: limits.unacked_bytes_max,
@@ -325,6 +332,15 @@ impl Outgoing {
     }
 
     // -- acknowledgements
+
+    /// Whether everything that can leave has left, and somebody waits for its acknowledgement.
+    pub(crate) fn asks(&self) -> bool {
+        self.question_due
+            && self.release == Release::PeerAcknowledged
+            && !self.unacked.is_empty()
+            && self.repeats.is_empty()
+            && (self.unsent.is_empty() || self.is_gated())
+    }
 
     /// Free everything up to `sequence`; false if that was never handed over.
     pub fn handle_peer_acknowledged(&mut self, sequence: u64) -> bool {

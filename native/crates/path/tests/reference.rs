@@ -123,6 +123,7 @@ impl World {
             "octets" => core.handle_stream_acknowledged(values.of()),
             "timeout" => core.handle_timeout(values.of()),
             "acknowledge" => core.acknowledge(),
+            "ask" => core.ask(),
             "cancel" => {
                 let owner = Owner(values.of());
                 let port = values.of();

@@ -32,6 +32,7 @@ _END_OF_CARRIED_NS = 100_000_000  # how long it waits for what other transports 
 def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     """Unbind; linger in the foreground if asked, else in the background."""
     if linger_ns and not plane.virtual:
+        _ask_for(plane, mailbox)
         plane.wait(
             lambda: None if _has_queued(mailbox) and not mailbox.closed else True,
             mailbox.room_waiters,
@@ -65,12 +66,30 @@ def _has_queued(mailbox: Mailbox) -> bool:
     return any(path.holds(mailbox) for path in mailbox.paths())
 
 
+def _ask_for(plane: Plane, mailbox: Mailbox) -> None:
+    """Have the peers acknowledge what they have of a mailbox. No lock held."""
+    with plane.lock:
+        paths = mailbox._host.paths
+        holders = [path for path in paths if path.holds(mailbox)]
+    _ask(plane, holders)
+    for path in holders:
+        path.flush()
+
+
+def _ask(plane: Plane, paths: Sequence[StreamPath]) -> None:
+    """Have peers acknowledge what they have of the paths: somebody waits for it. No lock held."""
+    with plane.lock:
+        for path in paths:
+            path.core.ask()
+
+
 def drain(plane: Plane, drain_ns: int) -> int:
     """Send what is queued and wait for its acknowledgement; return the messages left."""
     if plane.closed:
         return 0
     deadline_ns = plane.clock_ns() + drain_ns
     paths, carried = _all_paths(plane), _all_carried(plane)
+    _ask(plane, paths)
     while left := _undelivered(plane, [*paths, *carried]):
         if plane.clock_ns() >= deadline_ns or plane.virtual:
             break

@@ -154,6 +154,8 @@ class Mailbox(Inbox):
                 if not path.full and not (congested and congested[port >> 3] >> (port & 7) & 1):
                     outgoing.unsent.append((self, self.port, port, payload, b""))
                     self.send_queued_bytes += payload_bytes
+                    if self.send_queued_bytes * 2 >= self._send_bytes_max:
+                        outgoing.want_acknowledgement()
                     pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
                     outgoing.pending_bytes = pending
         if not pending or flow is None:
@@ -196,9 +198,6 @@ class Mailbox(Inbox):
     def _look_for_room(self, path: StreamPath) -> None:
         """Look for acknowledgements: the account is a quarter full, and an eighth came since."""
         bytes_max = self._send_bytes_max
-        if self.send_queued_bytes * 2 >= bytes_max:
-            path.core.outgoing.acknowledgement_wanted = True
-            path.core.outgoing.plain = False
         path.look_for_acknowledgements()
         self.look_at_bytes = max(self.quarter_bytes, self.send_queued_bytes + bytes_max // 8)
 

@@ -76,6 +76,7 @@ class Outgoing:
         "pending_bytes",
         "plain",
         "position",
+        "question_due",
         "release",
         "repeats",
         "sequence_next",
@@ -96,7 +97,8 @@ class Outgoing:
         self.pending_bytes = 0  # octets of `unsent`, headers included
         self.release = Release.NOT_YET
         self.checksum = False
-        self.acknowledgement_wanted = False  # a send account crossed half of its bound
+        self.acknowledgement_wanted = False  # a send account is at half of its bound
+        self.question_due = False  # somebody waits until all that is here is acknowledged
         self.unacked_packets_left = limits.unacked_packets_max
         self.unacked_bytes_left = limits.unacked_bytes_max
         self.fences: list[Fence] = []
@@ -317,6 +319,21 @@ class Outgoing:
         self.allow_unacked()
 
     # -- acknowledgements
+
+    def want_acknowledgement(self) -> None:
+        """Have the last message ask: an account is half full, and others may wait for room."""
+        self.acknowledgement_wanted = True
+        self.plain = False
+
+    def asks(self) -> bool:
+        """Tell whether all that can leave has left, and somebody waits for its acknowledgement."""
+        return (
+            self.question_due
+            and self.release is Release.PEER_ACKNOWLEDGED
+            and bool(self.unacked)
+            and not self.repeats
+            and (not self.unsent or (self.gate is not None and not self.gate.open))
+        )
 
     def handle_peer_acknowledged(self, sequence: int) -> bool:
         """Free everything up to `sequence`; False if that was never handed over."""

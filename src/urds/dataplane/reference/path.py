@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from urds.constants import PROBE_PORT, Capability
+from urds.constants import PROBE_PORT, Capability, HeaderFlag
 from urds.dataplane.base import Buffer, DownReason, Hold, Limits, Release, SocketAddress
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox
@@ -161,6 +161,8 @@ class PathCore:
             return False
         if self._out or self.map_due or self.incoming.acknowledgement_due:
             return True
+        if self.outgoing.asks():
+            return True
         if self._hellos and self.incoming.frames:
             return True
         outgoing = self.outgoing
@@ -177,7 +179,8 @@ class PathCore:
             and outgoing.release is Release.PEER_ACKNOWLEDGED
             and outgoing.gate is None
             and not (self._out or self.map_due or self._hellos)
-            and not (outgoing.repeats or outgoing.fences or outgoing.acknowledgement_wanted)
+            and not (outgoing.repeats or outgoing.fences)
+            and not (outgoing.acknowledgement_wanted or outgoing.question_due)
             and self.limits.path_messages_max > 1  # else one more fills it
             and self.limits.unacked_packets_max > 1  # else each asks for an acknowledgement
             and self.limits.unacked_bytes_max > REFERENCE_BYTES
@@ -200,7 +203,7 @@ class PathCore:
                 self._frame_hellos()
             if self.hold is Hold.NOTHING and (self.outgoing.unsent or self.outgoing.repeats):
                 self._frame_messages()
-            if self.incoming.acknowledgement_due:
+            if self.incoming.acknowledgement_due or self.outgoing.asks():
                 self._frame_acknowledgement()
         return self._out
 
@@ -240,8 +243,16 @@ class PathCore:
             self._owed_since_ns = None
 
     def _frame_acknowledgement(self) -> None:
-        """At most one: it tells the newest number, and counts as sent once it is octets."""
+        """At most one: it tells the newest number, and counts as sent once it is octets.
+
+        It asks for the peer's if somebody waits for that.
+        """
         if self.incoming.acknowledging:
+            flags = 0
+            if self.outgoing.asks():
+                self.outgoing.question_due = False
+                flags = HeaderFlag.ACK_REQUIRED
+                self.counters.send_ack_required += 1
             self._append(
                 emit_header(
                     sequence=0,
@@ -249,7 +260,7 @@ class PathCore:
                     payload_bytes=0,
                     source_port=0,
                     target_port=0,
-                    flags=0,
+                    flags=flags,
                     extension=b"",
                     checksum=self.outgoing.checksum,
                 )
@@ -316,6 +327,11 @@ class PathCore:
         """Make an acknowledgement due at once if one is owed: later there may be no stream."""
         incoming = self.incoming
         incoming.acknowledgement_due |= self.attached and incoming.messages_owed > 0
+
+    def ask(self) -> None:
+        """Have the peer acknowledge what is queued or sent as soon as it has it: somebody waits."""
+        self.outgoing.question_due = self.outgoing.message_count() > 0
+        self.outgoing.plain = False
 
     # -- time
 

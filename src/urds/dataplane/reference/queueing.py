@@ -164,6 +164,8 @@ def _try(
         return None
     outgoing = path.core.outgoing
     outgoing.queue(mailbox, mailbox.port, port, payload, extension)
+    if mailbox.send_queued_bytes * 2 >= mailbox._send_bytes_max:
+        outgoing.want_acknowledgement()
     if len(mailbox._flows) >= _FLOWS_MAX:
         mailbox._flows.clear()
     mailbox._flows[address] = (path, outgoing, port, congested.octets)

@@ -400,6 +400,9 @@ class StreamPath:
             self.core.hold_behind(other.core.outgoing.fence() if other else Fence())
             if other is not None:
                 other.dependents.append(self)
+                other.core.ask()
+        if other is not None:
+            other.flush()
         self.flush()
 
     def drop_queue(self) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from urds.transport.rdma.link import Link
 
 _ROWS_MAX: Final = 65536  # of each message table
+_ACKNOWLEDGE_NS: Final = 1_000_000  # what an acknowledgement waits for a message to ride on
 
 
 class RdmaPath:
@@ -255,7 +256,7 @@ class RdmaPath:
         plane = self.plane
         if not self._acknowledgement_planned:
             self._acknowledgement_planned = True
-            plane.note_due(self, plane.clock_ns() + plane.limits.acknowledge_delay_ns)
+            plane.note_due(self, plane.clock_ns() + _ACKNOWLEDGE_NS)
 
     def handle_breach(self, link: Link, reason: str) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""
