@@ -20,7 +20,7 @@ _Buffer = bytes | bytearray | memoryview
 _SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 _Limits = tuple[int, ...]  # base.Limits, field by field
 _Settings = tuple[
-    int, int, int | None, int | None, bool, int, bool, tuple[int, ...], int
+    int, int, int | None, int | None, bool, int, bool, tuple[int, ...], int, int
 ]  # base.MailboxSettings, field by field
 _Agreement = tuple[str, bool, int]  # base.Agreement: name of the release, checksum, bytes max
 _Received = tuple[int, int | None, int | None, int | None, int | None, bool]  # base.Received

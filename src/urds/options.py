@@ -46,6 +46,7 @@ SO_RCVBUFFORCE: Final = 33
 SO_TIMESTAMPNS: Final = 35
 SO_PROTOCOL: Final = 38
 SO_DOMAIN: Final = 39
+SO_BUSY_POLL: Final = 46
 SO_TIMESTAMP_NEW: Final = 63
 SO_TIMESTAMPNS_NEW: Final = 64
 SO_RCVTIMEO_NEW: Final = 66
@@ -84,6 +85,7 @@ class Options:
     broadcast: bool = False
     keepalive: bool = False
     zerocopy: bool = False
+    busy_poll_us: int = 0
 
 
 def defaults(settings: Settings) -> Options:
@@ -91,6 +93,7 @@ def defaults(settings: Settings) -> Options:
     return Options(
         send_bytes_max=settings.send_bytes_default,
         receive_bytes_max=settings.receive_bytes_default,
+        busy_poll_us=settings.busy_poll_us,
     )
 
 
@@ -264,6 +267,14 @@ def _zerocopy(octets: bytes, _options: Options, _settings: Settings) -> dict[str
     return {"zerocopy": bool(value)}
 
 
+def _busy_poll(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+    """Any user may ask for any time. Source: linux v6.18 net/core/sock.c; up to v6.6 only less."""
+    value = _integer(octets)
+    if value < 0:
+        raise os_error(Refusal.BAD_ARGUMENT, f"SO_BUSY_POLL = {value}")
+    return {"busy_poll_us": value}
+
+
 # -- how values become octets
 
 
@@ -335,6 +346,7 @@ _SOCKET: Final[dict[int, Option]] = {
     SO_TIMESTAMPNS_NEW: Option(
         _timestamp(SO_TIMESTAMPNS_NEW, exact=False), _is_timestamp(SO_TIMESTAMPNS_NEW)
     ),
+    SO_BUSY_POLL: Option(_busy_poll, _field("busy_poll_us")),
     SO_ZEROCOPY: Option(_zerocopy, _field("zerocopy")),
     SO_REUSEADDR: Option(_switch("reuse_address"), _field("reuse_address")),
     SO_BROADCAST: Option(_switch("broadcast"), _field("broadcast")),

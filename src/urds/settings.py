@@ -169,6 +169,8 @@ class Settings:
     # many octets for each direction.
     shared_memory: bool = _tunable(True, _switch())
     shared_memory_bytes: int = _tunable(1 << 20, _one_of(*(1 << bits for bits in range(16, 27))))
+    # SO_BUSY_POLL of a new socket, as net.core.busy_read is for the kernel's; 0 never spins.
+    busy_poll_us: int = _tunable(0, _integer(0, (1 << 31) - 1))
     npaths: int = _tunable(1, _one_of(1, 2, 4, PATHS_MAX))
     keepalive_idle_s: int = _tunable(5, _integer(1, 32_767))
     keepalive_interval_s: int = _tunable(5, _integer(1, 32_767))

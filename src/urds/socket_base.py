@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from urds.backend.base import Backend, Mailbox, MailboxSettings
 
 _NS: Final = 1_000_000_000
+_US: Final = 1_000
 _INT: Final = Struct("=i")
 _FIONBIO: Final = 0x5421
 _SOCK_NONBLOCK: Final = 0o4000
@@ -275,6 +276,7 @@ class SocketBase(system.socket):
             timestamps=bool(chosen.timestamp),
             traces=chosen.traces,
             tos=chosen.tos,
+            busy_poll_ns=chosen.busy_poll_us * _US,
         )
 
     def _tell_mailbox(self) -> None:

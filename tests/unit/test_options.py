@@ -236,3 +236,17 @@ def test_a_short_cancel_is_refused(octets: bytes, settings: Settings) -> None:
     with pytest.raises(OSError) as refused:
         options.cancel_target(octets, settings)
     assert refused.value.errno == errno.EINVAL
+
+
+def test_a_time_to_poll_busily_is_kept_as_linux_keeps_it() -> None:
+    """Of a new socket it is the tunable; Source: linux v6.18, asked of SOL_SOCKET."""
+    busy = options.defaults(Settings(busy_poll_us=30))
+    assert number(busy, SOL_SOCKET, options.SO_BUSY_POLL) == 30
+    assert number(NEW, SOL_SOCKET, options.SO_BUSY_POLL) == 0
+    for asked in (50, (1 << 31) - 1, 0):
+        set_to = put(SOL_SOCKET, options.SO_BUSY_POLL, asked, at=busy)
+        assert number(set_to, SOL_SOCKET, options.SO_BUSY_POLL) == asked
+    for wrong in (-1, b"\1\0"):
+        with pytest.raises(OSError) as raised:
+            put(SOL_SOCKET, options.SO_BUSY_POLL, wrong)
+        assert raised.value.errno == errno.EINVAL

@@ -158,6 +158,18 @@ fn lead(plane: &Plane) {
     }
 }
 
+/// Look at the word for a while before the first sleep, as who polls busily does.
+fn lead_awake(plane: &Plane) {
+    let mut state = plane.lock();
+    state.listed = !state.message;
+    plane.word.sit_awake();
+    drop(state);
+    if plane.word.is_notified() {
+        assert!(plane.lock().message, "it is told of nothing");
+    }
+    lead(plane);
+}
+
 /// Leave for a signal, which comes at any moment; who was told knows it and passes it on.
 fn leave(plane: &Plane, rise: fn(&Word)) {
     let mut state = plane.lock();
@@ -193,6 +205,11 @@ fn to_sleep_when_notified_is_found() {
 #[test]
 fn a_leader_that_is_told_wakes() {
     meet(lead);
+}
+
+#[test]
+fn a_leader_that_looked_before_it_sleeps_wakes() {
+    meet(lead_awake);
 }
 
 #[test]

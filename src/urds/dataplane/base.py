@@ -30,8 +30,7 @@ from urds.dataplane.rows import Carrier, MailboxRow, MessageRow, PathRow, RdmaRo
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
 
-# Rows and notices are told on, for whoever has the contract from here.
-__all__ = [
+__all__ = [  # rows and notices are told on, for whoever has the contract from here
     "ALL_GROUPS", "Address", "Agreement", "Buffer", "Carrier", "Congested", "CongestionNotice",
     "Control", "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limit", "LimitHit",
     "Limits", "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow", "Notice",
@@ -132,6 +131,7 @@ class MailboxSettings:
     timestamps: bool = False
     traces: tuple[int, ...] = ()  # receive-path latency positions, at most three
     tos: int = 0  # type of service of its connections, where the transport knows any
+    busy_poll_ns: int = 0  # a receive that waits looks so long without sleep; compiled plane only
 
 
 class Message(NamedTuple):

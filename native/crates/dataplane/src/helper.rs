@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(decided(&plane, true), (Some(2 * TICK_NS), false));
         assert_eq!(decided(&plane, true), (Some(TICK_MAX_NS), false));
         let leader = Waiter::take();
-        plane.lock().desk.sit_down(leader);
+        plane.lock().desk.sit_down(leader, false);
         for _ in 1..LEADER_TICKS {
             assert_eq!(decided(&plane, false), (Some(TICK_MAX_NS), false));
         }

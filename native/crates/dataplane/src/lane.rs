@@ -11,7 +11,7 @@
 use std::any::Any;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use urds_path::SocketAddress;
@@ -84,6 +84,8 @@ pub struct LaneStream {
     addresses: (SocketAddress, SocketAddress),
     inward: Mutex<Reader>,
     outward: Mutex<Outward>,
+    /// Position of `inward`, for a look without its lock.
+    taken: AtomicU64,
     /// What `rest` waits for, in octets.
     expected: AtomicUsize,
     /// The other side is gone; what it published can still be read.
@@ -120,6 +122,7 @@ impl LaneStream {
             addresses,
             inward: Mutex::default(),
             outward: Mutex::default(),
+            taken: AtomicU64::new(0),
             expected: AtomicUsize::new(1),
             gone: AtomicBool::new(false),
             breached: AtomicBool::new(false),
@@ -137,6 +140,11 @@ impl LaneStream {
 
     fn inward_way(&self) -> Way<'_> {
         self.way(usize::from(self.side == Side::Dials))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn inward_control(&self) -> &Control {
+        self.memory.control(self.inward_way().direction)
     }
 
     fn outward_way(&self) -> Way<'_> {
@@ -204,7 +212,9 @@ impl Stream for LaneStream {
         let has_ended = self.gone.load(Ordering::Acquire) || Reader::has_ended(way.control());
         let read = {
             let mut reader = self.inward.lock();
-            reader.read(&way, first, second, &mut || self.bell())
+            let read = reader.read(&way, first, second, &mut || self.bell());
+            self.taken.store(reader.position(), Ordering::Relaxed);
+            read
         };
         match self.judged(read)? {
             0 if has_ended => Ok(0),
@@ -271,6 +281,14 @@ impl Stream for LaneStream {
         let asleep = self.inward.lock().sleep(&self.inward_way(), wanted);
         // After a breach somebody has to come and find it.
         self.judged(asleep).unwrap_or(false)
+    }
+
+    fn wake(&self) {
+        Reader::wake(self.inward_way().control());
+    }
+
+    fn has_news(&self) -> bool {
+        Reader::head(self.inward_way().control()) != self.taken.load(Ordering::Relaxed)
     }
 
     fn has_room(&self) -> bool {

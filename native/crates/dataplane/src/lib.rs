@@ -37,6 +37,7 @@ pub mod rules;
 pub mod sending;
 mod settling;
 pub mod snapshot;
+mod spinning;
 pub mod state;
 pub mod stream;
 pub mod stream_path;

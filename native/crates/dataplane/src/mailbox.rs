@@ -36,6 +36,8 @@ pub struct MailboxSettings {
     /// Whether times along the way of a message are wanted.
     pub traces: bool,
     pub tos: u8,
+    /// How long a receive that waits looks without sleeping, while it leads.
+    pub busy_poll_ns: u64,
 }
 
 impl Default for MailboxSettings {
@@ -50,6 +52,7 @@ impl Default for MailboxSettings {
             timestamps: false,
             traces: false,
             tos: 0,
+            busy_poll_ns: 0,
         }
     }
 }

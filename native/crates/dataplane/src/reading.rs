@@ -287,7 +287,11 @@ impl State {
             self.update_watch(id);
         }
         let path = self.paths.get_mut(id)?;
-        let mut reading = Reading::new(id, Arc::clone(path.stream.as_ref()?));
+        let stream = Arc::clone(path.stream.as_ref()?);
+        if stream.rings() {
+            self.near.note(id);
+        }
+        let mut reading = Reading::new(id, stream);
         path.reading = true;
         reading.body = path.core.incoming.take_body();
         reading.vain = path.vain;

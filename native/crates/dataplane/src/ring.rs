@@ -48,7 +48,7 @@ pub struct Control {
     /// Octets read since the start; the reader's.
     pub(crate) tail: Apart<AtomicU64>,
     /// 0, or: ring when so many octets are here. Set by the reader, cleared by both.
-    reader_asleep: Apart<AtomicU32>,
+    pub(crate) reader_asleep: Apart<AtomicU32>,
     /// Not 0: ring when there is room. Set by the writer, cleared by both.
     writer_asleep: Apart<AtomicU32>,
     /// Not 0: the writer will write no more.
@@ -211,6 +211,23 @@ impl Reader {
         control.ended.0.load(Ordering::Acquire) != 0
     }
 
+    /// Return the position that the writer published, whatever it is.
+    pub fn head(control: &Control) -> u64 {
+        control.head.0.load(Ordering::Acquire)
+    }
+
+    /// Return the count of all octets read.
+    pub fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// Say that we look at `head` all the time: no bell until the next `sleep`.
+    pub fn wake(control: &Control) {
+        if control.reader_asleep.0.load(Ordering::Relaxed) != 0 {
+            control.reader_asleep.0.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Copy out what is here, into `first` and then into `second`; return how many octets.
     ///
     /// # Errors
@@ -227,9 +244,7 @@ impl Reader {
             return Ok(0);
         }
         let control = ring.control();
-        if control.reader_asleep.0.load(Ordering::Relaxed) != 0 {
-            control.reader_asleep.0.store(0, Ordering::Relaxed); // no bell while we read
-        }
+        Self::wake(control); // no bell while we read
         let of_first = here.min(first.len());
         let of_second = (here - of_first).min(second.len());
         self.copy(ring, &mut first[..of_first]);

@@ -17,6 +17,7 @@ use crate::mailbox::Mailbox;
 use crate::plane::Plane;
 use crate::poll_set::PollTables;
 use crate::refusal::Refusal;
+use crate::spinning::NearLanes;
 use crate::stream::Stream;
 use crate::stream_path::StreamPath;
 use crate::sys::epoll::Epoll;
@@ -71,6 +72,8 @@ pub struct State {
     events: Vec<Event>,
     /// Streams that are over: dropped, and so closed, when the lock is released.
     grave: Vec<Arc<dyn Stream>>,
+    /// Lanes that were read last.
+    pub(crate) near: NearLanes,
     /// Scratch of `dues::serve` and its like, kept so that a pass allocates nothing.
     pub(crate) spare_paths: Vec<PathId>,
 }
@@ -103,6 +106,7 @@ impl State {
             closed_accounts: HashMap::new(),
             events: Vec::new(),
             grave: Vec::new(),
+            near: NearLanes::default(),
             spare_paths: Vec::new(),
         }
     }

@@ -66,6 +66,16 @@ pub trait Stream: Send + Sync {
         true
     }
 
+    /// Of a stream that rings: have it not ring until `rest`, for somebody looks at `has_news` all
+    /// the time.
+    fn wake(&self) {}
+
+    /// Of a stream that rings: tell whether there is something to read, or a breach to find, by a
+    /// look into memory.
+    fn has_news(&self) -> bool {
+        false
+    }
+
     /// Of a stream that rings: tell whether a write would be taken, without trying.
     fn has_room(&self) -> bool {
         false

@@ -80,6 +80,11 @@ impl Waiter {
         }
     }
 
+    /// Tell whether somebody notified us, of one that sits awake.
+    pub(crate) fn is_notified(&self) -> bool {
+        self.word.is_notified()
+    }
+
     /// Note that the leader is out of its poll. No lock needed: nobody else changes this.
     pub(crate) fn rise(&self) {
         self.word.rise();
@@ -241,13 +246,19 @@ impl WaitingDesk {
     }
 
     /// Become the leader if there is none; return whether the waiter leads. Lock held.
-    pub(crate) fn sit_down(&mut self, waiter: &'static Waiter) -> bool {
+    ///
+    /// A leader that is `awake` looks whether it was notified and sleeps nowhere.
+    pub(crate) fn sit_down(&mut self, waiter: &'static Waiter, awake: bool) -> bool {
         if self
             .leader
             .is_none_or(|leader| std::ptr::eq(leader, waiter))
         {
             self.leader = Some(waiter);
-            waiter.word.sit_in_poll();
+            if awake {
+                waiter.word.sit_awake();
+            } else {
+                waiter.word.sit_in_poll();
+            }
             self.followers.retain(|other| !std::ptr::eq(*other, waiter));
             return true;
         }

@@ -2,9 +2,10 @@
 
 use std::io;
 
-use crate::plane::Plane;
+use crate::plane::{Locked, Plane};
 use crate::refusal::{Refusal, Refused};
 use crate::rules::{self, Moment, Rule};
+use crate::spinning::SPELL_NS;
 use crate::state::{MailboxId, State};
 use crate::sys::{epoll, signals};
 use crate::waiting::{Waiter, Waiters};
@@ -103,6 +104,8 @@ struct Sleep {
     deadline_ns: Option<u64>,
     /// When to ask for signals.
     look_ns: Option<u64>,
+    /// Until then it is none: see `spinning`.
+    awake_until_ns: Option<u64>,
 }
 
 impl Sleep {
@@ -110,6 +113,43 @@ impl Sleep {
         let ends = [self.wake_ns, self.deadline_ns, self.look_ns];
         let until_ns = ends.into_iter().flatten().min()?;
         Some(until_ns.saturating_sub(self.now_ns))
+    }
+
+    /// Return when to stop looking without sleep, `None` to sleep.
+    fn spell_until_ns(&self) -> Option<u64> {
+        let awake_until_ns = self.awake_until_ns.filter(|_| self.leads)?;
+        let ends = [self.wake_ns, self.deadline_ns, self.look_ns];
+        let until_ns = awake_until_ns.min(self.now_ns.saturating_add(SPELL_NS));
+        Some(ends.into_iter().flatten().fold(until_ns, u64::min))
+    }
+}
+
+/// How long a wait looks without sleeping: from its first attempt in vain on.
+struct Awake {
+    mailbox: MailboxId,
+    what: WaitFor,
+    until_ns: Option<u64>,
+}
+
+impl Awake {
+    fn new(mailbox: MailboxId, what: WaitFor) -> Self {
+        Self {
+            mailbox,
+            what,
+            until_ns: None,
+        }
+    }
+
+    /// Return until when, `None` once it is over or if nobody asked for it. Lock held.
+    fn until_ns(&mut self, state: &State, now_ns: u64) -> Option<u64> {
+        if self.what != WaitFor::Arrival {
+            return None;
+        }
+        if self.until_ns.is_none() {
+            let settings = &state.mailboxes.get(self.mailbox)?.settings;
+            self.until_ns = Some(now_ns.saturating_add(settings.busy_poll_ns));
+        }
+        self.until_ns.filter(|&until_ns| until_ns > now_ns)
     }
 }
 
@@ -155,16 +195,12 @@ impl Plane {
     ) -> Result<Option<T>, Refused> {
         let deadline_ns = wait_ns.map(|wait_ns| self.now_ns().saturating_add(wait_ns));
         let mut seat = Seat::new(self, mailbox, what);
+        let mut awake = Awake::new(mailbox, what);
         // Python runs its handlers in the main thread only.
         let is_main = signals::is_main_thread();
         let mut unseen_ns = is_main.then(|| self.now_ns());
         loop {
-            let mut state = self.lock();
-            if state.tails && rules::holds(Rule::WaitFlushesTails) {
-                drop(state);
-                self.flush_tails();
-                state = self.lock();
-            }
+            let mut state = self.lock_flushed();
             let result = attempt(&mut state);
             let now_ns = state.now_ns();
             let is_late = deadline_ns.is_some_and(|deadline_ns| now_ns >= deadline_ns);
@@ -178,7 +214,8 @@ impl Plane {
                 return Err(refusal.into());
             };
             seat.list(waiters);
-            let leads = state.desk.sit_down(seat.waiter);
+            let awake_until_ns = awake.until_ns(&state, now_ns);
+            let leads = state.desk.sit_down(seat.waiter, awake_until_ns.is_some());
             let wake_ns = if leads { state.next_due_ns() } else { None };
             drop(state);
             let look_ns = unseen_ns.map(|since_ns| since_ns + UNSEEN_SIGNAL_NS);
@@ -188,6 +225,7 @@ impl Plane {
                 wake_ns,
                 deadline_ns,
                 look_ns,
+                awake_until_ns,
             };
             let is_interrupted = self.sleep(&seat, &sleep).is_err();
             if is_interrupted || look_ns.is_some_and(|at_ns| at_ns <= self.now_ns()) {
@@ -205,6 +243,17 @@ impl Plane {
         }
     }
 
+    /// Take the lock, with no message left that waits for others to join it.
+    fn lock_flushed(&self) -> Locked<'_> {
+        let state = self.lock();
+        if !state.tails || !rules::holds(Rule::WaitFlushesTails) {
+            return state;
+        }
+        drop(state);
+        self.flush_tails();
+        self.lock()
+    }
+
     /// Sleep once: as the leader in the poll set, serving what comes, else at the waiter's gate.
     ///
     /// Fails if a signal interrupted the sleep.
@@ -214,6 +263,16 @@ impl Plane {
             let slept = seat.waiter.sleep(sleep.timeout_ns());
             rules::pass(Moment::FollowerWoke);
             return slept;
+        }
+        if let Some(until_ns) = sleep.spell_until_ns() {
+            self.spin(seat.waiter, until_ns);
+            if sleep
+                .wake_ns
+                .is_some_and(|wake_ns| wake_ns <= self.now_ns())
+            {
+                self.serve_due();
+            }
+            return Ok(());
         }
         let mut ready = epoll::NOTHING;
         let told = self.poll_set.wait(&mut ready, sleep.timeout_ns());

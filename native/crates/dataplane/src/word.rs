@@ -35,6 +35,16 @@ impl Word {
         self.0.store(IN_POLL, Ordering::Release);
     }
 
+    /// Note that the thread runs and looks at its word: nobody need wake it. Lock held.
+    pub fn sit_awake(&self) {
+        self.0.store(RUNNING, Ordering::Release);
+    }
+
+    /// Tell whether the thread was notified since.
+    pub fn is_notified(&self) -> bool {
+        self.0.load(Ordering::Acquire) == NOTIFIED
+    }
+
     /// Note that the thread is about to sleep at its gate. Lock held.
     pub fn sit_at_gate(&self) {
         self.0.store(AT_GATE, Ordering::Release);

@@ -195,6 +195,14 @@ impl Stream for GivenLane {
         self.lane.rest()
     }
 
+    fn wake(&self) {
+        self.lane.wake();
+    }
+
+    fn has_news(&self) -> bool {
+        self.lane.has_news()
+    }
+
     fn has_room(&self) -> bool {
         self.lane.has_room()
     }

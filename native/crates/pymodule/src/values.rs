@@ -17,6 +17,7 @@ pub type SettingsTuple = (
     bool,
     Vec<i64>,
     u8,
+    u64,
 );
 
 /// Return settings, and the positions of traces, which only the binding knows.
@@ -31,6 +32,7 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
         timestamps,
         traces,
         tos,
+        busy_poll_ns,
     ) = tuple;
     let settings = MailboxSettings {
         send_bytes_max,
@@ -42,6 +44,7 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
         timestamps,
         traces: !traces.is_empty(),
         tos,
+        busy_poll_ns,
     };
     (settings, traces)
 }

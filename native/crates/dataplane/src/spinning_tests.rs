@@ -1,0 +1,202 @@
+use std::io::IoSlice;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use urds_path::{Header, Hold, Limits, SocketAddress};
+
+use super::*;
+use crate::lane::{LaneStream, Side, memory_bytes};
+use crate::mailbox::MailboxSettings;
+use crate::receiving::Taken;
+use crate::ring::RING_BYTES_MIN;
+use crate::state::MailboxId;
+use crate::sys::shared_memory::make;
+use crate::sys::sockets::{poll_now, unix_pair};
+use crate::world::{PORT, address, message};
+
+const LATE: Duration = Duration::from_secs(5);
+const FOR_EVER_NS: u64 = 60_000_000_000;
+/// Of a wait: a test that fails ends.
+const WAIT_NS: u64 = 8_000_000_000;
+
+fn bound(busy_poll_ns: u64) -> (Arc<Plane>, MailboxId) {
+    let plane = Plane::new(Limits::default(), None, None, None).expect("descriptors are left");
+    let settings = MailboxSettings {
+        busy_poll_ns,
+        ..MailboxSettings::default()
+    };
+    let mailbox = plane.mailbox(address(1), PORT, settings);
+    (plane, mailbox)
+}
+
+/// The peer's end of a lane, and ours, which the plane has.
+struct Pair {
+    theirs: LaneStream,
+    ours: Arc<LaneStream>,
+    sequence: u64,
+}
+
+impl Pair {
+    fn attached(plane: &Plane, peer: u8) -> Self {
+        let (near, far) = unix_pair().expect("descriptors are left");
+        let memory = make(memory_bytes(RING_BYTES_MIN)).expect("there is memory");
+        let ends = [address(1), address(peer)].map(|end| SocketAddress::new(end, PORT));
+        let lane = |line, side, ends| {
+            LaneStream::new(line, memory.get(), RING_BYTES_MIN, side, ends).expect("a lane")
+        };
+        let ours = Arc::new(lane(near.get(), Side::Accepts, (ends[0], ends[1])));
+        let path = plane.path(address(1), address(peer), 0, 1);
+        plane.attach(path, Arc::clone(&ours) as Arc<dyn Stream>, Hold::Nothing);
+        Self {
+            theirs: lane(far.get(), Side::Dials, (ends[1], ends[0])),
+            ours,
+            sequence: 0,
+        }
+    }
+
+    fn say(&mut self, octet: u8) {
+        self.sequence += 1;
+        let header = Header {
+            payload_bytes: 1,
+            ..message(self.sequence)
+        };
+        let octets = [&header.emit(false)[..], &[octet]].concat();
+        let written = self.theirs.write(&[IoSlice::new(&octets)]);
+        assert_eq!(written.ok(), Some(octets.len()));
+    }
+
+    /// Tell whether what the peer writes now rings.
+    fn is_at_rest(&self) -> bool {
+        let word = &self.ours.inward_control().reader_asleep.0;
+        word.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// Return the octet of the next message, `None` when the time is over.
+fn take(plane: &Plane, mailbox: MailboxId, wait_ns: u64) -> Option<u8> {
+    let taken = plane.receive(mailbox, Some(wait_ns), false, &mut || false, |message| {
+        message.payload.octets()[0]
+    });
+    match taken.expect("it is open") {
+        Taken::Message(octet) => Some(octet),
+        _ => None,
+    }
+}
+
+fn until(mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LATE, "it never comes to be");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn bells(plane: &Plane) -> u64 {
+    plane.lock().counters.tcp_data_ready_calls
+}
+
+fn is_awake(plane: &Plane) -> bool {
+    plane.lock().desk.leader_looks_before_it_sleeps()
+}
+
+#[test]
+fn who_looks_all_the_time_is_told_without_a_kick() {
+    let (plane, mailbox) = bound(FOR_EVER_NS);
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
+        until(|| is_awake(&plane));
+        thread::sleep(Duration::from_millis(2)); // ten spells
+        assert!(is_awake(&plane), "it does not sleep");
+        let sender = plane.mailbox(address(1), PORT + 1, MailboxSettings::default());
+        let route = Some(crate::mailbox::Route::Loop);
+        plane.route(sender, address(1), route);
+        let target = SocketAddress::new(address(1), PORT);
+        let payload = urds_path::Payload::copy_of(b"x");
+        let message =
+            crate::sending::Message::new(sender, target, payload, urds_path::NO_EXTENSION);
+        assert!(plane.send_now(message, Some(0)).is_ok());
+        assert_eq!(taker.join().expect("no panic"), Some(b'x'));
+    });
+    assert_eq!(poll_now(plane.kick.descriptor(), libc::POLLIN), 0);
+}
+
+#[test]
+fn when_its_time_is_over_it_sleeps_and_is_woken() {
+    let (plane, mailbox) = bound(3_000_000);
+    let mut pair = Pair::attached(&plane, 2);
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
+        until(|| plane.lock().desk.has_leader() && !is_awake(&plane));
+        assert!(pair.is_at_rest());
+        pair.say(7);
+        assert_eq!(taker.join().expect("no panic"), Some(7));
+    });
+}
+
+#[test]
+fn a_wait_ends_in_time() {
+    let (plane, mailbox) = bound(FOR_EVER_NS);
+    let start = Instant::now();
+    assert_eq!(take(&plane, mailbox, 20_000_000), None);
+    assert!(start.elapsed() >= Duration::from_millis(20) && start.elapsed() < LATE);
+    assert!(plane.lock().desk.is_empty());
+}
+
+#[test]
+fn a_lane_rings_for_nobody_who_looks() {
+    let (plane, mailbox) = bound(FOR_EVER_NS);
+    let mut pair = Pair::attached(&plane, 2);
+    pair.say(1);
+    assert_eq!(take(&plane, mailbox, WAIT_NS), Some(1)); // from now on it is near
+    thread::scope(|scope| {
+        for octet in 2..50 {
+            let before = bells(&plane);
+            let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
+            until(|| !pair.is_at_rest());
+            pair.say(octet);
+            assert_eq!(taker.join().expect("no panic"), Some(octet));
+            assert_eq!(bells(&plane), before);
+            assert!(pair.is_at_rest(), "nobody looks any more");
+        }
+    });
+}
+
+#[test]
+fn the_message_of_one_lane_leaves_the_others_at_rest() {
+    let (plane, mailbox) = bound(FOR_EVER_NS);
+    let mut pairs = [2, 3, 4].map(|peer| Pair::attached(&plane, peer));
+    for pair in &mut pairs {
+        pair.say(1);
+        assert_eq!(take(&plane, mailbox, WAIT_NS), Some(1));
+    }
+    thread::scope(|scope| {
+        for round in 0..30 {
+            let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
+            until(|| pairs.iter().all(|pair| !pair.is_at_rest()));
+            pairs[round % 3].say(2);
+            assert_eq!(taker.join().expect("no panic"), Some(2));
+            assert!(pairs.iter().all(Pair::is_at_rest));
+        }
+    });
+}
+
+#[test]
+fn more_lanes_than_it_looks_at_ring() {
+    let (plane, mailbox) = bound(FOR_EVER_NS);
+    let peers: Vec<u8> = (2..2 + u8::try_from(LANES_MAX).expect("few") + 3).collect();
+    let mut pairs: Vec<Pair> = peers
+        .iter()
+        .map(|&peer| Pair::attached(&plane, peer))
+        .collect();
+    for _ in 0..3 {
+        for pair in &mut pairs {
+            thread::scope(|scope| {
+                let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
+                until(|| is_awake(&plane));
+                pair.say(3);
+                assert_eq!(taker.join().expect("no panic"), Some(3));
+            });
+        }
+    }
+    assert_eq!(plane.lock().near.0.len(), LANES_MAX);
+}
