@@ -92,13 +92,18 @@ class Agent:
             time.sleep(_POLL_S)
         return taken, broken
 
-    def serve_echo(self) -> None:
-        """Send back whatever comes to `ECHO_PORT`, in a thread, until the process ends."""
+    def serve_echo(self, pause_s: float = 0.0) -> None:
+        """Send back whatever comes to `ECHO_PORT`, in a thread, until the process ends.
+
+        An answer leaves `pause_s` after its message came.
+        """
         mailbox = self._node.bind(ECHO_PORT)
 
         def send_back() -> None:
             while True:
                 payload, source = mailbox.recvfrom(1 << 20)
+                if pause_s:
+                    time.sleep(pause_s)
                 mailbox.sendto(payload, source)
 
         threading.Thread(target=send_back, daemon=True).start()

@@ -19,6 +19,7 @@ pub mod events;
 pub mod forks;
 mod ground;
 pub mod helper;
+mod holding;
 pub mod host;
 pub mod lane;
 pub mod loop_path;

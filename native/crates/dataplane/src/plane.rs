@@ -169,14 +169,14 @@ impl Plane {
             } else if let Some(descriptor) = crate::poll_set::watched_of(number) {
                 self.lock().report_watched(descriptor);
             } else {
-                self.serve_path_ready(PathId::from_u64(number), events);
+                self.serve_path_ready(PathId::from_u64(number), events, ready.len() > 1);
             }
         }
         self.settle();
         ready.len()
     }
 
-    fn serve_path_ready(&self, path: PathId, events: u32) {
+    fn serve_path_ready(&self, path: PathId, events: u32, others: bool) {
         let mut state = self.lock();
         let Some(record) = state.paths.get(path) else {
             return;
@@ -191,11 +191,11 @@ impl Plane {
             self.resume(path); // these cannot be masked out: what is left is little, take it
         }
         if let Some(stream) = bell {
-            self.serve_bell(path, &*stream);
+            self.serve_bell(path, &*stream, others);
             return;
         }
         if is_readable {
-            self.read(path);
+            self.read_beside(path, others);
         }
         if events & epoll::WRITABLE != 0 {
             self.unblock(path);
@@ -203,9 +203,9 @@ impl Plane {
     }
 
     /// Serve a stream whose descriptor says no more than that there is something to look at.
-    fn serve_bell(&self, path: PathId, stream: &dyn Stream) {
+    fn serve_bell(&self, path: PathId, stream: &dyn Stream, others: bool) {
         stream.hear();
-        self.read(path);
+        self.read_beside(path, others);
         let is_blocked = |record: &StreamPath| record.blocked;
         if stream.has_room() && self.lock().paths.get(path).is_some_and(is_blocked) {
             self.unblock(path);

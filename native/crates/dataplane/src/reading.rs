@@ -30,6 +30,9 @@ const KEPT_BYTES: usize = 4 << 20;
 const READS_PER_PASS: usize = 8;
 /// Then others have their turn.
 const PASS_BYTES: usize = 4 << 20;
+/// The same where others are known to wait: a peer that sends without end has no more of a socket
+/// than its neighbours. A single read may bring more, of a long payload.
+const SHARED_PASS_BYTES: usize = 256 << 10;
 /// Of a stream whose last read brought nothing for anybody: a neighbour of a flood of messages for
 /// nobody, of pings or of maps waits for what is read at once.
 const VAIN_BYTES: usize = 16384;
@@ -147,6 +150,20 @@ impl Plane {
     ///
     /// No lock held. Does nothing if another thread reads the path, or a full mailbox pauses it.
     pub fn read(&self, path: PathId) -> bool {
+        self.read_within(path, PASS_BYTES)
+    }
+
+    /// The same; a shorter while if `others` are ready, too.
+    pub(crate) fn read_beside(&self, path: PathId, others: bool) -> bool {
+        let octets_max = if others {
+            SHARED_PASS_BYTES
+        } else {
+            PASS_BYTES
+        };
+        self.read_within(path, octets_max)
+    }
+
+    fn read_within(&self, path: PathId, octets_max: usize) -> bool {
         let Some(mut reading) = self.lock().begin_read(path) else {
             return false;
         };
@@ -163,7 +180,7 @@ impl Plane {
                 }
                 Outcome::More
                     if reads < READS_PER_PASS
-                        && octets < PASS_BYTES
+                        && octets < octets_max
                         && !reading.vain
                         && reading.has_come() => {}
                 _ => break,

@@ -145,10 +145,26 @@ impl Plane {
         wait_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Sent, Refused> {
-        let (mailbox, target) = (message.mailbox, message.target);
-        let mut message = Some(message);
-        let sent = self.wait_reading(mailbox, WaitFor::Room, wait_ns, interrupted, |state| {
-            let Some(waiting) = &mut message else {
+        let target = message.target;
+        let sent = self.send_until(&mut Some(message), wait_ns, interrupted)?;
+        sent.ok_or_else(|| {
+            let SocketAddress { address, port } = target;
+            Refusal::TimedOut.because(format!("no room to send to {address} port {port}"))
+        })
+    }
+
+    /// The same, but leave the message to the caller if the time is over first.
+    pub(crate) fn send_until(
+        &self,
+        message: &mut Option<Message>,
+        wait_ns: Option<u64>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Sent>, Refused> {
+        let Some(mailbox) = message.as_ref().map(|message| message.mailbox) else {
+            return Ok(None);
+        };
+        self.wait_reading(mailbox, WaitFor::Room, wait_ns, interrupted, |state| {
+            let Some(waiting) = message else {
                 return Ok(None);
             };
             match state.attempt_send(waiting)? {
@@ -160,10 +176,6 @@ impl Plane {
                 }
             }
             Ok(message.take().map(Sent::NoRoute))
-        })?;
-        sent.ok_or_else(|| {
-            let SocketAddress { address, port } = target;
-            Refusal::TimedOut.because(format!("no room to send to {address} port {port}"))
         })
     }
 

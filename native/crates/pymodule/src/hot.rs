@@ -117,10 +117,11 @@ fn send_on(
     mailbox: &Bound<'_, Mailbox>,
     target: SocketAddress,
     mut sent: Result<Sent, Refused>,
-    wait_ns: Option<u64>,
+    mut wait_ns: Option<u64>,
 ) -> PyResult<()> {
     let py = mailbox.py();
     let own = mailbox.get();
+    let turn = own.plane.get().turn();
     let mut signals = Signals::default();
     let mut resolves = 0;
     loop {
@@ -128,10 +129,21 @@ fn send_on(
             Ok(Sent::Done) => return Ok(()),
             Ok(Sent::Leaves(leaving)) => return finish(mailbox, leaving),
             Ok(Sent::Waits(message)) => {
-                sent = boundary::without_python(py, &own.shell, || {
-                    own.shell
-                        .send_waiting(message, wait_ns, &mut || signals.check())
-                });
+                sent = if let Some(held_ns) = turn.held_ns(&own.shell, wait_ns) {
+                    wait_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
+                    let sent = own
+                        .shell
+                        .send_shortly(message, held_ns, &mut || signals.check());
+                    if matches!(sent, Ok(Sent::Waits(_))) {
+                        turn.held_in_vain();
+                    }
+                    sent
+                } else {
+                    turn.wait_outside(py, &own.shell, || {
+                        own.shell
+                            .send_waiting(message, wait_ns, &mut || signals.check())
+                    })
+                };
                 boundary::leave(py)?;
                 continue;
             }
@@ -322,15 +334,34 @@ fn take<T>(
                     .get_or_insert(now_ns.saturating_add(wait_ns))
                     .saturating_sub(now_ns)
             });
-            boundary::without_python(py, shell, || {
-                shell.wait_arrival(own.id, left_ns, &mut || signals.check())
-            })
+            wait_arrival(mailbox, left_ns, &mut signals)
         };
         boundary::leave(py)?;
         if !signals.settle(py, came)? {
             return Ok(Taken::Nothing);
         }
     }
+}
+
+/// Wait for something to take: a moment with the interpreter if that is crowded, then without.
+fn wait_arrival(
+    mailbox: &Bound<'_, Mailbox>,
+    wait_ns: Option<u64>,
+    signals: &mut Signals,
+) -> Result<bool, Refused> {
+    let own = mailbox.get();
+    let (shell, turn) = (&own.shell, own.plane.get().turn());
+    let mut left_ns = wait_ns;
+    if let Some(held_ns) = turn.held_ns(shell, wait_ns) {
+        if shell.look_for_arrival(own.id, held_ns, &mut || signals.check())? {
+            return Ok(true);
+        }
+        turn.held_in_vain();
+        left_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
+    }
+    turn.wait_outside(mailbox.py(), shell, || {
+        shell.wait_arrival(own.id, left_ns, &mut || signals.check())
+    })
 }
 
 /// Take what is next with everything that can be told about it; see the stub.

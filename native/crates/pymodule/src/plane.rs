@@ -66,6 +66,11 @@ impl Plane {
         }
     }
 
+    /// Return whose turn it is at the interpreter.
+    pub(crate) fn turn(&self) -> &Turn {
+        &self.turn
+    }
+
     /// Make one call of the shell with the interpreter held: one that never waits, nor writes much.
     pub(crate) fn call<T>(
         &self,

@@ -295,7 +295,7 @@ class Plane:
                 path.resume()  # these cannot be masked out: what is left is little, take it
             if mask & ~select.EPOLLOUT:
                 self.counters.tcp_data_ready_calls += 1
-                path.read()
+                path.read(others=len(ready) > 1)
             if mask & select.EPOLLOUT:
                 path.unblock()
         if self.touched:

@@ -211,9 +211,9 @@ class StreamPath:
 
     # -- receiving
 
-    def read(self) -> bool:
+    def read(self, *, others: bool = False) -> bool:
         """Read what is there, a bounded number of times; return whether anything came."""
-        return stream_reading.read(self)
+        return stream_reading.read(self, others=others)
 
     def controls_fetched(self) -> LimitHit | None:
         """Begin to count anew; return what was dropped since the last fetch. Lock held."""
