@@ -20,8 +20,9 @@ from urds.dataplane.base import (
     Notice,
     SocketAddress,
 )
-from urds.dataplane.compiled.path import LoopPath, Path
+from urds.dataplane.compiled.path import Path
 from urds.dataplane.compiled.plain import plain
+from urds.dataplane.loop_path import LoopPath
 from urds.dataplane.operations import Operation
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Mailbox(urds_native.Mailbox):
 
     def route(self, peer: Address, path: AnyPath | CarriedPath | None) -> None:
         """Say which path leads to `peer`; None forgets it."""
-        if isinstance(path, LoopPath):
+        if isinstance(path, LoopPath):  # the module has none: its mailbox looks for the target
             self.route_loop(*plain(peer))
             return
         assert path is None or isinstance(path, Path), "a path of this plane"

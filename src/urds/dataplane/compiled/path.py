@@ -1,4 +1,4 @@
-"""Paths of the compiled plane: to a peer over a stream, and to an address of this process."""
+"""Paths of the compiled plane."""
 
 # The contract has records and keywords where the module has plain values.
 # mypy: disable-error-code="override"
@@ -76,64 +76,3 @@ def _descriptor_of(stream: Stream) -> int:
     if isinstance(stream, socket.socket) and stream.family in _INTERNET:
         return stream.fileno()
     return _NO_DESCRIPTOR
-
-
-class LoopPath:
-    """Between two addresses of this process: the sender delivers, and nothing is in flight.
-
-    It is no object of the plane: a mailbox that is given one as its route looks for the target
-    itself. The calls that concern a stream or a peer do nothing.
-    """
-
-    def __init__(self, *, local: Address, peer: Address) -> None:
-        self.local = local
-        self.peer = peer
-        self.index = 0
-        self.attachment = 0  # it has no stream
-
-    def attach(self, stream: Stream, *, hold: Hold) -> None:
-        """Refuse: a loop has no stream."""
-        raise AssertionError("a loop path has no stream")
-
-    def detach(self) -> Stream | None:
-        """Return None: there is no stream."""
-        return None
-
-    def release(self, *, received_by_peer: int | None) -> None:
-        """Do nothing: a loop is never held."""
-
-    def agree(self, agreement: Agreement) -> None:
-        """Do nothing: there is no handshake."""
-
-    def restart_peer(self) -> int:
-        """Return 0: the peer lives and dies with us."""
-        return 0
-
-    def remember_handshake(self, generation: int | None) -> None:
-        """Do nothing: there is no handshake."""
-
-    def control(
-        self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
-    ) -> None:
-        """Do nothing: pings are answered in place."""
-
-    def poke(self) -> None:
-        """Do nothing: a loop cannot be half dead."""
-
-    def peer_is_congested(self, port: int) -> bool:
-        """Return false: nobody asks, pings are answered in place."""
-        return False
-
-    def hold_behind(self, other: AnyPath | None) -> None:
-        """Do nothing: nothing is in flight."""
-
-    def holds_messages(self) -> bool:
-        """Return false: nothing is queued."""
-        return False
-
-    def drop_queue(self) -> int:
-        """Return 0: nothing is queued."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""

@@ -24,9 +24,10 @@ from urds.dataplane.base import (
 from urds.dataplane.base import Path as AnyPath
 from urds.dataplane.compiled.events import event_of
 from urds.dataplane.compiled.mailbox import Mailbox
-from urds.dataplane.compiled.path import LoopPath, Path
+from urds.dataplane.compiled.path import Path
 from urds.dataplane.compiled.plain import address_of
 from urds.dataplane.compiled.snapshots import snapshot_of
+from urds.dataplane.loop_path import LoopPath
 
 _plain_limits: Callable[[Limits], tuple[Any, ...]] = attrgetter(*Limits.__slots__)
 _plain_received: Callable[[Received], tuple[Any, ...]] = attrgetter(*Received.__slots__)

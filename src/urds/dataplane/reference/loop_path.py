@@ -10,24 +10,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, Agreement, Buffer, Hold, SocketAddress, Stream
+from urds.dataplane import loop_path
+from urds.dataplane.base import Address, Buffer, SocketAddress
 from urds.dataplane.reference.host import socket_address
 
 if TYPE_CHECKING:
-    from urds.dataplane.base import Path
     from urds.dataplane.reference.inbox import Item
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
 
 
-class LoopPath:
-    """Delivers within the plane; the calls of `base.Path` that concern a stream do nothing."""
+class LoopPath(loop_path.LoopPath):
+    """Delivers within the plane."""
 
     def __init__(self, plane: Plane, *, local: Address, peer: Address) -> None:
-        self.local = local
-        self.peer = peer
-        self.index = 0
-        self.attachment = 0  # it has no stream
+        super().__init__(local=local, peer=peer)
         self._plane = plane
 
     def deliver(
@@ -62,50 +59,3 @@ class LoopPath:
         plane.counters.recv_bytes_added_to_sock += len(payload)
         plane.note_arrival(target, 1)
         return target
-
-    def attach(self, stream: Stream, *, hold: Hold) -> None:
-        """Refuse: a loop has no stream."""
-        raise AssertionError("a loop path has no stream")
-
-    def detach(self) -> Stream | None:
-        """Return None: there is no stream."""
-        return None
-
-    def release(self, *, received_by_peer: int | None) -> None:
-        """Do nothing: a loop is never held."""
-
-    def agree(self, agreement: Agreement) -> None:
-        """Do nothing: there is no handshake."""
-
-    def restart_peer(self) -> int:
-        """Return 0: the peer lives and dies with us."""
-        return 0
-
-    def remember_handshake(self, generation: int | None) -> None:
-        """Do nothing: there is no handshake."""
-
-    def control(
-        self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
-    ) -> None:
-        """Do nothing: pings are answered in place."""
-
-    def poke(self) -> None:
-        """Do nothing: a loop cannot be half dead."""
-
-    def peer_is_congested(self, port: int) -> bool:
-        """Return false: nobody asks, pings are answered in place."""
-        return False
-
-    def hold_behind(self, other: Path | None) -> None:
-        """Do nothing: nothing is in flight."""
-
-    def holds_messages(self) -> bool:
-        """Return false: nothing is queued."""
-        return False
-
-    def drop_queue(self) -> int:
-        """Return 0: nothing is queued."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""

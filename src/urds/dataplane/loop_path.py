@@ -1,0 +1,71 @@
+"""A path between two addresses of this process, as far as both planes have it alike.
+
+There is no stream, no header and no number: the sender delivers, and nothing is in flight. So the
+calls of `base.Path` that concern a stream, a handshake or a queue have nothing to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Address, Agreement, Hold, Stream
+
+if TYPE_CHECKING:
+    from urds.dataplane.base import Path
+
+
+class LoopPath:
+    """What a loop answers to the calls of a path. Any thread may make any of them."""
+
+    def __init__(self, *, local: Address, peer: Address) -> None:
+        self.local = local
+        self.peer = peer
+        self.index = 0
+        self.attachment = 0  # it has no stream
+
+    def attach(self, stream: Stream, *, hold: Hold) -> None:
+        """Refuse: a loop has no stream."""
+        raise AssertionError("a loop path has no stream")
+
+    def detach(self) -> Stream | None:
+        """Return None: there is no stream."""
+        return None
+
+    def release(self, *, received_by_peer: int | None) -> None:
+        """Do nothing: a loop is never held."""
+
+    def agree(self, agreement: Agreement) -> None:
+        """Do nothing: there is no handshake."""
+
+    def restart_peer(self) -> int:
+        """Return 0: the peer lives and dies with us."""
+        return 0
+
+    def remember_handshake(self, generation: int | None) -> None:
+        """Do nothing: there is no handshake."""
+
+    def control(
+        self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
+    ) -> None:
+        """Do nothing: pings are answered in place."""
+
+    def poke(self) -> None:
+        """Do nothing: a loop cannot be half dead."""
+
+    def peer_is_congested(self, port: int) -> bool:
+        """Return false: nobody asks, pings are answered in place."""
+        return False
+
+    def hold_behind(self, other: Path | None) -> None:
+        """Do nothing: nothing is in flight."""
+
+    def holds_messages(self) -> bool:
+        """Return false: nothing is queued."""
+        return False
+
+    def drop_queue(self) -> int:
+        """Return 0: nothing is queued."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
