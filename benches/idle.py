@@ -26,6 +26,8 @@ _HOSTS_PER_OCTET = 250
 _HOLDER_ROW, _HOSTS_ROW = 63, 64
 _HOLDER_HOST = 10
 _SETTLE_S = 0.2  # for acknowledgements on their way, and the buffers that hold them
+# For idle lanes, which give their rings back at the third of their looks, a second apart.
+_REST_S = 4.0
 _END_WAIT_S = 2.0
 _DESCRIPTORS = 8 * COUNT
 
@@ -37,11 +39,13 @@ class LateError(Exception):
 class Side:
     """The parent's hold on such a process; a context manager that leaves none behind."""
 
-    def __init__(self, *, limit_s: float) -> None:
+    def __init__(self, *, limit_s: float, ours: type[Urds] = Urds) -> None:
         context = multiprocessing.get_context("spawn")
         self._limit_s = limit_s
         self._pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, ours), daemon=True
+        )
         self._process.start()
         theirs.close()
 
@@ -74,17 +78,18 @@ class Side:
 class _Holder:
     """Sockets of `urds`, and how much memory there was at the mark."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: type[Urds]) -> None:
+        self._ours = ours
         self._sockets: list[Any] = []
         self._marked_bytes = 0
-        prefix = Urds(0).network().rpartition(".")[0]
+        prefix = ours(0).network().rpartition(".")[0]
         places = (divmod(index, _HOSTS_PER_OCTET) for index in range(COUNT + WARM_UP))
         hosts = (f"{prefix}.{_HOSTS_ROW + octet}.{host + 1}" for octet, host in places)
         self._hosts = [(host, PORT) for host in hosts]
         self._own_host = f"{prefix}.{_HOLDER_ROW}.{_HOLDER_HOST}"
 
     def _bind(self, local: tuple[str, int]) -> None:
-        peer = Urds(0)
+        peer = self._ours(0)
         bound = peer.new_socket()
         bound.bind(local)
         self._sockets.append(bound)
@@ -97,6 +102,14 @@ class _Holder:
         """Return the growth since the mark, for each of them."""
         time.sleep(_SETTLE_S)
         return (_resident_bytes() - self._marked_bytes) / (stop - start)
+
+    def rest(self, start: int, stop: int) -> None:
+        """Leave everything idle for a while."""
+        time.sleep(_REST_S)
+
+    def lanes(self, start: int, stop: int) -> float:
+        """Return how many lanes this process has."""
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("urds-lane")
 
     def host(self, start: int, stop: int) -> None:
         """Bind a socket at each of these addresses."""
@@ -130,17 +143,28 @@ class _Holder:
             self._sockets[0].recvfrom(1)
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, ours: type[Urds]) -> None:
     """Do what is asked, until the parent's end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its sides
     current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= current < _DESCRIPTORS:
         most = _DESCRIPTORS if allowed < 0 else min(_DESCRIPTORS, allowed)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed))
-    holder = _Holder()
+    holder = _Holder(ours)
     actions: dict[str, Callable[[int, int], float | None]] = {
         name: getattr(holder, name)
-        for name in ("mark", "look", "host", "bind", "poll", "send", "answer", "collect")
+        for name in (
+            "mark",
+            "look",
+            "rest",
+            "lanes",
+            "host",
+            "bind",
+            "poll",
+            "send",
+            "answer",
+            "collect",
+        )
     }
     try:
         while True:

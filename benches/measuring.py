@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from pair import PairError, Sample
+from peers.base import Kind
 from results import MESSAGES_PER_S, NS, Line, Table, Verdict
 from works import Goal, Work, placement_text
 
@@ -125,7 +126,7 @@ def tabulate(work: Work, rows: Mapping[str, Row], goals: tuple[Goal, ...], plane
         unit=NS if work.is_time else MESSAGES_PER_S,
         payload_bytes=work.payload_bytes,
         rounds=max((len(row.samples) for row in rows.values()), default=0),
-        placement=placement_text(work.placement),
+        placement=placement_text(work.placement, some_spin=work.kind is Kind.MEMORY_ROUND_TRIP),
         subject=subject.label if subject else "",
         lines=tuple(
             _line(work, row, None if row is subject else own, goals, plane) for row in rows.values()

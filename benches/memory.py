@@ -9,11 +9,14 @@ import statistics
 from dataclasses import dataclass
 
 from idle import COUNT, WARM_UP, LateError, Side
+from peers.memory import UrdsOverMemory
 from peers.ours import Urds
 from results import OCTETS, Line, Table, Verdict
 
 KIND = "memory"
 _ALL = (WARM_UP, WARM_UP + COUNT)
+_LANES_AT_ONCE = 20
+_EVERY = (0, WARM_UP + COUNT)
 _REMARKS = (
     "the growth of a process's resident set while they are made, divided by their number,",
     "after a garbage collection and malloc_trim; the kernel's TCP connections are not in it",
@@ -29,6 +32,8 @@ class _Item:
 _ITEMS = {
     "peer_connecting": _Item("idle peer, side that sends first", 16 << 10),
     "peer_accepting": _Item("idle peer, other side", 16 << 10),
+    "lane_connecting": _Item("idle peer over a lane, side that sends first", 16 << 10),
+    "lane_accepting": _Item("idle peer over a lane, other side", 16 << 10),
     "socket": _Item("idle socket", 8 << 10),
     "socket_polled": _Item("idle socket with a descriptor", None),
     "host": _Item("hosted address with a socket", None),
@@ -39,9 +44,12 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
     """Return the table, and whether a process did not finish. Every round has fresh processes."""
     found: dict[str, list[float]] = {name: [] for name in _ITEMS}
     missing, late = Urds.missing() or "", ""
+    no_lanes = UrdsOverMemory.missing() or ""
     for _ in range(0 if missing else rounds):
         try:
             round_octets = _measure_peers(limit_s) | _measure_sockets(limit_s)
+            if not no_lanes:
+                round_octets |= _measure_lanes(limit_s)
         except LateError as error:
             late = str(error)
             break
@@ -55,7 +63,10 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
         rounds=len(found["socket"]),
         placement="on any vCPU; nobody spins",
         subject="",
-        lines=tuple(_line(name, found[name], missing or late) for name in _ITEMS),
+        lines=tuple(
+            _line(name, found[name], missing or late or no_lanes * name.startswith("lane"))
+            for name in _ITEMS
+        ),
         remarks=_REMARKS,
     )
     return table, bool(late)
@@ -95,6 +106,28 @@ def _measure_peers(limit_s: float) -> dict[str, float]:
             "host": hosted,
             "peer_connecting": visiting.ask("look", *_ALL),
             "peer_accepting": hosting.ask("look", *_ALL),
+        }
+
+
+def _measure_lanes(limit_s: float) -> dict[str, float]:
+    """Do the same over shared memory, and leave the peers idle until they rest."""
+    hosting = Side(limit_s=limit_s, ours=UrdsOverMemory)
+    visiting = Side(limit_s=limit_s, ours=UrdsOverMemory)
+    with hosting, visiting:
+        hosting.ask("host", *_EVERY)
+        visiting.ask("bind", 0, 1)
+        _exchange(visiting, hosting, 0, WARM_UP)
+        hosting.ask("mark")
+        visiting.ask("mark")
+        # Some at a time: who finds nobody free to answer takes TCP.
+        for start in range(*_ALL, _LANES_AT_ONCE):
+            _exchange(visiting, hosting, start, min(start + _LANES_AT_ONCE, _ALL[1]))
+        if (lanes := int(visiting.ask("lanes"))) < _ALL[1]:
+            raise LateError(f"{lanes} lanes, not {_ALL[1]}")
+        visiting.ask("rest")
+        return {
+            "lane_connecting": visiting.ask("look", *_ALL),
+            "lane_accepting": hosting.ask("look", *_ALL),
         }
 
 

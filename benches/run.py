@@ -4,10 +4,12 @@ docs/benchmarks.md says how it is done and what the tables mean.
 """
 
 import argparse
+import os
 import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import memory
 from machine import machine
@@ -15,6 +17,7 @@ from measuring import Pace, Row, measure, tabulate
 from pair import Pair
 from peers import ALL, BY_NAME
 from peers.base import Kind
+from peers.memory import FOLDER_VARIABLE
 from peers.ours import plane
 from results import Report, Table
 from tables import render
@@ -142,7 +145,9 @@ def _measure(work: Work, names: list[str], pace: Pace) -> tuple[Table, bool]:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        with TemporaryDirectory(prefix="urds-bench-") as folder:
+            os.environ[FOLDER_VARIABLE] = folder
+            sys.exit(main())
     except KeyboardInterrupt:
         print("interrupted; all processes are ended", file=sys.stderr)
         sys.exit(_INTERRUPTED)

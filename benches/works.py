@@ -15,7 +15,13 @@ SENDERS = 8
 PYTHON, NATIVE = "python", "native"
 _SMALL_BYTES = 64
 ONE_WAY_BYTES = (64, 1 << 10, 64 << 10, 1 << 20)
-_LOOP_KINDS = (Kind.LOOP_ONE_WAY, Kind.LOOP_ROUND_TRIP)
+_MEMORY_BYTES = (64, 64 << 10, 1 << 20)
+_SUBJECTS = {
+    Kind.LOOP_ONE_WAY: "urds_asyncio",
+    Kind.LOOP_ROUND_TRIP: "urds_asyncio",
+    Kind.MEMORY_ONE_WAY: "urds_memory",
+    Kind.MEMORY_ROUND_TRIP: "urds_memory_spins",
+}
 
 
 class Placement(Enum):
@@ -52,6 +58,10 @@ class Work:
                 return f"asyncio and trio, one way, {size}"
             case Kind.LOOP_ROUND_TRIP:
                 return f"asyncio and trio, round trip, {size}"
+            case Kind.MEMORY_ONE_WAY:
+                return f"within a host, one way, {size}"
+            case Kind.MEMORY_ROUND_TRIP:
+                return f"within a host, round trip, {size}"
             case Kind.PEERS_RUNS:
                 return f"1 to {PEER_COUNTS[-1]:,} peers, runs of {RUN_MESSAGES} to each, {size}"
             case Kind.PEERS_ASKED:
@@ -62,7 +72,7 @@ class Work:
         """Return the name of the row whose figure is divided by that of each other row."""
         if self.kind.one_takes_turns:
             return f"urds_{PEER_COUNTS[-1]}"
-        return "urds_asyncio" if self.kind in _LOOP_KINDS else "urds"
+        return _SUBJECTS.get(self.kind, "urds")
 
     @property
     def is_time(self) -> bool:
@@ -95,6 +105,8 @@ def works(sizes: tuple[int, ...] | None) -> list[Work]:
         *one_way,
         *(Work(Kind.ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
         Work(Kind.MANY_SENDERS, _SMALL_BYTES, senders=SENDERS),
+        *(Work(Kind.MEMORY_ONE_WAY, size) for size in sizes or _MEMORY_BYTES),
+        Work(Kind.MEMORY_ROUND_TRIP, _SMALL_BYTES, Placement.TWO),
         Work(Kind.LOOP_ONE_WAY, _SMALL_BYTES),
         *(Work(Kind.LOOP_ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
         Work(Kind.PEERS_RUNS, _SMALL_BYTES),
@@ -124,8 +136,15 @@ _OTHERS = {
     Kind.MANY_SENDERS: (Goal("dealer_router", 1.5, PYTHON), Goal("dealer_router", 7, NATIVE)),
     Kind.LOOP_ONE_WAY: (Goal("dealer_router_asyncio", 2),),
     Kind.LOOP_ROUND_TRIP: (Goal("asyncio_streams", 1.3),),
+    Kind.MEMORY_ROUND_TRIP: (Goal("seqpacket_spins", 0.2, NATIVE),),
     Kind.PEERS_RUNS: (Goal(f"urds_{PEER_COUNTS[0]}", 4),),
     Kind.PEERS_ASKED: (Goal(f"urds_{PEER_COUNTS[0]}", 1.3),),
+}
+
+
+_MEMORY_ONE_WAY = {
+    64: (Goal("push_pull_ipc", 8, NATIVE),),
+    1 << 20: (Goal("push_pull_ipc", 4, NATIVE),),
 }
 
 
@@ -138,6 +157,8 @@ def goals_for(work: Work) -> tuple[Goal, ...]:
             return _ONE_WAY_LARGE if work.payload_bytes >= 64 << 10 else ()
         case Kind.ROUND_TRIP:
             return _ROUND_TRIP[work.placement]
+        case Kind.MEMORY_ONE_WAY:
+            return _MEMORY_ONE_WAY.get(work.payload_bytes, ())
         case _:
             return _OTHERS[work.kind]
 
@@ -154,7 +175,7 @@ def processors(placement: Placement) -> tuple[frozenset[int], frozenset[int]] | 
     return frozenset(allowed[:1]), frozenset(allowed[1:2])
 
 
-def placement_text(placement: Placement) -> str:
+def placement_text(placement: Placement, *, some_spin: bool = False) -> str:
     """Return what a table says of where its processes ran, and of who spun."""
     cpus = processors(placement)
     match placement:
@@ -166,4 +187,4 @@ def placement_text(placement: Placement) -> str:
             where = f"receiver on vCPU {min(cpus[0])}, sender on vCPU {min(cpus[1])}"
         case _:
             where = placement.value
-    return f"{where}; nobody spins"
+    return f"{where}; {'who spins says so' if some_spin else 'nobody spins'}"

@@ -4,6 +4,13 @@ from .asyncio_peers import DealerRouterOnAsyncio, PushPullOnAsyncio, Streams
 from .base import Peer
 from .kernel import SeqPacket, Udp
 from .loops import UrdsOnAsyncio, UrdsOnTrio
+from .memory import (
+    PushPullIpc,
+    PushPullIpcNoCopy,
+    SeqPacketSpinning,
+    UrdsOverMemory,
+    UrdsOverMemorySpinning,
+)
 from .ours import Urds, UrdsOverShm
 from .tcp import Tcp, TcpBatch, TcpMany
 from .turns import PEER_COUNTS, TURNS
@@ -21,6 +28,11 @@ ALL: tuple[type[Peer], ...] = (
     TcpMany,
     SeqPacket,
     Udp,
+    UrdsOverMemory,
+    UrdsOverMemorySpinning,
+    PushPullIpc,
+    PushPullIpcNoCopy,
+    SeqPacketSpinning,
     UrdsOnAsyncio,
     UrdsOnTrio,
     DealerRouterOnAsyncio,

@@ -24,13 +24,20 @@ class Kind(Enum):
     MANY_SENDERS = "many_senders"
     LOOP_ONE_WAY = "loop_one_way"  # in tasks of asyncio or trio
     LOOP_ROUND_TRIP = "loop_round_trip"
+    MEMORY_ONE_WAY = "memory_one_way"  # between processes of one host
+    MEMORY_ROUND_TRIP = "memory_round_trip"
     PEERS_RUNS = "peers_runs"  # RUN_MESSAGES to each of many peers in turn
     PEERS_ASKED = "peers_asked"  # a round trip with each of many peers in turn
 
     @property
     def asks(self) -> bool:
         """Tell whether each message is answered before the next one is sent."""
-        return self in (Kind.ROUND_TRIP, Kind.LOOP_ROUND_TRIP, Kind.PEERS_ASKED)
+        return self in (
+            Kind.ROUND_TRIP,
+            Kind.LOOP_ROUND_TRIP,
+            Kind.MEMORY_ROUND_TRIP,
+            Kind.PEERS_ASKED,
+        )
 
     @property
     def one_takes_turns(self) -> bool:

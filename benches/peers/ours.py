@@ -31,7 +31,10 @@ class Urds(RdsPeer):
     label = "urds"
 
     row: ClassVar[int] = 0  # third octet of the addresses
-    settings: ClassVar[Mapping[str, str]] = {}  # tunables, as environment variables
+    # Not over shared memory, which both sides would else take; what was set before the run stays.
+    settings: ClassVar[Mapping[str, str]] = {
+        "URDS_SHARED_MEMORY": "0"
+    }  # tunables, as environment variables
 
     @classmethod
     def missing(cls) -> str | None:

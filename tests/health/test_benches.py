@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests import planes
 from tests.health.sources import ROOT
+from urds.dataplane.native import NATIVE
 
 BENCHES = ROOT / "benches"
 MODULES = ("measuring", "results", "tables", "works", "pair", "page")
@@ -93,6 +95,31 @@ def test_tasks_of_asyncio_are_measured() -> None:
     assert code == 0, out + err
     assert "  urds, asyncio " in out
     assert "  asyncio streams " in out
+
+
+def test_without_lanes_their_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the line above the table does not say that nobody spins."""
+    monkeypatch.setenv("URDS_IMPL", "python")
+    chosen = "urds_memory,urds_memory_spins,seqpacket_spins,memory_round_trip"
+    code, out, err = run("run.py", "--quick", "--rounds", "1", "--only", chosen)
+    assert code == 0, out + err
+    assert out.count("the Python plane has no shared memory") == 2
+    assert "who spins says so" in out
+    assert "nobody spins" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(planes.in_use() != NATIVE, reason="lanes are of the compiled plane")
+def test_lanes_are_measured_beside_the_ways_of_others(bench: Any, tmp_path: Path) -> None:
+    code, out, err = run(
+        "run.py", "--quick", "--rounds", "1", "--sizes", "64", "--json", str(tmp_path / "out.json"),
+        "--only", "urds_memory,urds_memory_spins,seqpacket,memory_one_way,memory_round_trip",
+    )  # fmt: skip
+    assert code == 0, out + err
+    tables = bench.results.Report.read(tmp_path / "out.json").tables
+    names = [line.name for table in tables for line in table.lines if line.median]
+    assert names.count("urds_memory") == names.count("seqpacket") == 2
+    assert "urds_memory_spins" in names
 
 
 def test_help_has_examples_and_exit_codes() -> None:

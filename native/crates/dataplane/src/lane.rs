@@ -180,7 +180,8 @@ impl LaneStream {
     }
 
     /// Give the memory of our ring back if nothing was written since the last call and all of it
-    /// was taken: an idle lane costs a page.
+    /// was taken. The page of the positions then leaves our mapping, until somebody looks at it: an
+    /// idle lane costs that page, once for both processes.
     pub fn rest_memory(&self) {
         let way = self.outward_way();
         let mut outward = self.outward.lock();
@@ -189,6 +190,7 @@ impl LaneStream {
         if was_idle && outward.given_back_at != position && outward.writer.pending(&way) == Ok(0) {
             outward.given_back_at = position;
             self.memory.give_back(way.first(), self.ring_bytes);
+            self.memory.rest_control();
         }
     }
 }

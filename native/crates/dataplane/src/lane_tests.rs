@@ -1,4 +1,5 @@
 use std::net::Ipv4Addr;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
@@ -205,6 +206,32 @@ fn an_idle_ring_gives_its_memory_back_and_goes_on() {
     assert_eq!(octets, [0]);
     write(&dials, b"again").unwrap();
     assert_eq!(read(&accepts).unwrap(), b"again");
+}
+
+/// Tell whether the positions of a lane are in the process's memory; Source: proc(5), pagemap.
+fn keeps_positions(lane: &LaneStream) -> bool {
+    let page = std::ptr::from_ref(lane.memory.control(0)).addr() / CONTROL_BYTES;
+    let mut entry = [0; 8];
+    let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+    map.read_exact_at(&mut entry, page as u64 * 8).unwrap();
+    u64::from_ne_bytes(entry) >> 63 != 0
+}
+
+#[test]
+fn an_idle_lane_leaves_memory_and_keeps_its_positions() {
+    let (dials, accepts) = pair();
+    write(&dials, b"once").unwrap();
+    assert_eq!(read(&accepts).unwrap(), b"once");
+    dials.rest_memory();
+    assert!(keeps_positions(&dials));
+    for _ in 0..3 {
+        dials.rest_memory(); // the later ones touch nothing
+    }
+    assert!(!keeps_positions(&dials));
+    assert!(keeps_positions(&accepts));
+    write(&dials, b"again").unwrap();
+    assert_eq!(read(&accepts).unwrap(), b"again");
+    assert!(keeps_positions(&dials));
 }
 
 /// Two threads that sleep in `poll` whenever they can, as two planes do.

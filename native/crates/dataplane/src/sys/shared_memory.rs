@@ -113,6 +113,19 @@ impl SharedMemory {
         }
     }
 
+    /// Take the words out of our mapping until they are touched again; they keep their values.
+    pub fn rest_control(&self) {
+        // SAFETY: the range is within the mapping, which is shared: its octets stay in the file, and
+        // the next access finds them there.
+        unsafe {
+            libc::madvise(
+                self.first.as_ptr().cast(),
+                CONTROL_BYTES,
+                libc::MADV_DONTNEED,
+            );
+        }
+    }
+
     fn has(&self, at: usize, length: usize) -> bool {
         at.checked_add(length).is_some_and(|end| end <= self.length)
     }
