@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import fairness
 import memory
 from machine import machine
 from measuring import Pace, Row, measure, tabulate
@@ -60,6 +61,10 @@ def main() -> int:
         table, broken = memory.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
         failed |= broken
         tables.append(_show(table))
+    if fairness.KIND in kinds:
+        of_fairness, broken = fairness.measure(pace.rounds, limit_s=pace.limit_s)
+        failed |= broken
+        tables += map(_show, of_fairness)
     report = Report("Side by side on one machine", place, tuple(tables))
     if options.json:
         report.write(options.json)
@@ -93,7 +98,7 @@ def _options() -> argparse.Namespace:
 
 
 def _kind_names() -> list[str]:
-    return [*(kind.value for kind in Kind), memory.KIND]
+    return [*(kind.value for kind in Kind), memory.KIND, fairness.KIND]
 
 
 def _rounds(text: str) -> int:
