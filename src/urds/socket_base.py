@@ -88,7 +88,7 @@ class SocketBase(system.socket):
             local, port = addresses.parse(address, Call.BIND)
             if self._mailbox is not None:
                 raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
-            backend = process.backend(self._options.transport)
+            backend = process.backend()
             try:
                 mailbox = backend.bind(
                     address=local,
@@ -225,7 +225,7 @@ class SocketBase(system.socket):
     def _info(self, option: int, room: int) -> bytes:
         from urds.backend import info
 
-        backend = self._backend or process.backend(self._options.transport)
+        backend = self._backend or process.backend()
         return info.answer(
             option,
             backend.snapshot(),

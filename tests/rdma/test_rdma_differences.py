@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import urds
+from tests import planes
 from tests.sockets.conftest import backend_with
 from tests.sockets.hosts import host
 from tests.unit.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
@@ -14,6 +15,7 @@ from tests.unit.rdma_core_world import Side, atomic, frames, transfer
 from tests.unit.rdma_world import HIGH, LOW
 from urds.backend.inprocess import InProcess
 from urds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
+from urds.dataplane.native import NATIVE
 from urds.settings import Settings
 from urds.transport.rdma.core import CoreLimits
 from urds.transport.rdma.device import RdmaDevice
@@ -84,6 +86,18 @@ def test_difference_transport_at_bind() -> None:
     for setting, found in (("tcp", Transport.TCP), ("ib", Transport.IB)):
         with backend_with(transport=setting), bound(1, None) as sock:
             assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == found
+
+
+def test_difference_crossings() -> None:
+    """Where this run has the compiled plane; else there is no difference."""
+    sent = 3
+    with backend_with() as backend, bound(1, Transport.TCP) as here, bound(2) as there:
+        for number in range(sent):
+            here.sendto(b"%d" % number, there.getsockname())
+        for number in range(sent):
+            assert there.recvfrom(100) == (b"%d" % number, here.getsockname())
+        queues = 2 if planes.in_use() == NATIVE else 1
+        assert backend.counters()["recv_delivered"] == queues * sent
 
 
 def test_difference_receive_ring() -> None:

@@ -1,6 +1,5 @@
-"""Which plane a node gets: URDS_IMPL, the compiled module and its version, RDMA."""
+"""Which plane a node gets: URDS_IMPL, the compiled module and its version."""
 
-import errno
 import sys
 import tomllib
 from importlib.abc import MetaPathFinder
@@ -9,23 +8,23 @@ from types import ModuleType
 
 import pytest
 
-import urds
 from tests.health.sources import ROOT
 from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
 from urds.backend import plane_in_use, process
-from urds.constants import SOL_RDS, SockOpt, Transport
 from urds.dataplane import native
-from urds.dataplane.native import NATIVE, PYTHON, VARIABLE, VERSION, Choice, choose, plane_class
+from urds.dataplane.base import Limits
+from urds.dataplane.native import (
+    NATIVE,
+    PYTHON,
+    VARIABLE,
+    VERSION,
+    Choice,
+    choose,
+    plane_beside,
+    plane_class,
+)
 from urds.dataplane.reference.plane import Plane
 from urds.errors import PlaneError, SettingError
-from urds.settings import Settings
-
-RDMA = [
-    pytest.param({"transport": "ib"}, None, id="setting"),
-    pytest.param({"rdma_devices": ["tcp0"]}, None, id="devices"),
-    pytest.param({}, Transport.IB, id="socket"),
-]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
@@ -35,10 +34,6 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
         module = ModuleType("urds_native")
         module.VERSION = version
     monkeypatch.setitem(sys.modules, "urds_native", module)
-
-
-def settings(**values: object) -> Settings:
-    return Settings.load(values, environ={})
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -134,20 +129,14 @@ def test_an_unknown_plane_is_refused_with_the_choices(monkeypatch: pytest.Monkey
         choose()
 
 
-@pytest.mark.parametrize("given", ["", NATIVE])
-@pytest.mark.parametrize(("values", "transport"), RDMA)
-def test_a_node_that_uses_rdma_gets_the_python_one(
-    monkeypatch: pytest.MonkeyPatch,
-    values: dict[str, object],
-    transport: Transport | None,
-    given: str,
-) -> None:
-    monkeypatch.setenv(VARIABLE, given)
-    install(monkeypatch, VERSION)
-    choice = choose(settings(**values), transport)
-    assert choice == (PYTHON, "RDS over RDMA is carried by the Python plane alone")
-    assert plane_class(choice) is Plane
-    assert choose(settings()).plane == NATIVE
+def test_a_plane_that_carries_rdma_needs_none_beside_it() -> None:
+    assert plane_beside(Plane(limits=Limits(), resolve=lambda _mailbox, _peer: None)) is None
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="no compiled plane")
+def test_beside_the_compiled_one_rdma_is_carried_by_the_python_one() -> None:
+    compiled = plane_class(Choice(NATIVE, "a test"))
+    assert plane_beside(compiled(limits=Limits(), resolve=lambda _mailbox, _peer: None)) is Plane
 
 
 def test_a_process_tells_what_it_has_or_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +148,3 @@ def test_a_process_tells_what_it_has_or_would_have(monkeypatch: pytest.MonkeyPat
         before = process.use(None)
         assert plane_in_use() == (PYTHON, "urds_native is not installed")
         process.use(before)
-
-
-def test_a_process_that_began_in_the_compiled_plane_refuses_rdma() -> None:
-    with backend_with() as backend, urds.Socket() as sock:
-        backend.choice = Choice(NATIVE, "a test")
-        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, Transport.IB)
-        with pytest.raises(OSError, match="URDS_IMPL=python") as refused:
-            sock.bind((host(1), 0))
-        assert refused.value.errno == errno.ENOPROTOOPT

@@ -237,8 +237,8 @@ class Socket:
         if self.closed:
             raise os_error(Refusal.CLOSED)
         if self._plane is None:
-            assert self._socket.mailbox  # raises ENOTCONN before bind
-            self._plane = current().plane
+            mailbox = self._socket.mailbox  # raises ENOTCONN before bind
+            self._plane = current().plane_of(mailbox)
         pump = running_pump(self._plane)
         if pump is self._pump and pump.running():
             return pump
@@ -253,7 +253,7 @@ class Socket:
     def bind(self, address: SocketAddress) -> None:
         """Take a local address and port; see `urds.Socket`. A name is looked up, and that waits."""
         self._socket.bind(address)
-        self._plane = current().plane
+        self._plane = current().plane_of(self._socket.mailbox)
 
     def connect(self, address: SocketAddress) -> None:
         """Set the default destination; nothing is sent."""

@@ -16,7 +16,6 @@ from urds.settings import AUTO, IN_PROCESS, Settings
 
 if TYPE_CHECKING:
     from urds.backend.base import Address, Backend
-    from urds.constants import Transport
 
     Endpoint = tuple[Address, int]
 
@@ -48,11 +47,11 @@ class Process:
         with self._lock:
             return self._read_settings()
 
-    def backend(self, transport: Transport | None = None) -> Backend:
-        """Return the backend, made at the first call for a socket that chose `transport`."""
+    def backend(self) -> Backend:
+        """Return the backend, made at the first call."""
         with self._lock:
             if self._backend is None:
-                self._backend = _make(self._read_settings(), transport)
+                self._backend = _make(self._read_settings())
             return self._backend
 
     def plane_in_use(self) -> tuple[str, str]:
@@ -61,7 +60,7 @@ class Process:
 
         with self._lock:
             made = getattr(self._backend, "choice", None)
-            return made or choose(self._read_settings())
+            return made or choose()
 
     def use(self, backend: Backend | None) -> Backend | None:
         """Put another backend in place; return the one before. For tests and embedders."""
@@ -82,13 +81,13 @@ class Process:
         return self._settings
 
 
-def _make(settings: Settings, transport: Transport | None) -> Backend:
+def _make(settings: Settings) -> Backend:
     if settings.node not in {AUTO, IN_PROCESS}:
         detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
         raise os_error(Refusal.NOT_SUPPORTED, detail)
     from urds.backend.inprocess import InProcess
 
-    return InProcess(settings, transport)
+    return InProcess(settings)
 
 
 process = Process()

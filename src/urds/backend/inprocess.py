@@ -1,6 +1,7 @@
 """Endpoints in this process: the first bind to an address makes the process the host of it.
 
-Made lazily by `backend.current()`; one plane and one control thread serve all its addresses.
+Made lazily by `backend.current()`; one driver serves all its addresses. Where its plane carries no
+RDMA, sockets over RDMA are on a plane of their own, and what is told here is of both.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from urds.backend import process
 from urds.backend.processes import report_of_this_process
 from urds.constants import Transport
-from urds.dataplane.base import Address, Mailbox, MailboxSettings, Snapshot
-from urds.dataplane.native import NATIVE, choose, plane_class
+from urds.dataplane.base import Address, Mailbox, MailboxSettings, Plane, Snapshot
+from urds.dataplane.native import choose, plane_class
 from urds.driver.driver import Driver
-from urds.driver.rdma import wants_rdma
 from urds.errors import Refusal, os_error
 from urds.settings import Settings
 
@@ -35,10 +35,9 @@ _log = logging.getLogger("urds")
 class InProcess:
     """See `backend.base.Backend`."""
 
-    def __init__(self, settings: Settings, transport: Transport | None = None) -> None:
-        """Make the node; `transport` is what the socket chose whose bind needs it."""
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.choice = choose(settings, transport)  # which plane, and why
+        self.choice = choose()  # which plane, and why
         self._driver = Driver(settings, plane_class(self.choice))
         self.plane = self._driver.plane
         self._owner = os.getpid()
@@ -59,8 +58,6 @@ class InProcess:
         transport: Transport | None,
     ) -> Mailbox:
         """Bind a socket; see `Backend.bind`."""
-        if wants_rdma(transport, self.settings) and self._carries_no_rdma():
-            raise os_error(Refusal.TRANSPORT_MISSING, _NOT_CARRIED)
         try:
             return self._driver.bind(address, port, settings, transport)
         except OSError as failure:
@@ -68,9 +65,9 @@ class InProcess:
                 raise os_error(Refusal.TRANSPORT_MISSING, f"{address}") from failure
             raise
 
-    def _carries_no_rdma(self) -> bool:
-        """Tell whether the plane is the reason; without devices there is no RDMA anyway."""
-        return self.choice.plane == NATIVE and bool(self.settings.rdma_devices)
+    def plane_of(self, mailbox: Mailbox) -> Plane:
+        """Return the plane that serves a mailbox."""
+        return self._driver.plane_of(mailbox)
 
     def transport_of(self, mailbox: Mailbox) -> Transport:
         """Return by what a mailbox sends."""
@@ -96,15 +93,14 @@ class InProcess:
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""
-        rdma_in_use = self._driver.rdma.is_in_use
-        return replace(self._driver.plane.snapshot(), rdma_in_use=rdma_in_use)
+        return self._driver.snapshot()
 
     def counters(self) -> Mapping[str, int]:
         """Return Linux's counters in its order, the plane's own, those of the control cores."""
         stats, rdma = self._driver.stats, self._driver.rdma
         control = {field.name: getattr(stats, field.name) for field in fields(stats)}
         control["pongs_kept_back"] = self._driver.pongs_kept_back
-        plane = self._driver.plane.snapshot().counters
+        plane = self._driver.snapshot().counters
         return {**with_rdma(plane, rdma.counters()), **control, **rdma.own_counters()}
 
     def _report(self) -> bytes:
@@ -131,7 +127,7 @@ class InProcess:
         if left:
             drain_s = self.settings.drain_s
             _log.warning("%d messages were not delivered in %g s (drain_s): lost", left, drain_s)
-        over = self._driver.plane.snapshot().counters["send_linger_over"]
+        over = self._driver.snapshot().counters["send_linger_over"]
         linger_s = self.settings.linger_s
         if over and linger_s:  # who sets 0 asks for the cancelling
             text = "%d messages of closed sockets were not delivered in %g s (linger_s): lost"
@@ -153,10 +149,6 @@ def with_rdma(plane: Mapping[str, int], rdma: Mapping[str, int]) -> dict[str, in
     return {**generic, **rdma, **plane}  # a name keeps the place where it was first
 
 
-_NOT_CARRIED = (
-    "this process began with a socket over TCP, in the compiled plane, which carries no RDMA: set"
-    " URDS_IMPL=python, URDS_TRANSPORT=ib or URDS_RDMA_DEVICES before it starts"
-)
 _NOT_LOCAL = os_error(Refusal.NOT_LOCAL)
 _alive: weakref.WeakSet[InProcess] = weakref.WeakSet()
 

@@ -2,9 +2,9 @@
 
 `URDS_IMPL` decides: `python` or `native`. Without it the compiled plane is taken where the module
 `urds_native` of exactly our version can be imported, else the reference. RDS over RDMA is carried
-by the reference alone, so a node that uses it gets that, whatever the variable says. Where Python
-runs without its lock, importing the module would turn it on for the whole process: nobody gets
-that who did not ask for it by name.
+by the reference alone, so a node with the compiled plane has one of those beside it for its sockets
+over RDMA (docs/adr/0015). Where Python runs without its lock, importing the module would turn it on
+for the whole process: nobody gets that who did not ask for it by name.
 
 Nothing is imported before a node needs a plane; nobody else may import `urds_native`.
 """
@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urds.errors import PlaneError, SettingError
 
 if TYPE_CHECKING:
-    from urds.constants import Transport
     from urds.dataplane.base import Plane
     from urds.dataplane.compiled.lane import Lane
-    from urds.settings import Settings
 
 VERSION: Final = "0.1.0.dev0"  # of urds; the module must have been made for the same
 VARIABLE: Final = "URDS_IMPL"
@@ -41,8 +39,8 @@ class Choice(NamedTuple):
     reason: str  # one line for people
 
 
-def choose(settings: Settings | None = None, transport: Transport | None = None) -> Choice:
-    """Return which plane a node with these settings gets when its first bind asks for `transport`.
+def choose() -> Choice:
+    """Return which plane a node gets for its sockets over TCP.
 
     Raises SettingError for an unknown value of URDS_IMPL, PlaneError if it asks for the compiled
     plane and there is none of our version.
@@ -55,16 +53,14 @@ def choose(settings: Settings | None = None, transport: Transport | None = None)
     reason = missing() if wanted or _has_interpreter_lock() else _FREE_THREADED
     if reason and wanted:
         raise PlaneError(f"{VARIABLE}={NATIVE}, but {reason}: {_ADVICE}")
-    if settings is not None and _uses_rdma(settings, transport):
-        return Choice(PYTHON, "RDS over RDMA is carried by the Python plane alone")
     if reason:
         return Choice(PYTHON, reason)
     return Choice(NATIVE, f"{VARIABLE}={NATIVE}" if wanted else f"urds_native {VERSION} is here")
 
 
-def plane_in_use(settings: Settings | None = None) -> str:
-    """Return "python" or "native": what a node with these settings gets. Raises as `choose`."""
-    return choose(settings).plane
+def plane_in_use() -> str:
+    """Return "python" or "native": what a node gets. Raises as `choose`."""
+    return choose().plane
 
 
 def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
@@ -80,11 +76,16 @@ def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
 
 def lane_class(plane: Plane) -> type[Lane] | None:
     """Return the class of lanes to other processes for a plane; None if it takes none."""
-    if not type(plane).__module__.startswith("urds.dataplane.compiled"):
+    if not _is_compiled(plane):
         return None
     from urds.dataplane.compiled.lane import Lane
 
     return Lane
+
+
+def plane_beside(plane: Plane) -> Callable[..., Plane] | None:
+    """Return the class of plane that carries RDMA beside one that does not; None if it does."""
+    return plane_class(Choice(PYTHON, "it carries RDMA")) if _is_compiled(plane) else None
 
 
 def missing() -> str:
@@ -109,10 +110,6 @@ def _has_interpreter_lock() -> bool:
     return ask is None or ask()
 
 
-def _uses_rdma(settings: Settings, transport: Transport | None) -> bool:
-    """Tell whether a node is about to send over RDMA: its settings or its first socket say so."""
-    from urds.constants import Transport as Choices
-
-    default = type(settings).__dataclass_fields__["rdma_devices"].default
-    named = settings.rdma_devices not in {default, ()}
-    return settings.transport == "ib" or named or transport is Choices.IB
+def _is_compiled(plane: Plane) -> bool:
+    """Tell which plane it is without an import; tests put others in its place."""
+    return type(plane).__module__.startswith("urds.dataplane.compiled")

@@ -1,5 +1,8 @@
 """The control thread: one loop over `plane.help`, one lock, one dispatch in each direction.
 
+Where the plane carries no RDMA, `driver.rdma` has another plane and thread for that, under the same
+lock and with the same addresses and ports.
+
 Reports of the plane go to the connection that they concern; actions of the endpoints are carried
 out in the order in which they come. No rule of the protocol stands here. The control lock guards
 endpoints and tables; the thread gives it up while it sits in `plane.help`, and an application
@@ -106,14 +109,17 @@ class Driver:
             if over_rdma:
                 self.rdma.open(address, endpoint_settings_of(self.settings, address))
             chosen = host.endpoint.bind(port)
+            plane = self.rdma.plane if over_rdma else self.plane
+            self.rdma.crossings.make_way(address, chosen)
             try:
-                mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
+                mailbox = plane.mailbox(local=address, port=chosen, settings=settings)
             except BaseException:
                 host.endpoint.release(chosen)
                 raise
             host.mailboxes.add(mailbox)
             if over_rdma:
                 self.rdma.add(mailbox)
+            self.rdma.crossings.add(mailbox)
         return mailbox
 
     def unbind(self, mailbox: Mailbox) -> None:
@@ -125,6 +131,7 @@ class Driver:
                 return
             host.mailboxes.discard(mailbox)
             host.endpoint.release(mailbox.port)
+            self.rdma.crossings.forget(mailbox)
             self.rdma.forget(mailbox)
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
@@ -181,6 +188,14 @@ class Driver:
             paths.mailboxes.add(mailbox)
             mailbox.route(peer, paths.path_for(mailbox.port))
 
+    def plane_of(self, mailbox: Mailbox) -> Plane:
+        """Return the plane that a mailbox is on."""
+        return self.rdma.plane if mailbox in self.rdma else self.plane
+
+    def snapshot(self) -> base.Snapshot:
+        """Return counters and tables of all planes."""
+        return self.rdma.complete(self.plane.snapshot())
+
     def break_connections(self) -> int:
         """Reset every connection of this process, as a fault would; return how many."""
         with self.lock:
@@ -194,9 +209,12 @@ class Driver:
         """
         if self.stopping:
             return 0
+        until_ns = now_ns() + drain_ns
         left = self.plane.drain(drain_ns)
+        left += self.rdma.drain(max(0, until_ns - now_ns()))
         self.stopping = True
         self.plane.wake()
+        self.rdma.end_thread()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
         with self.lock:
@@ -209,6 +227,7 @@ class Driver:
             if self._information is not None:
                 self._information.close()
         self.plane.close(0)
+        self.rdma.close_plane()
         self.rdma.close()
         if not self._thread.is_alive():
             self.plane.release()
@@ -219,6 +238,7 @@ class Driver:
         """Refuse every call of every socket with EIO: the control thread ends by a fault."""
         self.failed = True
         self.plane.fail()  # before anything that may fail as well: it wakes everybody
+        self.rdma.fail()
         with self.lock:
             for host in self.hosts.values():
                 host.listener.close()
@@ -319,7 +339,7 @@ class Driver:
             self._watch_again()
         self.streams.handle_timeout(now)
         self.lanes.handle_timeout(now)
-        deadlines = [self.rdma.turn(now)]
+        deadlines = [self.rdma.turn_beside(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:

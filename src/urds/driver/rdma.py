@@ -1,20 +1,24 @@
 """The RDMA transport as the driver has it: made with the first socket that asks for it.
 
 Its node is another dispatcher of the control thread: reports of devices wait until the thread takes
-its turn, and what the endpoints decide is carried out there. Control lock held.
+its turn, and what the endpoints decide is carried out there. Where the driver's plane carries no
+RDMA, the node has a plane and a control thread of its own (`driver.beside`). Control lock held.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from urds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.dataplane import base
-from urds.dataplane.base import Address, Mailbox
+from urds.dataplane.base import Address, Mailbox, Plane, Snapshot
+from urds.dataplane.native import plane_beside
+from urds.driver.beside import PlaneBeside, both
 from urds.driver.clock import now_ns
+from urds.driver.crossings import Crossings
 from urds.driver.logs import LogLimit
 from urds.errors import Refusal, os_error
 
@@ -37,6 +41,8 @@ class Rdma:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.node: RdmaNode | None = None
+        self.crossings = Crossings(driver)
+        self._beside: PlaneBeside | None = None
         self._mailboxes: set[Mailbox] = set()
         self._lines = LogLimit()
 
@@ -47,7 +53,15 @@ class Rdma:
         """
         if self.node is None:
             self.node = self._make()
+            if self._beside is not None:
+                self._beside.start()
+                self.crossings.begin(self._beside.plane)
         self.node.open(address, settings)
+
+    @property
+    def plane(self) -> Plane:
+        """The plane of mailboxes over RDMA."""
+        return self._driver.plane if self._beside is None else self._beside.plane
 
     def _make(self) -> RdmaNode:
         # Who never asks for RDMA never pays for importing it.
@@ -64,8 +78,11 @@ class Rdma:
             raise os_error(Refusal.TRANSPORT_MISSING, detail) from problem
         for device in devices:
             device.confine = driver.guard.confine_to
+        make_plane = plane_beside(driver.plane)
+        if make_plane is not None:
+            self._beside = PlaneBeside(driver, make_plane)
         node = RdmaNode(
-            driver.plane,  # type: ignore[arg-type]  # the reference plane is the one that carries
+            self.plane,  # type: ignore[arg-type]  # the reference plane is the one that carries
             devices,
             settings=node_settings_of(driver.settings, driver.generation),
             random=driver.random,
@@ -131,12 +148,26 @@ class Rdma:
         """Do what is due; return when to come again."""
         return None if self.node is None else self.node.turn(at_ns)
 
+    def turn_beside(self, at_ns: int) -> int | None:
+        """Do the same beside all else; nothing, if a thread of its own does it."""
+        return self.turn(at_ns) if self._beside is None else None
+
     # -- info and ends
 
     @property
     def is_in_use(self) -> bool:
         """Whether a socket has asked for RDMA."""
         return self.node is not None
+
+    def complete(self, snapshot: Snapshot) -> Snapshot:
+        """Add what the plane of RDMA has to a snapshot of the driver's."""
+        if self._beside is not None:
+            own = self._beside.plane.snapshot()
+            with self._driver.lock:
+                own = self.crossings.leave_out(own, self._beside.plane)
+                snapshot = self.crossings.leave_out(snapshot, self._driver.plane)
+            snapshot = both(snapshot, own)
+        return replace(snapshot, rdma_in_use=self.is_in_use)
 
     def counters(self) -> Mapping[str, int]:
         """Return Linux's counters ib_* in its order; none while RDMA is not in use."""
@@ -169,6 +200,27 @@ class Rdma:
         if self.node is not None:
             self.node.stop_listening()
 
+    def drain(self, drain_ns: int) -> int:
+        """Send what is queued on a plane of its own; return the messages left. No lock held."""
+        if self._beside is None:
+            return 0
+        return self._beside.plane.drain(drain_ns)
+
+    def end_thread(self) -> None:
+        """End the thread of a plane of its own. No lock held."""
+        if self._beside is not None:
+            self._beside.end_thread()
+
+    def close_plane(self) -> None:
+        """Close a plane of its own, which ends its paths. No lock held."""
+        if self._beside is not None:
+            self._beside.close()
+
+    def fail(self) -> None:
+        """Have a plane of its own refuse everything. No lock held."""
+        if self._beside is not None:
+            self._beside.plane.fail()
+
     def close(self) -> None:
         """Close links and devices; the plane has ended its paths. The control thread is gone."""
         if self.node is not None:
@@ -176,6 +228,8 @@ class Rdma:
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent."""
+        if self._beside is not None:
+            self._beside.plane.abandon_in_child()
         if self.node is not None:
             self.node.abandon_in_child()
 

@@ -1,0 +1,86 @@
+"""A plane beside the driver's own, for RDMA: it has a thread that sits in its `help`.
+
+The driver's plane is compiled then and carries no RDMA. This one has the sockets over RDMA and
+their paths, and no streams. Its thread is a second control thread: it takes the control lock for
+what concerns RDMA, as the first does for all else, and sleeps in a plane of its own. What one of
+the two planes has to give the other goes over `driver.crossings`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from urds.dataplane.base import Event, Plane, Snapshot
+from urds.driver.clock import now_ns
+
+if TYPE_CHECKING:
+    from urds.driver.driver import Driver
+
+
+class PlaneBeside:
+    """The plane and its thread; calls come with the control lock held unless they say otherwise."""
+
+    def __init__(self, driver: Driver, make_plane: Callable[..., Plane]) -> None:
+        from urds.driver.driver import limits_of
+
+        self._driver = driver
+        self.plane = make_plane(
+            limits=limits_of(driver.settings), resolve=driver.resolve, generation=driver.generation
+        )
+        self._thread = threading.Thread(
+            target=driver.guard.run, args=[self._run], name="urds-rdma", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to serve: the node that takes the events is there."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        driver = self._driver
+        deadline_ns: int | None = None
+        while not driver.stopping:
+            events = self.plane.help(deadline_ns)
+            if driver.stopping:
+                return
+            with driver.lock:
+                deadline_ns = self._serve(events)
+
+    def _serve(self, events: list[Event]) -> int | None:
+        """Report what came and do what is due; return when something is again."""
+        rdma, now = self._driver.rdma, now_ns()
+        for event in events:
+            rdma.take(event)
+        deadlines = (rdma.turn(now), rdma.crossings.turn(now))
+        return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+
+    # -- ends; without the control lock
+
+    def end_thread(self) -> None:
+        """Have the thread end: the driver stops."""
+        self.plane.wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+
+    def close(self) -> None:
+        """Close the plane; it was drained, and its thread was told to end."""
+        self.plane.close(0)
+        if not self._thread.is_alive():
+            self.plane.release()
+
+
+def both(one: Snapshot, other: Snapshot) -> Snapshot:
+    """Return counters and tables of two planes of a process as those of one."""
+    return Snapshot(
+        counters=_sums(one.counters, other.counters),
+        mailboxes=[*one.mailboxes, *other.mailboxes],
+        paths=[*one.paths, *other.paths],
+        send_queue=[*one.send_queue, *other.send_queue],
+        retransmit_queue=[*one.retransmit_queue, *other.retransmit_queue],
+        receive_queue=[*one.receive_queue, *other.receive_queue],
+    )
+
+
+def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
