@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 
-from fuzz.script import Script, step
+from fuzz.script import Script, actions, step
 from urds.cmsg import destination_cookie, destination_extension
 from urds.constants import SockOpt
 from urds.proto.settings import EndpointSettings
@@ -104,13 +104,8 @@ class Shell:
 
     def carry_out(self) -> None:
         """Take all actions; judge each."""
-        for _ in range(_ACTIONS_MAX):
-            action = self.endpoint.poll_event()
-            if action is None:
-                break
+        for action in actions(self.endpoint.poll_event, actions_max=_ACTIONS_MAX):
             self._do(action)
-        else:
-            raise AssertionError("no end of actions")
         self.check()
 
     def _do(self, action: events.Action) -> None:

@@ -3,7 +3,11 @@
 Any octets are a script, so that every change of one is another one.
 """
 
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import TypeVar
+
+_Action = TypeVar("_Action")
 
 
 class Script:
@@ -45,3 +49,13 @@ def split(octets: bytes, places: bytes) -> list[bytes]:
     """Cut octets at places that another octet string names; nothing is lost."""
     ends = sorted({place * (len(octets) + 1) // 256 for place in places})
     return [octets[start:end] for start, end in pairwise([0, *ends, len(octets)])]
+
+
+def actions(poll: Callable[[], _Action | None], *, actions_max: int) -> Iterator[_Action]:
+    """Yield what a core decides, until it has nothing more; there must be an end of it."""
+    for _ in range(actions_max):
+        action = poll()
+        if action is None:
+            return
+        yield action
+    raise AssertionError("no end of actions")

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.parity.planes import LOCAL, PEER, PEER_PORT, PORT, World, take
+from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
 from urds.constants import RdmaStatus
 from urds.dataplane.base import Limits, Mailbox, Release
 from urds.dataplane.operations import AtomicOperation, OperationNotice
@@ -163,6 +163,23 @@ def test_an_update_after_a_refusal_wakes_who_polls(world: World) -> None:
     assert mailbox.receive(wait_ns=0) is None
     assert by_poll(descriptor)[0] is False
     mailbox.sendto(b"x", ADDRESS)
+
+
+def test_a_send_without_a_route_does_not_hide_an_update(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mailbox = world.mailbox()
+    remote = world.attach()
+    remote.say_map(CongestionMap([PEER_PORT]).emit())
+    world.turn()
+    with pytest.raises(OSError):
+        mailbox.sendto(b"x", ADDRESS)
+    remote.say_map()
+    world.turn()
+    monkeypatch.setattr(world, "path", lambda _: None)
+    with pytest.raises(OSError, match="no route"):
+        mailbox.sendto(b"x", (str(OTHER), PEER_PORT))
+    assert by_poll(mailbox.fileno()) == (True, True)
 
 
 def test_a_notice_makes_it_readable(world: World) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.parity.planes import PEER, PEER_PORT, PORT, World, message, take
+from urds.dataplane.base import Down, DownReason, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 LONG = 64 << 10
@@ -46,6 +47,19 @@ def test_small_messages_after_long_ones_are_taken_in(world: World) -> None:
         world.turn()
         got += take(mailbox)
     assert got == sent
+
+
+def test_what_was_read_with_a_wrong_acknowledgement_is_delivered(world: World) -> None:
+    mailbox = world.mailbox()
+    remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+    ports = {"source_port": PEER_PORT, "target_port": PORT}
+    long, short = message(1, bytes(20_000), ack=9, **ports), message(2, b"behind", **ports)
+    remote.write(long[:10_000])
+    world.turn()
+    remote.write(long[10_000:], short)
+    (down,) = [event for event in world.turn() if isinstance(event, Down)]
+    assert (down.reason, down.frames) == (DownReason.BAD_ACKNOWLEDGEMENT, 2)
+    assert take(mailbox) == [bytes(20_000), b"behind"]
 
 
 def test_a_very_long_payload_is_read_once_it_has_come(world: World) -> None:

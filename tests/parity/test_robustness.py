@@ -28,7 +28,6 @@ ADDRESS = (str(PEER), PEER_PORT)
 IDLE_PATH_BYTES_MAX = 16_384
 
 
-@pytest.mark.reference
 class TestInterrupts:
     """A signal handler may raise at any call; nothing stays locked, and no octet goes twice."""
 

@@ -7,7 +7,17 @@
 
 #![forbid(unsafe_code)]
 
+mod atomics {
+    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+pub mod congestion_map;
 pub mod core_pair;
 pub mod header;
 pub mod incoming;
 pub mod mailboxes;
+pub mod ring;
+
+/// The data plane's own source, with its words open to us.
+#[path = "../../crates/dataplane/src/ring.rs"]
+#[allow(dead_code, clippy::pedantic)]
+mod shared_ring;

@@ -53,3 +53,16 @@ fn core_pair() {
         include_str!("../seeds/core_pair.hex"),
     );
 }
+
+#[test]
+fn congestion_map() {
+    try_all(
+        urds_fuzz::congestion_map::run,
+        include_str!("../seeds/congestion_map.hex"),
+    );
+}
+
+#[test]
+fn ring() {
+    try_all(urds_fuzz::ring::run, include_str!("../seeds/ring.hex"));
+}

@@ -1,14 +1,25 @@
-//! The word of a waiter in every order of two threads; `cargo test --release` in this folder.
+//! What no lock guards, in every order of two threads; `cargo test --release` in this folder.
 //!
-//! The word is the data plane's own source; the lock, the futex and the kick around it are models.
-//! A thread that would sleep for ever is a deadlock, which loom reports.
+//! The word of a waiter and the ring of a lane are the data plane's own sources; what lies around
+//! them is a model, in `tests`. A thread that would sleep for ever is a deadlock, which loom reports.
 
 mod atomics {
-    pub use loom::sync::atomic::{AtomicU32, Ordering};
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    pub fn fence(order: Ordering) {
+        if !crate::WITHOUT_FENCES.get() {
+            loom::sync::atomic::fence(order);
+        }
+    }
 }
+#[path = "../../crates/dataplane/src/ring.rs"]
+#[allow(dead_code, clippy::pedantic)]
+pub mod ring;
 #[path = "../../crates/dataplane/src/word.rs"]
 #[allow(dead_code, clippy::new_without_default, clippy::missing_errors_doc)]
 pub mod word;
 
-#[cfg(test)]
-mod models;
+std::thread_local! {
+    /// A rule to break: no fence of the ring does anything. Of the test; loom has one thread for all.
+    pub static WITHOUT_FENCES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}

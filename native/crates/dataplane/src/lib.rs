@@ -8,7 +8,7 @@
 //! called without it. Wake-ups leave when the guard is dropped, after the lock is released.
 
 mod atomics {
-    pub use std::sync::atomic::{AtomicU32, Ordering};
+    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 pub mod attaching;
 pub mod clock;

@@ -220,7 +220,8 @@ impl Plane {
             }
             Err(failure) if failure.kind() == ErrorKind::WouldBlock => (0, Outcome::Enough),
             Err(failure) => {
-                let errno = failure.raw_os_error().unwrap_or(libc::EIO);
+                // Else code of Python raised in the read: what it took is not known.
+                let errno = failure.raw_os_error().unwrap_or(libc::EINTR);
                 (0, Outcome::Over(DownReason::Error, errno))
             }
         }
@@ -392,8 +393,14 @@ impl State {
             &mut path.arrivals,
         );
         if let Some(body) = body {
-            path.core
-                .resume_body(body, now_ns, &mut ground, &mut self.counters)?;
+            let core = &mut path.core;
+            let resumed = core.resume_body(body, now_ns, &mut ground, &mut self.counters);
+            // A wrong acknowledgement parts no frames: what was read with it is delivered as well,
+            // and it is still wrong then.
+            let goes_on = matches!(resumed, Ok(()) | Err(DownReason::BadAcknowledgement));
+            if data.is_empty() || !goes_on {
+                return resumed;
+            }
         }
         if data.is_empty() {
             return Ok(());

@@ -17,10 +17,12 @@
 //! | looks at head (acquire) | looks at asleep, swaps it for 0, rings |
 //!
 //! and the same with the roles changed for a writer that waits for room. With both fences in the
-//! one order of all, one of the two sees what the other wrote: no wake-up is lost.
+//! one order of all, one of the two sees what the other wrote: no wake-up is lost. `native/loom`
+//! drives this file through every order of the two, with its own `atomics`.
 
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::atomics::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// The shortest ring.
 pub const RING_BYTES_MIN: usize = 1 << 16;
@@ -50,7 +52,7 @@ pub struct Control {
     /// 0, or: ring when so many octets are here. Set by the reader, cleared by both.
     pub(crate) reader_asleep: Apart<AtomicU32>,
     /// Not 0: ring when there is room. Set by the writer, cleared by both.
-    writer_asleep: Apart<AtomicU32>,
+    pub(crate) writer_asleep: Apart<AtomicU32>,
     /// Not 0: the writer will write no more.
     ended: Apart<AtomicU32>,
 }

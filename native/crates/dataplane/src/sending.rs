@@ -260,7 +260,6 @@ impl State {
             return Err(refused_when_gone.into());
         }
         let Some(route) = mailbox.route_to(&target.address) else {
-            mailbox.map_news = false;
             return Ok(Attempt::NoRoute);
         };
         if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {

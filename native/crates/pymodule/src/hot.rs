@@ -219,11 +219,11 @@ fn recvfrom<'py>(
         [octets_max, flags] => (sys::integer(octets_max)?, sys::integer(flags)?),
         _ => return Err(wrong_count("recvfrom", "one or two", arguments.len())),
     };
+    let Ok(octets_max) = usize::try_from(octets_max) else {
+        return Err(PyValueError::new_err("negative buffersize in recvfrom"));
+    };
     let mut wait_ns = own.receive_wait_ns();
-    if flags != 0 || octets_max < 0 {
-        if octets_max < 0 && (flags != 0 || own.is_special()) {
-            return Err(PyValueError::new_err("negative buffersize in recvfrom"));
-        }
+    if flags != 0 {
         if flags & MSG_OOB != 0 {
             return nothing(py); // kernel parity: as if an empty one had come
         }
@@ -238,7 +238,6 @@ fn recvfrom<'py>(
             wait_ns = Some(0);
         }
     }
-    let octets_max = usize::try_from(octets_max).unwrap_or(0);
     let peek = flags & MSG_PEEK != 0;
     let make = |received: Received<'_>| {
         (

@@ -67,15 +67,6 @@ impl Mailbox {
         Some(self.receive_wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
     }
 
-    /// Tell whether the next take has more to do than to take.
-    pub(crate) fn is_special(&self) -> bool {
-        self.shell
-            .lock()
-            .mailboxes
-            .get(self.id)
-            .is_none_or(|mailbox| mailbox.special)
-    }
-
     /// Return the latency traces of a message: all at one position, the earlier ones take no time.
     pub(crate) fn trace<'py>(
         &self,

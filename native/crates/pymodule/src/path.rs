@@ -215,6 +215,7 @@ impl Path {
     }
 
     fn __clear__(&self) {
-        drop(self.attached.lock().take());
+        let attached = self.attached.lock().take();
+        drop(attached); // may run code of Python: with no lock held
     }
 }

@@ -348,7 +348,9 @@ impl Plane {
     }
 
     fn __clear__(&self) {
-        drop(self.resolve.lock().take());
-        drop(std::mem::take(&mut *self.paths.lock()));
+        // What goes may run code of Python: with no lock held.
+        let resolve = self.resolve.lock().take();
+        let paths = std::mem::take(&mut *self.paths.lock());
+        drop((resolve, paths));
     }
 }

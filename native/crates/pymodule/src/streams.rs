@@ -90,7 +90,13 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
         let stream = Lent::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
         return Ok(Arc::new(LentStream { stream, owner }));
     }
-    let descriptor = object.call_method0("fileno")?.extract()?;
+    let descriptor = match object.call_method0("fileno").and_then(|it| it.extract()) {
+        Ok(descriptor) => descriptor,
+        Err(failure) => {
+            owner.take(); // still the caller's, as below every other refusal
+            return Err(failure);
+        }
+    };
     Ok(Arc::new(ObjectStream {
         object: object.clone().unbind(),
         descriptor,

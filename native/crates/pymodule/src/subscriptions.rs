@@ -93,6 +93,7 @@ impl Subscription {
     }
 
     fn __clear__(&self) {
-        drop(self.callback.0.lock().take());
+        let callback = self.callback.0.lock().take();
+        drop(callback); // may run code of Python: with no lock held
     }
 }

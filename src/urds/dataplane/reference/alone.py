@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Buffer, SocketAddress, Stream
 from urds.dataplane.reference import stream_reading
-from urds.dataplane.reference.inbox import Item
+from urds.dataplane.reference.inbox import OVERHEAD_BYTES, Item
 from urds.dataplane.reference.stream_writing import write, write_on
 from urds.dataplane.reference.waiting import Doing, Waiter
 from urds.wire.header import HEADER, HEADER_BYTES, PLAIN_HEADER
@@ -278,6 +278,7 @@ def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
     if (
         octets != payload_bytes
         or octets > incoming.limits.frame_bytes_max
+        or octets + OVERHEAD_BYTES > incoming.limits.receive_hard_bytes  # may pause the path
         or flags
         or high
         or low
@@ -294,9 +295,13 @@ def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
         ) % 65535)
     ):  # fmt: skip
         return None
-    if acknowledgement > incoming.acknowledged:
-        incoming.acknowledged = acknowledgement
-        _free(path, acknowledgement)
+    unacked = core.outgoing.unacked
+    # What the peer had before a stream ended, and was repeated since, goes with any frame.
+    if acknowledgement > incoming.acknowledged or (
+        unacked and unacked[0][0] <= incoming.acknowledged
+    ):
+        incoming.acknowledged = max(incoming.acknowledged, acknowledgement)
+        _free(path, incoming.acknowledged)
     incoming.frames += 1
     incoming.sequence_expected = sequence + 1
     incoming.messages_owed += 1

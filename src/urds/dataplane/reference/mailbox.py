@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import TYPE_CHECKING, cast
 
 from urds.constants import (
@@ -56,10 +57,7 @@ _SENT = _DONTWAIT | int(MSG_NOSIGNAL)  # docs/differences.md
 _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
-_LOOK_AGAIN: tuple[bytes, SocketAddress] = (
-    b"",
-    ("", 0),
-)  # something came that is not a plain message
+_LOOK_AGAIN: tuple[bytes, SocketAddress] = (b"", ("", 0))  # what came is no plain message
 # What one destination needs: its path, the queue of it, the port, the octets of the peer's map.
 Flow = tuple[StreamPath, Outgoing, int, bytearray]
 
@@ -205,6 +203,10 @@ class Mailbox(Inbox):
 
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `payload_bytes_max` is discarded."""
+        if type(payload_bytes_max) is not int:
+            payload_bytes_max = index(payload_bytes_max)
+        if payload_bytes_max < 0:
+            raise ValueError("negative buffersize in recvfrom")
         if not flags and not self.special:
             item: Item | None = None
             if self.queue:  # else another look under the lock follows
@@ -220,9 +222,7 @@ class Mailbox(Inbox):
                     self._clear_congestion()
                 if len(item[0]) <= payload_bytes_max and len(item) == 2:
                     return item
-                return item[0][: max(0, payload_bytes_max)], item[1]
-        if payload_bytes_max < 0:
-            raise ValueError("negative buffersize in recvfrom")
+                return item[0][:payload_bytes_max], item[1]
         if flags & _NEVER_QUEUED:
             if flags & _OUT_OF_BAND:  # kernel parity: as if an empty one had come
                 return b"", None  # type: ignore[return-value]  # as below

@@ -1,10 +1,11 @@
 //! One waiter, one who tells it, and what lies between.
+//!
+//! The lock, the futex and the kick are models.
 
+use loom::sync::atomic::Ordering;
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use loom::thread;
-
-use crate::atomics::Ordering;
-use crate::word::{Wake, Word};
+use urds_loom::word::{Wake, Word};
 
 /// What the plane's lock guards.
 #[derive(Default)]

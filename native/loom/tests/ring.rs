@@ -1,0 +1,233 @@
+//! A ring of a lane: one thread writes, one reads, each sleeps when there is nothing to do.
+//!
+//! The bell is a model of the line, which stays readable until it is read. Octets are atomics
+//! without an order of their own: who reads one before it was published gets the one before. That
+//! the reader has copied before its tail says so is not to be seen this way.
+
+use std::io::IoSlice;
+
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicU8, Ordering};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use urds_loom::WITHOUT_FENCES;
+use urds_loom::ring::{Control, Reader, RingMemory, Writer};
+
+#[derive(Default)]
+struct Bell {
+    has_rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.has_rung.lock().expect("nobody panics") = true;
+        self.rings.notify_all();
+    }
+
+    fn sleep(&self) {
+        let mut has_rung = self.has_rung.lock().expect("nobody panics");
+        while !*has_rung {
+            has_rung = self.rings.wait(has_rung).expect("nobody panics");
+        }
+        *has_rung = false;
+    }
+}
+
+struct Lane {
+    control: Control,
+    octets: Vec<AtomicU8>,
+    of_reader: Bell,
+    of_writer: Bell,
+}
+
+impl RingMemory for Lane {
+    fn control(&self) -> &Control {
+        &self.control
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.octets.len()
+    }
+
+    fn copy_in(&self, at: usize, octets: &[u8]) {
+        for (place, octet) in self.octets[at..at + octets.len()].iter().zip(octets) {
+            place.store(*octet, Ordering::Relaxed);
+        }
+    }
+
+    fn copy_out(&self, at: usize, octets: &mut [u8]) {
+        let places = &self.octets[at..at + octets.len()];
+        for (place, octet) in places.iter().zip(octets) {
+            *octet = place.load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// Octets that come through a ring, and in which portions they are written.
+#[derive(Clone, Copy)]
+struct Case {
+    ring_bytes: usize,
+    portions: &'static [&'static [u8]],
+    /// How many octets the reader waits for.
+    wanted: usize,
+}
+
+impl Lane {
+    /// Never freed: loom cannot drop what is its own once it has found a deadlock.
+    fn new(ring_bytes: usize) -> &'static Self {
+        Box::leak(Box::new(Self {
+            control: Control::default(),
+            octets: (0..ring_bytes).map(|_| AtomicU8::new(0)).collect(),
+            of_reader: Bell::default(),
+            of_writer: Bell::default(),
+        }))
+    }
+
+    fn write(&self, writer: &mut Writer, mut octets: &[u8]) {
+        let mut ring = || self.of_reader.ring();
+        while !octets.is_empty() {
+            let written = writer.write(self, &[IoSlice::new(octets)], &mut ring);
+            let taken = written.expect("an honest reader");
+            octets = &octets[taken..];
+            if taken == 0 && writer.sleep(self).expect("an honest reader") {
+                self.of_writer.sleep();
+            }
+        }
+    }
+
+    /// Read until the end; return all octets.
+    fn read(&self, case: Case) -> Vec<u8> {
+        let (mut reader, mut got) = (Reader::default(), Vec::new());
+        let mut ring = || self.of_writer.ring();
+        loop {
+            let has_ended = Reader::has_ended(&self.control);
+            let mut octets = [0; 4];
+            let read = reader.read(self, &mut octets, &mut [], &mut ring);
+            let taken = read.expect("an honest writer");
+            got.extend(&octets[..taken]);
+            if taken > 0 {
+                continue;
+            }
+            if has_ended {
+                return got;
+            }
+            let asleep = reader.sleep(self, case.wanted).expect("an honest writer");
+            if asleep {
+                self.of_reader.sleep();
+            }
+        }
+    }
+
+    fn end(&self, writer: &Writer) {
+        writer.end(&self.control);
+        self.of_reader.ring();
+    }
+}
+
+/// Take a case through every order with so many changes between threads that nothing forces.
+fn meet(case: Case, changes: usize) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(changes);
+    builder.check(move || {
+        let lane = Lane::new(case.ring_bytes);
+        let told = thread::spawn(move || {
+            let mut writer = Writer::default();
+            for portion in case.portions {
+                lane.write(&mut writer, portion);
+            }
+            writer
+        });
+        let heard = thread::spawn(move || lane.read(case));
+        lane.end(&told.join().expect("no panic"));
+        assert_eq!(heard.join().expect("no panic"), case.portions.concat());
+    });
+}
+
+/// One octet must come without an end that rings for it.
+fn bring_one(sleeps_blindly: bool) {
+    loom::model(move || {
+        let lane = Lane::new(2);
+        let told = thread::spawn(|| lane.write(&mut Writer::default(), &[1]));
+        let mut reader = Reader::default();
+        let mut octet = [0];
+        while reader
+            .read(lane, &mut octet, &mut [], &mut || ())
+            .expect("an honest writer")
+            == 0
+        {
+            if reader.sleep(lane, 1).expect("an honest writer") || sleeps_blindly {
+                lane.of_reader.sleep();
+            }
+        }
+        assert_eq!(octet, [1], "what was published");
+        told.join().expect("no panic");
+    });
+}
+
+/// A writer that finds the ring full must hear that there is room.
+fn make_room() {
+    loom::model(|| {
+        let lane = Lane::new(2);
+        let mut writer = Writer::default();
+        lane.write(&mut writer, &[1, 2]);
+        let told = thread::spawn(move || lane.write(&mut writer, &[3]));
+        let (mut reader, mut octets) = (Reader::default(), [0; 2]);
+        let mut ring = || lane.of_writer.ring();
+        let read = reader.read(lane, &mut octets, &mut [], &mut ring);
+        assert_eq!(read, Ok(2));
+        told.join().expect("no panic");
+        assert_eq!(reader.read(lane, &mut octets, &mut [], &mut ring), Ok(1));
+        assert_eq!(octets, [3, 2]);
+    });
+}
+
+#[test]
+fn a_reader_that_sleeps_hears_of_an_octet() {
+    bring_one(false);
+}
+
+#[test]
+fn a_writer_that_sleeps_hears_of_room() {
+    make_room();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_reader_without_fences_is_found() {
+    WITHOUT_FENCES.set(true);
+    bring_one(false);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_writer_without_fences_is_found() {
+    WITHOUT_FENCES.set(true);
+    make_room();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn to_sleep_without_a_second_look_is_found() {
+    bring_one(true);
+}
+
+#[test]
+fn octets_come_through_a_ring_that_is_too_short_for_them() {
+    let case = Case {
+        ring_bytes: 2,
+        portions: &[&[1, 2, 3]],
+        wanted: 1,
+    };
+    meet(case, 3);
+}
+
+#[test]
+fn who_waits_for_several_octets_gets_what_came_before_the_end() {
+    let case = Case {
+        ring_bytes: 4,
+        portions: &[&[1], &[2], &[3]],
+        wanted: 2,
+    };
+    meet(case, 3);
+}
