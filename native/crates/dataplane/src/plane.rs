@@ -16,6 +16,7 @@ use crate::events::{Event, Interest};
 use crate::helper::Helper;
 use crate::mailbox::{Mailbox, MailboxSettings};
 use crate::poll_set::KICK;
+use crate::reading::keep_freed;
 use crate::refusal::Refused;
 use crate::rules::{self, Rule};
 use crate::state::{MailboxId, PathId, State};
@@ -69,6 +70,7 @@ impl Plane {
         generation: Option<u32>,
         allocate: Option<AllocateFn>,
     ) -> Result<Arc<Self>, Refused> {
+        keep_freed();
         let clock = clock.map_or(Clock::Monotonic, Clock::Injected);
         let poll_set = Epoll::new()?;
         let kick = EventFd::new()?;

@@ -141,6 +141,9 @@ fn each_message_arrives_once_however_often_streams_end() {
             work.join().expect("it went well");
         }
         for side in [&one, &other] {
+            assert_eq!(side.plane.drain(SECOND_NS), 0); // the other's helper answers
+        }
+        for side in [&one, &other] {
             side.done.store(true, Ordering::Relaxed);
             side.plane.wake();
         }
