@@ -8,7 +8,7 @@ the endpoint and its shell agree on which stream is whose.
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 
@@ -172,7 +172,10 @@ class Shell:
 
     def carry_out(self) -> None:
         """Take all actions; judge each."""
-        for action in actions(self.endpoint.poll_event, actions_max=_ACTIONS_MAX):
+        decided: Iterator[events.Action] = actions(
+            self.endpoint.poll_event, actions_max=_ACTIONS_MAX
+        )
+        for action in decided:
             self._do(action)
         self.check()
 

@@ -6,7 +6,7 @@ Parsers of what peers and programs say are here as well.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 
@@ -104,7 +104,10 @@ class Shell:
 
     def carry_out(self) -> None:
         """Take all actions; judge each."""
-        for action in actions(self.endpoint.poll_event, actions_max=_ACTIONS_MAX):
+        decided: Iterator[events.Action] = actions(
+            self.endpoint.poll_event, actions_max=_ACTIONS_MAX
+        )
+        for action in decided:
             self._do(action)
         self.check()
 
