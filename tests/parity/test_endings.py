@@ -111,6 +111,12 @@ class TestLinger:
         assert real.plane.close(50_000_000) == 1
         assert time.monotonic() - began < 1.5
 
+    def test_a_message_whose_connection_broke_is_left_as_well(self, real: RealWorld) -> None:
+        """It was handed over, which says nothing about its arrival: a drain waits for the next."""
+        real.mailbox().sendto(b"x", ADDRESS)
+        real.path.detach()
+        assert real.plane.close(50_000_000) == 1
+
     def test_waiting_threads_get_ebadf(self, real: RealWorld) -> None:
         boxes = [real.mailbox(port) for port in (1, 2, 3)]
         codes: list[int | None] = []

@@ -179,7 +179,7 @@ class Node:
     def account(self, mailbox: Any = None) -> MailboxRow:
         """Return the state of a mailbox, by default of the first."""
         port = (mailbox or self.mailbox).port
-        rows = self.driver.plane.snapshot().mailboxes
+        rows = self.backend.snapshot().mailboxes  # of both planes, where RDMA has its own
         (row,) = [one for one in rows if one.port == port]
         return row
 

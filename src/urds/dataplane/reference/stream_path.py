@@ -440,9 +440,10 @@ class StreamPath:
         return self.core.outgoing.holds(mailbox)
 
     def undelivered(self) -> int:
-        """Return how many messages the peer does not have yet and could get."""
-        if self.stream is None:
-            return len(self.core.outgoing.unsent)
+        """Return how many messages the peer has not acknowledged.
+
+        Without a stream, too: who ends in order acknowledges first, so a repeat may never have come.
+        """
         return self.core.outgoing.message_count()
 
     def abandon_in_child(self) -> None:
