@@ -103,7 +103,7 @@ impl State {
 
     /// Return how many messages of the paths peers have not acknowledged.
     ///
-    /// Without a stream, too: who ends in order acknowledges first, so a repeat may never have come.
+    /// Without a stream, too: who ends in order acknowledges first, so a repeat may be lost.
     fn undelivered(&self, paths: &[PathId]) -> usize {
         let paths = paths.iter().filter_map(|&path| self.paths.get(path));
         paths.map(|path| path.core.outgoing.message_count()).sum()

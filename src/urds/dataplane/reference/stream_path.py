@@ -442,7 +442,7 @@ class StreamPath:
     def undelivered(self) -> int:
         """Return how many messages the peer has not acknowledged.
 
-        Without a stream, too: who ends in order acknowledges first, so a repeat may never have come.
+        Without a stream, too: who ends in order acknowledges first, so a repeat may be lost.
         """
         return self.core.outgoing.message_count()
 
