@@ -1,6 +1,6 @@
 """Frames of RDS over RDMA: each SEND is a whole header and one fragment of payload.
 
-A fragment has up to 4096 octets, between own nodes that agreed on it up to 65536 (docs/adr/0013).
+A fragment has up to 4096 octets, between own nodes that agreed on it up to 65536 (docs/adr/0014).
 A message becomes as many frames as it has fragments, at least one. All of them carry the header of
 the message; only acknowledgement, credit and checksum may differ between them. Every header has
 its checksum. Source: linux v6.12 net/rds/ib_send.c; rds.md 4.2.
