@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.path_world import MS, Side
+from tests.unit.path_world import Side
 from urds.dataplane.base import Hold, Limits, Release
 
 # Messages around the bounds at which a payload travels by reference or is collected apart.
 SIZES = st.sampled_from([0, 1, 40, 300, 8191, 8192, 9000, 40_000])
 OCTETS = st.sampled_from([1, 30, 48, 60, 500, 8240, 9000, 70_000, 1 << 20])
+TICK_NS = Limits().acknowledge_delay_ns  # the longest that the receiver keeps one back
 STEPS = st.one_of(
     st.tuples(st.just("send"), SIZES),
     st.tuples(st.just("write"), OCTETS),
@@ -88,7 +89,7 @@ class Link:
         self.sender.core.handle_stream_acknowledged(self.forth.acknowledged())
 
     def tick(self, _: int = 0) -> None:
-        self.now_ns += MS
+        self.now_ns += TICK_NS
         self.receiver.core.handle_timeout(self.now_ns)
 
     def cut(self, orderly: bool) -> None:
