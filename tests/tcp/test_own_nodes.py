@@ -301,7 +301,7 @@ def restart_with_the_clock_set_back(
     wait_until(lambda: path.stream is None)
     monkeypatch.setattr(driver, "_STARTED_NS", driver._STARTED_NS - DAY_NS)
     with monkeypatch.context() as patch:
-        patch.setattr(path, "read", lambda: False)
+        patch.setattr(path, "read", lambda **_: False)
         newborn = lab.node(2)
         send(newborn, survivor, SENT)
         core = newborn.path(survivor.address).core

@@ -74,13 +74,13 @@ def test_looking_at_the_hangup_first_loses_messages(
 ) -> None:
     read = StreamPath.read
 
-    def look_first(self: StreamPath) -> bool:
+    def look_first(self: StreamPath, *, others: bool = False) -> bool:
         if self.stream is not None and not self.paused:
             poll = select.poll()
             poll.register(self.stream, select.POLLIN)
             if any(mask & (select.POLLERR | select.POLLHUP) for _, mask in poll.poll(0)):
                 end_unread(self)
-        return read(self)
+        return read(self, others=others)
 
     monkeypatch.setattr(StreamPath, "read", look_first)
     node, peer = lab.pair(order)
