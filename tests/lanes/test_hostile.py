@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from struct import pack_into
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.tcp.conftest import Lab
 from tests.tcp.nodes import Node, wait_until
 from urds.constants import RDS_TCP_PORT
 from urds.dataplane.rows import Carrier
+from urds.driver import lanes
+from urds.settings import Settings
 from urds.transport import lane
 from urds.wire.header import HEADER_BYTES
 
@@ -190,3 +193,15 @@ def test_a_flood_of_bells_is_only_that(lab: Lab, node: Node) -> None:
         with suppress(BlockingIOError):
             hostile.line.send(bytes(1000), socket.MSG_NOSIGNAL)
     hostile.close()
+
+
+def test_who_is_shunned_takes_bounded_memory() -> None:
+    """A user may have any number of addresses of 127/8, and breach from each."""
+    driver: Any = SimpleNamespace(settings=Settings())
+    ours: Any = lanes.Lanes(driver, None)
+    own, peers = ip_address("127.0.0.1"), range(lanes._LANES_MAX + 100)
+    for number in peers:
+        ours._known[own, number] = SimpleNamespace(breached=True)
+        assert not ours._may(own, number)
+    assert len(ours._shunned) == lanes._LANES_MAX
+    assert not ours._may(own, peers[-1]), "the last one is remembered"

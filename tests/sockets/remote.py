@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
+from tests.sockets.hosts import host
+
 ANSWER_S = 20.0
 END_S = 5.0
 
@@ -44,6 +46,15 @@ class RemotePeer:
     def socket(self) -> RemoteSocket:
         """Make a socket there."""
         return RemoteSocket(self, self.ask(None, "socket", ()))
+
+    def receive_one(self, sender: Any) -> None:
+        """Bind `sender` here and a socket there, and have one message arrive."""
+        receiver = self.socket()
+        receiver.bind((host(2), 4000))
+        sender.bind((host(1), 0))
+        sender.sendto(b"x", (host(2), 4000))
+        receiver.settimeout(ANSWER_S / 2)
+        assert receiver.recv(10) == b"x"
 
     def ask(self, number: int | None, call: str | Callable[..., Any], arguments: Any) -> Any:
         """Have a call made; return or raise what it did. Raises TimeoutError without an answer."""

@@ -468,12 +468,7 @@ def test_difference_mark() -> None:
 
 def test_difference_acknowledgements() -> None:
     with RemotePeer() as peer, backend_with() as backend, urds.Socket() as sender:
-        receiver = peer.socket()
-        receiver.bind((host(2), 4000))
-        sender.bind((host(1), 0))
-        sender.sendto(b"x", (host(2), 4000))
-        receiver.settimeout(ARRIVAL_S)
-        assert receiver.recv(10) == b"x"
+        peer.receive_one(sender)
         deadline = time.monotonic() + ARRIVAL_S
         while backend.snapshot().retransmit_queue and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -207,14 +207,21 @@ class Lanes:
         key, now = (local, peer), now_ns()
         last = self._known.get(key)
         if last is not None and last.breached:
-            self._shunned[key] = now + _SHUN_NS
             del self._known[key]
+            self._shun(key, now)
         if self._shunned.get(key, 0) > now:
             return False
         self._shunned.pop(key, None)
         if len(self._known) >= _LANES_MAX:
             self._known = {key: one for key, one in self._known.items() if one.fileno() >= 0}
         return len(self._known) < _LANES_MAX
+
+    def _shun(self, key: tuple[Address, Address], now: int) -> None:
+        """Give a peer TCP for a minute; of too many the first one is forgotten."""
+        self._shunned.pop(key, None)
+        if len(self._shunned) >= _LANES_MAX:
+            del self._shunned[next(iter(self._shunned))]
+        self._shunned[key] = now + _SHUN_NS
 
     def handle_timeout(self, at_ns: int) -> None:
         """Give up who does not answer, dismiss who does not greet."""

@@ -1,8 +1,9 @@
 //! What every message passes: `sendto` and `recvfrom`, with the signature of `socket.socket`.
 //!
 //! They are called without a tuple of arguments and allocate nothing but the result. The
-//! interpreter is held throughout, but for waits and for writes of more than 128 KiB: to give it up
-//! for a write of 4 us hands it to a thread that computes, for 5 ms.
+//! interpreter is held throughout, but for writes of more than 128 KiB and for waits, save where
+//! `turn` says otherwise: to give it up for a write of 4 us hands it to a thread that computes, for
+//! 5 ms.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
