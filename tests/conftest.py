@@ -5,6 +5,7 @@ go to `.reports/rules.json`, from which `tools/conformance.py` writes `docs/conf
 """
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settle the plane. Collect results in the process that reports: not in xdist's workers."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell has it for what it starts in the background; children would inherit it, and
+        # tests press Ctrl-C in them.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     planes.choose()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RuleResults())
