@@ -1,6 +1,7 @@
-"""Sizes of the house style: a file stops at 500 lines, a function at 60.
+"""Sizes of the house style: a file stops at 800 lines, a function at 60.
 
-The aims, 250 and 20, are for the reader of a change to judge; ruff holds the line at 100.
+A file is one theme with the state that it owns, 150 to 500 lines as a rule: it is cut by meaning,
+never because of its length. ruff holds the line at 100 columns.
 """
 
 import ast
@@ -9,7 +10,7 @@ import pytest
 
 from tests.health.sources import ROOT, Module, definitions, modules
 
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
 
 
