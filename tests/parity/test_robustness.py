@@ -1,6 +1,7 @@
 """Interrupts in the middle of system calls, descriptors of any number, memory of what is idle."""
 
 import errno
+import gc
 import os
 import resource
 import tracemalloc
@@ -26,6 +27,7 @@ from urds.dataplane.base import Down, DownReason, Hold, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 IDLE_PATH_BYTES_MAX = 16_384
+SOURCES_BYTES_MAX = 1 << 20
 
 
 class TestInterrupts:
@@ -149,6 +151,35 @@ def test_an_idle_path_takes_little_memory(world: World) -> None:
     finally:
         tracemalloc.stop()
     assert (used - before) / count < IDLE_PATH_BYTES_MAX
+
+
+@pytest.mark.parametrize("target_port", [PORT, PORT + 1], ids=["bound", "unbound"])
+def test_a_sweep_of_all_source_ports_takes_no_memory(world: World, target_port: int) -> None:
+    """The addresses of 65,534 senders would be 15 MiB."""
+    mailbox = world.mailbox()
+    remote = world.attach()
+    remote.say_map()
+    world.turn()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for first in range(2, 65536, 1024):
+            remote.write(
+                *(
+                    message(port, b"x", source_port=port, target_port=target_port)
+                    for port in range(first, min(first + 1024, 65536))
+                )
+            )
+            while remote.stream.waiting():
+                world.plane.pump()
+            take(mailbox)
+        swept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counter = "recv_queued" if target_port == PORT else "recv_drop_no_sock"
+    assert world.counter(counter) == 65534
+    assert swept - before < SOURCES_BYTES_MAX
 
 
 def test_a_flood_for_nobody_leaves_others_their_turn(world: World) -> None:

@@ -248,6 +248,24 @@ def test_a_scan_of_ports_is_counted_and_not_logged(lab: Lab) -> None:
         connection.close()
 
 
+def test_a_sweep_of_source_ports_costs_no_memory(lab: Lab) -> None:
+    """Neither while the peer is there nor after it: paths outlive streams."""
+    with besieged(lab) as (node, neighbour):
+        connection = lab.connect(STRANGER, node.address)
+        connection.sendall(emit_map())
+        wait_until(lambda: node.ask("counters")["accepts"] == 2)
+        talk(neighbour, node, 200)
+        before = node.rss_bytes
+        frames = [
+            emit_frame(b"?", sequence=port, source_port=port, target_port=UNBOUND_PORT)
+            for port in range(2, 65536)
+        ]
+        connection.sendall(b"".join(frames))
+        wait_until(lambda: node.ask("counters")["recv_drop_no_sock"] == 65_534, wait_s=60.0)
+        assert node.rss_bytes - before < 2 * MIB
+        connection.close()
+
+
 def test_a_flood_of_pings_is_answered_in_part_and_keeps_no_memory(lab: Lab) -> None:
     with besieged(lab) as (node, neighbour):
         before = node.rss_bytes

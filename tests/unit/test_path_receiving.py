@@ -7,6 +7,7 @@ import pytest
 from tests.unit.path_world import MS, TARGET, Side, message, messages
 from urds.constants import HeaderFlag
 from urds.dataplane.base import DownReason, Hold, Limits, Release
+from urds.dataplane.reference.sources import SOURCES_MAX
 from urds.wire.header import HEADER_BYTES
 
 RETRANSMITTED, ACK_REQUIRED = HeaderFlag.RETRANSMITTED, HeaderFlag.ACK_REQUIRED
@@ -55,6 +56,20 @@ class TestFraming:
         side = Side()
         side.receive(message(1, b"a", source_port=7) + message(2, b"b", source_port=8))
         assert [item[1] for item in side.inbox.queue] == [("peer", 7), ("peer", 8)]
+
+    def test_the_addresses_of_senders_are_kept_up_to_a_bound_and_go_with_the_stream(self) -> None:
+        side = Side()
+        side.begin()
+        side.receive(message(1, b"", source_port=2, target_port=TARGET + 1))
+        assert not side.incoming.sources, "no socket, no address"
+        for port in range(2, SOURCES_MAX + 2):
+            side.receive(message(port, b"a", source_port=port))
+        assert len(side.incoming.sources) == SOURCES_MAX
+        side.receive(message(SOURCES_MAX + 2, b"a", source_port=SOURCES_MAX + 2))
+        assert side.incoming.sources == {SOURCES_MAX + 2: ("peer", SOURCES_MAX + 2)}
+        side.core.detach()
+        assert not side.incoming.sources
+        assert [item[1][1] for item in side.inbox.queue] == list(range(2, SOURCES_MAX + 3))
 
     def test_runs_of_messages_settle_each_mailbox(self) -> None:
         side = Side()

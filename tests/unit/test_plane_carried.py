@@ -28,6 +28,7 @@ from urds.dataplane.base import (
     Message,
 )
 from urds.dataplane.reference import congestion, inbox
+from urds.dataplane.reference.sources import SOURCES_MAX
 
 SOURCE = (str(PEER), PEER_PORT)
 
@@ -202,6 +203,17 @@ def test_what_is_for_nobody_is_counted(world: CarriedWorld) -> None:
     world.mailbox()
     assert world.path().arrive(b"lost", port=PORT + 1)
     assert world.counter("recv_drop_no_sock") == 1
+
+
+def test_a_sweep_of_all_source_ports_keeps_1024_addresses(world: CarriedWorld) -> None:
+    mailbox, path = world.mailbox(), world.path()
+    for port in range(2, 65536):
+        path.arrive(b"", source_port=port, port=PORT + 1)
+    assert not world.plane.hosts[LOCAL].carried[path]
+    for port in range(2, SOURCES_MAX + 3):
+        path.arrive(b"", source_port=port)
+    assert len(world.plane.hosts[LOCAL].carried[path]) == 1
+    assert mailbox.recvfrom(1)[1] == (str(PEER), 2)
 
 
 def test_timestamps_are_those_of_the_arrival(world: CarriedWorld) -> None:

@@ -312,7 +312,7 @@ def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
         path.plane.owing[path] = core._owed_since_ns + core.limits.acknowledge_delay_ns
     counters.recv_queued += 1
     counters.recv_bytes_added_to_sock += octets
-    return data[HEADER_BYTES:], incoming.source(source_port)
+    return data[HEADER_BYTES:], incoming.sources[source_port]
 
 
 def serve(plane: Plane, descriptor: int, mask: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Limit, LimitHit
-from urds.dataplane.reference.host import socket_address
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
@@ -46,10 +45,10 @@ def deliver(
     if inbox is None:
         counters.recv_drop_no_sock += 1
         return True
-    sources = host.carried.setdefault(path, {})
-    source = sources.get(source_port)
-    if source is None:
-        source = sources[source_port] = socket_address(path.peer, source_port)  # at most 65,536
+    sources = host.carried.get(path)
+    if sources is None:
+        sources = host.add_carried(path)
+    source = sources[source_port]
     item: Item = (payload, source)
     if inbox.detailed or extension:
         item = (payload, source, extension, plane.wall_ns(), plane.clock_ns())

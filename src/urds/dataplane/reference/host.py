@@ -6,6 +6,7 @@ from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Address, SocketAddress
+from urds.dataplane.reference.sources import Sources
 from urds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:
@@ -22,10 +23,15 @@ class Host:
         self.inboxes: dict[int, Mailbox] = {}
         self.paths: list[StreamPath] = []
         # Paths that another transport carries, each with the addresses of its peer's sockets.
-        self.carried: dict[CarriedPath, dict[int, SocketAddress]] = {}
+        self.carried: dict[CarriedPath, Sources] = {}
         # Our map as senders of this process see it; `map_octets` is what goes to peers.
         self.congested = CongestionMap()
         self._peer_maps: dict[Address, CongestionMap] = {}
+
+    def add_carried(self, path: CarriedPath) -> Sources:
+        """Know a path that another transport carries; return the addresses of its sources."""
+        sources = self.carried[path] = Sources(lambda port: socket_address(path.peer, port))
+        return sources
 
     def all_paths(self) -> list[StreamPath | CarriedPath]:
         """Return the paths of both kinds."""

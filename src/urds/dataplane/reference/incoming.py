@@ -38,6 +38,7 @@ from urds.dataplane.reference.peer_lives import (
     extension_of,
 )
 from urds.dataplane.reference.runs import Run
+from urds.dataplane.reference.sources import Sources
 from urds.wire.header import HEADER, HEADER_BYTES
 
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -84,9 +85,8 @@ class Incoming:
         self.limits = limits
         self.counters = counters
         self.inboxes = inboxes
-        self._source_of = source_of
+        self.sources = Sources(source_of)
         self._wall_ns = wall_ns
-        self._sources: dict[int, SocketAddress] = {}
         # What the handshake agreed.
         self.checksum = False
         self.acknowledging = False  # an own node: it wants to know what lies in our inboxes
@@ -162,6 +162,7 @@ class Incoming:
         """Forget the partial message and what was owed on the stream; the numbers stay."""
         self._carry = b""
         self._forget_body()
+        self.sources.clear()  # paths outlive streams: a peer that is gone costs no memory for them
         self.frames = 0
         self.acknowledged = 0
         self.reset_owed()
@@ -378,13 +379,6 @@ class Incoming:
         counters.recv_queued += messages
         counters.recv_bytes_added_to_sock += octets
         self.touched.append((inbox, messages))
-
-    def source(self, port: int) -> SocketAddress:
-        """Return the address of a socket of the peer."""
-        source = self._sources.get(port)
-        if source is None:
-            source = self._sources[port] = self._source_of(port)  # at most 65,536
-        return source
 
     def wall_ns(self) -> int:
         """Return the wall clock, for timestamps."""

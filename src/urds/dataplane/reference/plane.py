@@ -146,7 +146,7 @@ class Plane:
     def add_carried(self, path: CarriedPath) -> None:
         """Know a path: it is told of changed maps, cancelled, drained and ended with the rest."""
         with self.lock:
-            self._host(path.local).carried[path] = {}
+            self._host(path.local).add_carried(path)
 
     def remove_carried(self, path: CarriedPath) -> None:
         """Forget a path and every route over it; its queue is its own affair."""

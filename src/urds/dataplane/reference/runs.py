@@ -44,13 +44,15 @@ class Run:
     def begin(self, target_port: int, source_port: int) -> None:
         """Settle the run before and look up both ends of the next."""
         self.settle()
-        self.source = self._incoming.source(source_port)
         inbox = self._incoming.inboxes.get(target_port)
-        counted = 0 if inbox is None else len(inbox.queue)
-        self._inbox, self._counted = inbox, counted
-        self.append = _discard if inbox is None else inbox.queue.append
-        self.extend = _discard if inbox is None else inbox.queue.extend
-        self.plain = inbox is None or not inbox.detailed
+        self._inbox = inbox
+        if inbox is None:  # a port without a socket: its sources cost nothing
+            self._counted, self.plain = 0, True
+            self.append = self.extend = _discard
+            return
+        self.source = self._incoming.sources[source_port]
+        self._counted, self.plain = len(inbox.queue), not inbox.detailed
+        self.append, self.extend = inbox.queue.append, inbox.queue.extend
 
     def append_detailed(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
         """Append a message with its extension and times."""

@@ -149,7 +149,8 @@ def _tos_of_sources(plane: Plane, rows: Mapping[CarriedPath, PathRow]) -> dict[i
     """Return the type of service of each source address that is not 0, by the tuple's identity.
 
     A queued message does not say which path brought it, but the messages of a path and a port have
-    one tuple between them, which no other path has.
+    one tuple between them, which no other path has. Where more ports sent than `Sources` keeps, the
+    messages from before it began anew show 0.
     """
     return {
         id(source): rows[path].tos
