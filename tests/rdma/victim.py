@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import resource
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 import urds
 from tests.health.sources import ROOT
+from tests.lines import Lines
 from tests.siege import round_trips
 from urds.backend import process
 from urds.backend.inprocess import InProcess
@@ -51,9 +51,7 @@ class Node:
         self._asker = self._socket(address, ASKER_PORT)
         self._memories: list[bytearray] = []
         self._regions: list[urds.MemoryRegion] = []
-        self._lines = _Lines()
-        logging.getLogger("urds").addHandler(self._lines)
-        self._node.warn = self._lines.lines.append  # all of them, however many
+        self._lines = self.backend._driver.log = self._node.log = Lines()
         threading.Thread(target=self._send_back, daemon=True).start()
 
     def _socket(self, address: str, port: int) -> urds.Socket:
@@ -191,17 +189,6 @@ class Node:
     def close(self) -> None:
         """End in order."""
         self.backend.close()
-
-
-class _Lines(logging.Handler):
-    """Keeps every line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 class NodeProcess:

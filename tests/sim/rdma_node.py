@@ -13,6 +13,7 @@ from ipaddress import ip_network
 from random import Random
 from typing import Any, TypeVar, cast
 
+from tests.lines import Lines
 from tests.sim.rdma_judge import Judge
 from urds.dataplane.base import Address, Limits, MailboxSettings, Message, Wanted
 from urds.dataplane.carriage import CarriedPath
@@ -162,6 +163,7 @@ class SimNode:
             random=random,
             sequence_first=self._next_sequence,
             now_ns=lambda: network.now_ns,
+            log=Lines(),
         )
         # As the node's own, but its keys are the seed's.
         self.regions = RegionTable(lambda: self.rdma.devices, self._soon, chance=random)

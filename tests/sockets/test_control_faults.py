@@ -193,6 +193,7 @@ def test_a_confined_fault_is_logged_with_its_traceback(
     monkeypatch.setattr(Streams, "connect", fault.before(Streams.connect))
     with pair(1, 2) as (ours, source, target), caplog.at_level(logging.ERROR, "urds"):
         exchange(ours, source, target)
+        ours._driver.log.flush()
     (record,) = (one for one in caplog.records if one.levelno == logging.ERROR)
     assert host(2) in record.getMessage()
     assert record.exc_info is not None
@@ -230,6 +231,7 @@ class TestAFaultOfNobody:
             node.plane.wake()
             node._driver._thread.join(WAIT_S)
             assert not node._driver._thread.is_alive()
+            node._driver.log.flush()
             (record,) = (one for one in caplog.records if one.levelno == logging.CRITICAL)
             assert record.exc_info is not None
             assert str(record.exc_info[1]) == "injected"

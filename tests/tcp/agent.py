@@ -138,6 +138,10 @@ class Agent:
             return error.errno or 0, str(error)
         return 0, ""
 
+    def log_from(self, level: str) -> None:
+        """Have the node log from a level on."""
+        logging.getLogger("urds").setLevel(level)
+
     def logged(self) -> list[str]:
         """Return what was logged so far."""
         return _lines.lines

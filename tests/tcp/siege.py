@@ -25,7 +25,8 @@ from tests.tcp.faults import reset
 from tests.tcp.frames import emit_frame, emit_map
 from tests.tcp.nodes import PORT
 from tests.tcp.processes import NodeProcess
-from urds.constants import MAX_MESSAGE_BYTES, RDS_TCP_PORT
+from urds.constants import MAX_MESSAGE_BYTES, RDS_TCP_PORT, Capability
+from urds.wire.exthdr import Handshake, Mark, emit_handshake
 
 UNBOUND_PORT: Final = 9
 _FLOOD_FRAMES: Final = 500  # in one write
@@ -185,6 +186,17 @@ def _drip(open_now: dict[int, socket.socket]) -> None:
             connection.send(b"\0")
 
 
+def tell_lives(source: str, target: str) -> None:
+    """Say on one connection, again and again, to be an own node that has begun a new life."""
+    mark = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
+    lives = (
+        emit_handshake(Handshake(npaths=1, generation=generation, mark=mark))
+        for generation in range(1, 2 + _FLOOD_FRAMES)
+    )
+    frames = [emit_frame(source_port=1, extension=extension) for extension in lives]
+    keep_sending(lambda: b"".join(frames), source, target)
+
+
 # -- the list
 
 
@@ -216,6 +228,7 @@ def attack(name: str, target: str, how_many: int) -> None:
         "unbound": partial(keep_sending, lambda: small_frames(UNBOUND_PORT), near[0], target),
         "pings": partial(keep_sending, lambda: small_frames(0), near[0], target),
         "maps": partial(keep_sending, emit_map, near[0], target),
+        "lives": partial(tell_lives, near[0], target),
         "peers": partial(
             crowd, _hosts(target, how_many), target, greeting=emit_map(), per_s=0, each_max=1
         ),
@@ -226,7 +239,7 @@ def attack(name: str, target: str, how_many: int) -> None:
 
 ATTACKS: Final = (
     "lengths", "lengths-100", "slow-loris", "slow-loris-500", "congested", "unbound", "pings",
-    "maps", "peers",
+    "maps", "lives", "peers",
 )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ RDMA, sockets over RDMA are on a plane of their own, and what is told here is of
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import weakref
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from urds.transport.rdma.regions import RegionTable
 
 _S = 1_000_000_000
-_log = logging.getLogger("urds")
 
 
 class InProcess:
@@ -119,6 +117,7 @@ class InProcess:
             return 0
         left = self._driver.close(round(self.settings.drain_s * _S))
         self._warn_of_losses(left)
+        self._driver.log.flush()
         _alive.discard(self)  # its descriptors are gone: a later fork must not close them again
         return left
 
@@ -126,12 +125,14 @@ class InProcess:
         """Say what was sent in vain: nobody else can, the sends have long returned."""
         if left:
             drain_s = self.settings.drain_s
-            _log.warning("%d messages were not delivered in %g s (drain_s): lost", left, drain_s)
+            self._driver.log.warning(
+                "%d messages were not delivered in %g s (drain_s): lost", left, drain_s
+            )
         over = self._driver.snapshot().counters["send_linger_over"]
         linger_s = self.settings.linger_s
         if over and linger_s:  # who sets 0 asks for the cancelling
             text = "%d messages of closed sockets were not delivered in %g s (linger_s): lost"
-            _log.warning(text, over, linger_s)
+            self._driver.log.warning(text, over, linger_s)
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""

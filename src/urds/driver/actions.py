@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from urds.dataplane import base
 from urds.dataplane.base import Path
-from urds.driver.clock import now_ns
 from urds.driver.hosts import LocalHost, PeerPaths
-from urds.driver.logs import LogLimit
 from urds.proto import events
 
 if TYPE_CHECKING:
     from urds.driver.driver import Driver
-
-_log = logging.getLogger("urds")
 
 _HOLDS = {
     events.Hold.NOTHING: base.Hold.NOTHING,
@@ -35,7 +30,6 @@ class Actions:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._refusals = LogLimit()
         self._methods: dict[type, Callable[[LocalHost, Any], None]] = {
             events.Connect: self._connect,
             events.Knock: self._knock,
@@ -133,7 +127,9 @@ class Actions:
         lost = sum(path.restart_peer() for path in paths.paths)
         paths.given_up_messages += lost
         if lost:
-            _log.warning("%s restarted: %d messages went down with it", action.peer, lost)
+            self._driver.log.warning(
+                "%s restarted: %d messages went down with it", action.peer, lost
+            )
 
     def _remember_handshake(self, host: LocalHost, action: events.RememberHandshake) -> None:
         for path in self._paths(host, action.peer).paths:
@@ -169,7 +165,7 @@ class Actions:
         dropped = self._path(host, action.peer, action.index).drop_queue()
         self._paths(host, action.peer).given_up_messages += dropped
         seconds = action.down_ns / 1e9
-        _log.warning(
+        self._driver.log.warning(
             "%s unreachable for %.1f s: dropped %d messages", action.peer, seconds, dropped
         )
 
@@ -187,15 +183,14 @@ class Actions:
     # -- notices
 
     def _peer_known(self, host: LocalHost, action: events.PeerKnown) -> None:
-        _log.info("%s is %s, %d path(s)", action.peer, action.kind.name.lower(), action.npaths)
+        self._driver.log.info(
+            "%s is %s, %d path(s)", action.peer, action.kind.name.lower(), action.npaths
+        )
 
     def _peer_started_anew(self, host: LocalHost, action: events.PeerStartedAnew) -> None:
-        _log.info("%s began a new life", action.peer)
+        self._driver.log.info("%s began a new life", action.peer)
 
     def _refused(self, host: LocalHost, action: events.Refused) -> None:
-        if not self._refusals.admits(now_ns()):
-            return
         hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
         reason = action.reason.name.lower().replace("_", " ")
-        hint += self._refusals.note()
-        _log.warning("connection of %s refused: %s%s", action.peer, reason, hint)
+        self._driver.log.warning("connection of %s refused: %s%s", action.peer, reason, hint)

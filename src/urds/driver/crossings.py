@@ -14,7 +14,6 @@ Who does this is the thread of the plane beside; control lock held.
 from __future__ import annotations
 
 import errno
-import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +31,6 @@ from urds.dataplane.base import (
 )
 from urds.dataplane.reference.host import socket_address
 from urds.driver.clock import now_ns
-from urds.driver.logs import LogLimit
 
 if TYPE_CHECKING:
     from urds.driver.driver import Driver
@@ -42,7 +40,6 @@ _TURN_MESSAGES: Final = 64  # of one twin before the others have their turn
 _FULL_NS: Final = 5_000_000  # until a full mailbox is tried again
 _SEND_BYTES_MAX: Final = 1 << 30  # the plane's own limit of a message is what counts
 _FULL: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
-_log = logging.getLogger("urds")
 
 _Name = tuple[Address, int]
 
@@ -75,7 +72,6 @@ class Crossings:
         self._sides: dict[Plane, _Side] = {}
         self._told: deque[_Twin] = deque()  # with messages; any thread appends
         self._full: dict[_Twin, int] = {}  # when to try again
-        self._limit = LogLimit()
 
     # -- mailboxes come and go
 
@@ -211,10 +207,8 @@ class Crossings:
 
     def _warn(self, message: Message, refused: OSError) -> None:
         """Say that a message is lost: one that is longer than our own limit, for one."""
-        if self._limit.admits(now_ns()):
-            text = "a message of %d octets from %s is dropped: %s%s"
-            octets, note = len(message.payload), self._limit.note()
-            _log.warning(text, octets, message.source[0], refused, note)
+        text = "a message of %d octets from %s is dropped: %s"
+        self._driver.log.warning(text, len(message.payload), message.source[0], refused)
 
 
 def _address_of(source: SocketAddress) -> Address:

@@ -33,6 +33,7 @@ from urds.driver.lanes import Lanes
 from urds.driver.rdma import Rdma, wants_rdma
 from urds.driver.streams import Streams
 from urds.errors import Refusal, os_error
+from urds.logs import LogQueue
 from urds.proto.connection import Connection
 from urds.proto.endpoint import Endpoint
 from urds.proto.settings import ConnectionSettings, EndpointSettings
@@ -57,6 +58,7 @@ class Driver:
         self.lock = threading.RLock()
         self.random = Random(os.urandom(16))
         self.stats = Stats()
+        self.log = LogQueue()
         self.pongs_kept_back = 0
         self.generation = self.random.randrange(1, 1 << 32)
         self.hosts: dict[Address, LocalHost] = {}
@@ -256,6 +258,7 @@ class Driver:
         """
         self.stopping = True
         self.lock = threading.RLock()
+        self.log.abandon_in_child()
         os.close(self._bell)
         for host in self.hosts.values():
             host.listener.close()

@@ -9,7 +9,7 @@ every call of its sockets is refused with EIO, and whoever waits wakes up to tha
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING
 from urds.dataplane.base import Address
 from urds.driver.clock import now_ns
 from urds.driver.hosts import LocalHost
-from urds.driver.logs import LogLimit
 
 if TYPE_CHECKING:
     from urds.driver.driver import Driver
-
-_log = logging.getLogger("urds")
 
 
 class Guard:
@@ -30,17 +27,17 @@ class Guard:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._limit = LogLimit()
 
     def run(self, loop: Callable[[], None]) -> None:
         """Run the control thread's loop; let the node fail if it ends by an exception."""
         try:
             loop()
-        except BaseException:
+        except BaseException as problem:
             if self._driver.stopping:  # its descriptors may be closed already
                 raise
             self._driver.stats.control_faults += 1
-            _log.critical("urds failed: all of its sockets are refused from now on", exc_info=True)
+            text = "urds failed: all of its sockets are refused from now on"
+            self._driver.log.critical(text, problem=problem)
             self._driver.fail()
 
     @contextmanager
@@ -94,9 +91,8 @@ class Guard:
         connection = None
         if host is not None and peer is not None:
             connection = host.endpoint.find(peer)
-        if self._limit.admits(at_ns):
-            what = f"the connections to {peer} start over" if connection else "urds goes on"
-            _log.error("a fault of urds; %s%s", what, self._limit.note(), exc_info=True)
+        what = f"the connections to {peer} start over" if connection else "urds goes on"
+        self._driver.log.error("a fault of urds; %s", what, problem=sys.exception())
         if host is not None and peer is not None and connection is not None:
             self._driver.streams.abandon(host, peer)
             paths = host.peers[peer].paths if peer in host.peers else []

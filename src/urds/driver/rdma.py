@@ -7,7 +7,6 @@ RDMA, the node has a plane and a control thread of its own (`driver.beside`). Co
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from urds.dataplane.native import plane_beside
 from urds.driver.beside import PlaneBeside, both
 from urds.driver.clock import now_ns
 from urds.driver.crossings import Crossings
-from urds.driver.logs import LogLimit
 from urds.errors import Refusal, os_error
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from urds.transport.rdma.regions import RegionTable
 
 _LINUX_STATS = {"connect_raced", "listen_closed_stale"}  # have names of Linux
-_log = logging.getLogger("urds")
 _MS = 1_000_000
 _S = 1_000 * _MS
 
@@ -44,7 +41,6 @@ class Rdma:
         self.crossings = Crossings(driver)
         self._beside: PlaneBeside | None = None
         self._mailboxes: set[Mailbox] = set()
-        self._lines = LogLimit()
 
     def open(self, address: Address, settings: EndpointSettings) -> None:
         """Listen at an address, on devices that are opened now if need be.
@@ -88,13 +84,10 @@ class Rdma:
             random=driver.random,
             sequence_first=first_sequence,
             now_ns=now_ns,
+            log=driver.log,
         )
-        node.confine, node.warn = driver.guard.confine_to, self._warn
+        node.confine = driver.guard.confine_to
         return node
-
-    def _warn(self, line: str) -> None:
-        if self._lines.admits(now_ns()):
-            _log.warning("%s%s", line, self._lines.note())
 
     # -- mailboxes
 

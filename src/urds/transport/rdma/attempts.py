@@ -7,7 +7,6 @@ nobody listens on the one before. Control lock held; callbacks of devices only m
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,6 @@ _FAILURES: Final = {
     ConnectionEventKind.REFUSED: Failure.REFUSED,
     ConnectionEventKind.UNREACHABLE: Failure.UNREACHABLE,
 }
-_log = logging.getLogger("urds")
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +99,7 @@ class Attempts:
                 except OSError as refused:
                     problem = str(refused)
                     request.connection.close()
-        _log.debug("cannot accept %s: %s", key.peer, problem)
+        self._node.log.debug("cannot accept %s: %s", key.peer, problem)
         self._drop(number)
         host.endpoint.handle_failed(key, number, Failure.ERROR, b"", self._node.now_ns())
 
@@ -136,7 +134,9 @@ class Attempts:
                     )
                     return
                 except OSError as problem:
-                    _log.debug("%s cannot connect to %s: %s", device.name, key.peer, problem)
+                    self._node.log.debug(
+                        "%s cannot connect to %s: %s", device.name, key.peer, problem
+                    )
                     self._close_link(attempt)
         self._drop(number)
         host.endpoint.handle_failed(key, number, Failure.UNREACHABLE, b"", self._node.now_ns())

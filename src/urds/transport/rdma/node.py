@@ -9,7 +9,6 @@ Source: linux v6.12 net/rds/rdma_transport.c; rds.md 4.1.
 from __future__ import annotations
 
 import errno
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from urds.dataplane.base import Address, Mailbox, Wanted
 from urds.errors import Refusal, os_error
+from urds.logs import LogQueue
 from urds.proto.settings import EndpointSettings
 from urds.transport.rdma import events
 from urds.transport.rdma.attempts import Attempts, port_of
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from urds.dataplane.reference.plane import Plane
 
 _EVICTED_MAX: Final = 65_536  # of one address; beyond it the oldest is forgotten
-_log = logging.getLogger("urds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +73,7 @@ class RdmaNode:
         random: Random,
         sequence_first: Callable[[], int],
         now_ns: Callable[[], int],
+        log: LogQueue,
     ) -> None:
         self.plane = plane
         self.devices = tuple(devices)
@@ -81,7 +81,7 @@ class RdmaNode:
         self.stats = RdmaStats()
         self.hosts: dict[Address, RdmaHost] = {}
         self.confine: Confine = let_out
-        self.warn: Callable[[str], None] = _log.warning  # of peers, who may cause many lines
+        self.log = log
         self.regions = RegionTable(lambda: self.devices, self._later, counters=self.counters)
         self.settings = settings
         self._random = random
@@ -251,7 +251,7 @@ class RdmaNode:
         host = self._paths.get(path)
         if host is None:
             return
-        self.warn(f"RDMA connection of {path.peer} cut: {reason}")
+        self.log.warning("RDMA connection of %s cut: %s", path.peer, reason)
         self.report(
             lambda: host.endpoint.handle_breach(path.key, link.number, self.now_ns()),
             partial(self.start_over, host, path.key),
@@ -323,11 +323,13 @@ class RdmaNode:
         if isinstance(action, events.RestartPeer):
             lost = self.path(host, action.key).restart_peer()
             if lost:
-                _log.warning("%s restarted: %d messages went down with it", action.key.peer, lost)
+                self.log.warning(
+                    "%s restarted: %d messages went down with it", action.key.peer, lost
+                )
         elif isinstance(action, events.GiveUp):
             dropped = self.path(host, action.key).drop_queue()
             seconds = action.down_ns / 1e9
-            _log.warning(
+            self.log.warning(
                 "%s unreachable for %.1f s: dropped %d messages", action.key.peer, seconds, dropped
             )
         elif isinstance(action, events.Forget):
@@ -335,10 +337,11 @@ class RdmaNode:
         elif isinstance(action, events.Refused):
             reason = action.reason.name.lower().replace("_", " ")
             hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
-            self.warn(f"RDMA connection of {action.peer} refused: {reason}{hint}")
+            text = "RDMA connection of %s refused: %s%s"
+            self.log.warning(text, action.peer, reason, hint)
         elif isinstance(action, events.PeerKnown):
             kind = "urds" if action.is_own else "linux"
-            _log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
+            self.log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
 
     def _forget(self, host: RdmaHost, key: PeerKey) -> None:
         path = host.paths.pop(key, None)

@@ -1,6 +1,6 @@
 """What a stranger can make us log."""
 
-from urds.driver.logs import LogLimit
+from urds.logs import LogLimit
 
 SECOND = 1_000_000_000
 
