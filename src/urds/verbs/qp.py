@@ -151,13 +151,15 @@ class QP(Resource):
         """Change state and attributes; the mask says which fields count.
 
         Raises VerbsArgumentError: no such transition, bits missing or superfluous, a value that
-        cannot be; then nothing changes. VerbsNotSupportedError: RTR or RTS by hand where only the
-        connection manager leads there.
+        cannot be; then nothing changes. VerbsNotSupportedError: connected by hand, to RTR or RTS,
+        where only the connection manager does that; a drained one goes back to RTS everywhere.
         """
         mask = QPAttrMask(attr_mask)
         attributes = self.context.attributes
-        by_hand = QPAttrMask.STATE in mask and qp_attr.qp_state in (QPState.RTR, QPState.RTS)
-        if by_hand and not attributes.raw_connect and self.qp_type is QPType.RC:
+        connects = QPAttrMask.STATE in mask and qp_attr.qp_state in (QPState.RTR, QPState.RTS)
+        is_connected = self.engine.state in (QPState.RTS, QPState.SQD)
+        is_refused = connects and not is_connected and not attributes.raw_connect
+        if is_refused and self.qp_type is QPType.RC:
             raise VerbsNotSupportedError(attributes.name, "raw_connect")
         if QPAttrMask.AV in mask and not isinstance(qp_attr.ah_attr, AddressVector):
             qp_attr = replace(qp_attr, ah_attr=vector_of(qp_attr.ah_attr))
