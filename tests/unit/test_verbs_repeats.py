@@ -1,8 +1,11 @@
 """What the requester sends again and when, and when it gives up."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 
-from tests.sim.verbs_pair import MS, US
+from tests.sim.verbs_pair import MS, US, Pair
 from tests.unit.verbs_sides import LOSSLESS, LOSSY, answer, done, make_asking, psns, sent
 from urds.verbs.engine.numbers import (
     RNR_TIMER_NS,
@@ -14,6 +17,7 @@ from urds.verbs.engine.packets import PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import LinkTraits
 
 PERIOD_NS = 4096 << 14
+STREAM = replace(LOSSLESS, repeats=False)
 FLUSHED = WCStatus.WR_FLUSH_ERR
 OK = WCStatus.SUCCESS
 
@@ -122,11 +126,107 @@ def test_timeout_zero_never_gives_up() -> None:
         assert psns(side, now_ns) == [100]
 
 
-def test_a_link_without_loss_has_no_timer() -> None:
-    side = make_asking(link=LOSSLESS)
+def test_a_late_timer_is_no_silence_of_the_peer() -> None:
+    """This side was stopped: the answer may be here, and the peer gets all its time still."""
+    side = make_asking(attr={"retry_cnt": 1})
+    side.send(1)
+    sent(side)
+    stopped_ns = 100 * PERIOD_NS
+    side.qp.handle_timeout(stopped_ns)
+    assert psns(side, stopped_ns) == [100]
+    answer(side, 100, now_ns=stopped_ns + MS)
+    assert done(side) == [(1, OK)]
+
+
+# -- without loss: what is sent to a queue pair that is not there is lost all the same
+
+
+@pytest.mark.parametrize("link", [LOSSLESS, STREAM], ids=["repeats", "stream"])
+@pytest.mark.parametrize("retries", [0, 7])
+def test_without_loss_silence_ends_after_all_retries(link: LinkTraits, retries: int) -> None:
+    side = make_asking(link=link, attr={"retry_cnt": retries})
+    side.send(1, length=100)
+    side.send(2)
+    sent(side)
+    for number in range(1, retries + 1):
+        assert side.qp.poll_timeout() == number * PERIOD_NS
+        side.qp.handle_timeout(number * PERIOD_NS)
+        assert psns(side, number * PERIOD_NS) == ([100, 101, 102] if link.repeats else [])
+        assert done(side) == []
+    side.qp.handle_timeout((retries + 1) * PERIOD_NS)
+    assert done(side) == [(1, WCStatus.RETRY_EXC_ERR), (2, FLUSHED)]
+
+
+def test_without_loss_a_short_timeout_leaves_a_busy_peer_20_ms() -> None:
+    side = make_asking(link=LOSSLESS, attr={"timeout": 1, "retry_cnt": 1})
+    side.send(1)
+    sent(side)
+    assert side.qp.poll_timeout() == 20 * MS
+    side.qp.handle_timeout(20 * MS)
+    assert psns(side, 20 * MS) == [100]
+    side.qp.handle_timeout(40 * MS)
+    assert done(side) == [(1, WCStatus.RETRY_EXC_ERR)]
+
+
+def test_without_loss_every_answer_begins_the_time_anew() -> None:
+    side = make_asking(link=LOSSLESS, attr={"retry_cnt": 0})
+    for wr_id in range(3):
+        side.send(wr_id)
+    sent(side)
+    for number in range(3):
+        late_ns = number * (PERIOD_NS - 1)
+        side.qp.handle_timeout(late_ns)
+        answer(side, 100 + number, now_ns=late_ns)
+    assert done(side) == [(0, OK), (1, OK), (2, OK)]
+    assert side.qp.poll_timeout() is None
+
+
+def test_without_loss_and_timeout_there_is_no_timer() -> None:
+    side = make_asking(link=LOSSLESS, attr={"timeout": 0})
     side.send(1)
     sent(side)
     assert side.qp.poll_timeout() is None
+
+
+def test_without_loss_a_receiver_that_is_not_ready_costs_no_retry() -> None:
+    side = make_asking(link=LOSSLESS, attr={"retry_cnt": 0})
+    side.send(1)
+    sent(side)
+    now_ns = 0
+    for _ in range(100):
+        answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
+        due_ns = side.qp.poll_timeout()
+        assert due_ns is not None
+        now_ns = due_ns
+        side.qp.handle_timeout(now_ns)
+        assert psns(side, now_ns) == [100]
+    assert now_ns > PERIOD_NS
+    answer(side, 100, now_ns=now_ns)
+    assert done(side) == [(1, OK)]
+
+
+def test_what_a_slow_peer_gets_twice_takes_effect_once() -> None:
+    """The first of every kind waits in front of a peer that is stopped for five timeouts."""
+    pair = Pair(lossless=True)
+    held_ns = 5 * PERIOD_NS
+    pair.on_packet = lambda packet, source: (
+        [max(10 * US, held_ns - pair.now_ns)] if source is pair.a else None
+    )
+    pair.b.receive(9, 0, 64)
+    pair.a.memory[:200] = bytes(range(200))
+    pair.b.memory[512:1024] = b"read" * 128
+    pair.a.remote(1, WROpcode.RDMA_WRITE, pair.b, at=64, length=200)
+    pair.a.remote(2, WROpcode.RDMA_READ, pair.b, at=512, offset=1024, length=512)
+    pair.a.remote(3, WROpcode.ATOMIC_FETCH_AND_ADD, pair.b, at=8, offset=8, length=8, compare_add=1)
+    pair.a.send(4, length=8)
+    pair.run()
+    assert pair.now_ns < held_ns + PERIOD_NS
+    assert sum(source == "a" for _, source, _ in pair.log) > 20  # it was repeated
+    assert [(wc.wr_id, wc.status) for wc in pair.a.sent()] == [(n, OK) for n in (1, 2, 3, 4)]
+    assert [wc.wr_id for wc in pair.b.received()] == [9]
+    assert pair.b.memory[64:264] == bytes(range(200))
+    assert pair.a.memory[1024:1536] == b"read" * 128
+    assert int.from_bytes(pair.b.memory[8:16], sys.byteorder) == 1
 
 
 # -- receiver not ready

@@ -246,7 +246,7 @@ def test_a_link_without_loss_gives_a_read_one_psn() -> None:
     octets = bytes(range(256))[:512]
     side.remote(3, WROpcode.RDMA_READ, peer, length=len(octets))
     answer(side, 100, kind=PacketKind.READ_RESPONSE, payload=b"x" * 60, flags=PacketFlag.FIRST)
-    assert side.qp.poll_timeout() is None and side.qp.state is QPState.RTS
+    assert done(side) == [] and side.qp.state is QPState.RTS
 
 
 def test_a_wrong_answer_on_a_link_without_loss_is_a_bad_response() -> None:

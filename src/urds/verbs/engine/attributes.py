@@ -13,11 +13,14 @@ class LinkTraits:
     """What a provider promises about the way between two queue pairs.
 
     mtu_bytes: payload of a packet at most.  lossless: packets arrive once and in order, so that
-    no timer watches for loss, and a read takes one PSN whatever its length.
+    loss is not looked for, and a read takes one PSN whatever its length.  repeats: a packet to a
+    queue pair that is not there is dropped, so what is not answered in time is sent again; false
+    for a stream, which ends with the queue pair.
     """
 
     mtu_bytes: int
     lossless: bool
+    repeats: bool = True
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class QPAttr:
 
     path_mtu: a code of `MTU`, `None` for the link's own; the engine takes the smaller of both.
     min_rnr_timer: code of `RNR_TIMER_NS` that this side answers when it has no receive.
-    timeout: exponent, 4.096 us << timeout is the longest wait for an answer; 0 is no timer.
+    timeout: exponent, 4.096 us << timeout is the longest wait for an answer; 0 waits for ever.
     ah_attr: the peer's `AddressVector`; `urds.verbs.QP` also takes an `AHAttr` or `AH`.
     retry_cnt: 0 to 7.  rnr_retry: 0 to 6, 7 is forever.
     """

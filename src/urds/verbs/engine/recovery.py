@@ -6,6 +6,11 @@ does, with 1 ms as the least) and doubles with each expiry up to that attribute.
 keeps its meaning for giving up: `retry_cnt` repeats, one `timeout` apart, must all have failed,
 so patience lasts (retry_cnt + 1) timeouts without any progress. Source: verbs-and-roce.md
 section 8, which allows local timers.
+
+A link without loss still drops what is sent to a queue pair that is not there, or not yet. There
+the timer does not learn: an answer that is late says that the peer is busy, not that a packet is
+lost. It repeats once per `timeout`, as hardware does, at least 20 ms apart, and with `timeout` 0
+it does not run at all.
 """
 
 from typing import Final
@@ -26,12 +31,14 @@ class LossTimer:
     """One timer for all that is unanswered. `deadline_ns` is `None` while nothing is."""
 
     __slots__ = (
-        "_backoff", "_most_ns", "_patience_ns", "_probe", "_since_ns", "_smooth_ns",
-        "_variation_ns", "_wait_ns", "deadline_ns",
+        "_backoff", "_learns", "_most_ns", "_patience_ns", "_probe", "_since_ns", "_smooth_ns",
+        "_variation_ns", "_wait_ns", "deadline_ns", "is_used",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.deadline_ns: int | None = None
+        self.is_used = True  # false: nothing is to be noted, the timer never runs
+        self._learns = True
         self._most_ns = MOST_NS
         self._patience_ns: int | None = None
         self._smooth_ns: int | None = None
@@ -41,10 +48,17 @@ class LossTimer:
         self._since_ns = 0  # the last progress
         self._probe: tuple[int, int] | None = None  # a PSN, and when it was sent for the first time
 
-    def configure(self, period_ns: int | None, retry_count: int) -> None:
+    def configure(self, period_ns: int | None, retry_count: int, *, lossless: bool) -> None:
         """Set the longest wait, `None` for no bound, and how many repeats must fail."""
-        self._most_ns = MOST_NS if period_ns is None else max(LEAST_NS, period_ns)
+        self._learns = not lossless
+        self.is_used = self._learns or period_ns is not None
+        least_ns = LEAST_NS if self._learns else FIRST_NS
+        self._most_ns = MOST_NS if period_ns is None else max(least_ns, period_ns)
         self._patience_ns = None if period_ns is None else self._most_ns * (retry_count + 1)
+        if lossless:
+            self._wait_ns = self._most_ns
+        if not self.is_used:
+            self.deadline_ns = None
 
     @property
     def round_trip_ns(self) -> int:
@@ -62,7 +76,7 @@ class LossTimer:
             # Whose answer comes cannot be told any more (Karn's rule).
             if self._probe is not None and self._probe[0] >= psn:
                 self._probe = None
-        elif self._probe is None:
+        elif self._probe is None and self._learns:
             self._probe = (psn, now_ns)
         if self.deadline_ns is None:
             self._since_ns = now_ns
@@ -90,6 +104,8 @@ class LossTimer:
 
     def expire(self, now_ns: int) -> bool:
         """Take an expiry; return whether patience is over."""
+        # That the timer is late is this side's delay: the peer's answer may wait to be read.
+        self._since_ns += max(0, now_ns - (self.deadline_ns or now_ns))
         if self._patience_ns is not None and now_ns - self._since_ns >= self._patience_ns:
             self.deadline_ns = None
             return True

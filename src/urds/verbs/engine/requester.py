@@ -90,7 +90,8 @@ class Requester:
     def configure(self) -> None:
         """Take over the attributes of the queue pair that were changed by a modify."""
         attr = self._qp.attr
-        self._timer.configure(timeout_ns(attr.timeout), attr.retry_cnt)
+        lossless = self._qp.link.lossless
+        self._timer.configure(timeout_ns(attr.timeout), attr.retry_cnt, lossless=lossless)
         self._rnr_left = attr.rnr_retry
 
     def __len__(self) -> int:
@@ -130,8 +131,9 @@ class Requester:
         """Repeat all that waits: there was no answer in time."""
         oldest = self._flight.oldest(self._next_psn)
         if not self._timer.expire(now_ns):
-            self._flight.narrow()
-            self._flight.repeat_from(oldest)
+            if self._qp.link.repeats:
+                self._flight.narrow()
+                self._flight.repeat_from(oldest)
         elif (request := self._flight.request_of(oldest)) is not None:
             self._queue.fail(request, WCStatus.RETRY_EXC_ERR)
 
@@ -270,7 +272,7 @@ class Requester:
             if is_repeat:
                 packet.flags |= PacketFlag.ACK_REQUEST
         self._flight.note_sent(request, psn, count, now_ns)
-        if not qp.link.lossless:
+        if self._timer.is_used:
             self._timer.note_sent(psn, now_ns, is_repeat=is_repeat)
         return packet
 
@@ -410,8 +412,9 @@ class Requester:
 
     def _go_on(self, now_ns: int) -> None:
         """Take stock after progress."""
-        if not self._qp.link.lossless:
+        if self._timer.is_used:
             self._timer.note_progress(now_ns, is_idle=not self._flight)
+        if not self._qp.link.lossless:
             self._find_lost(now_ns)
         self._rnr_left, self._rnr_waits = self._qp.attr.rnr_retry, 0
         self._queue.complete()

@@ -310,7 +310,9 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
             retry_cnt=own.retry_count,
             # How long the peer waits for our receives it says itself, and so do we.
             rnr_retry=peer.rnr_retry_count,
-            timeout=TIMEOUT_CODE,
+            # Without loss the connection tells every end of the peer, and a peer that is stopped
+            # for a while is no end.
+            timeout=0 if qp.link.lossless else TIMEOUT_CODE,
         ),
         _RTS,
         now_ns,

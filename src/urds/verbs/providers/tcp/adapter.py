@@ -54,7 +54,7 @@ class TcpAdapter(Adapter):
         self.attributes = DeviceAttributes(
             name,
             "tcp",
-            LinkTraits(mtu_bytes=PACKET_BYTES_MAX, lossless=True),
+            LinkTraits(mtu_bytes=PACKET_BYTES_MAX, lossless=True, repeats=False),
             max_private_data=PRIVATE_DATA_MAX,
             raw_connect=False,
         )
