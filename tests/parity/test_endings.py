@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.parity.planes import PEER, PEER_PORT, RealWorld, World
+from tests.parity.planes import LOCAL, PEER, PEER_PORT, RealWorld, World
 from tests.planes import name_of
 from urds.constants import HeaderFlag
-from urds.dataplane.base import Plane
+from urds.dataplane.base import Plane, SocketAddress
 
 ADDRESS = (str(PEER), PEER_PORT)
 
@@ -41,6 +41,22 @@ class TestVirtual:
         with pytest.raises(OSError) as refused:
             mailbox.sendto(b"3", ADDRESS)
         assert refused.value.errno == errno.EBADF
+
+
+class TestEndOfProcess:
+    def test_streams_end_and_a_call_that_waits_goes_on_waiting(self, real: RealWorld) -> None:
+        mailbox = real.mailbox()
+        taken: list[tuple[bytes, SocketAddress]] = []
+        thread = threading.Thread(target=lambda: taken.append(mailbox.recvfrom(10)))
+        thread.start()
+        real.plane.end_streams()
+        assert real.path.detach() is None
+        thread.join(0.05)
+        assert thread.is_alive()
+        mailbox.route(LOCAL, real.plane.loop(local=LOCAL, peer=LOCAL))
+        mailbox.sendto(b"x", (str(LOCAL), mailbox.port))
+        thread.join(5)
+        assert taken == [(b"x", (str(LOCAL), mailbox.port))]
 
 
 def answer_questions(real: RealWorld) -> threading.Thread:

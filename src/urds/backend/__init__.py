@@ -7,8 +7,10 @@ with a fresh one; what the parent had stays the parent's.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from urds.errors import Refusal, SettingError, os_error
@@ -28,6 +30,7 @@ class Process:
         self._values: dict[str, object] = {}
         self._settings: Settings | None = None
         self._backend: Backend | None = None
+        self.alive: weakref.WeakSet[Backend] = weakref.WeakSet()  # every one that has a thread
         self._lock = threading.Lock()
 
     def configure(self, values: dict[str, object]) -> Settings:
@@ -69,8 +72,16 @@ class Process:
             self._settings = backend.settings if backend is not None else None
             return before
 
+    def close_at_exit(self) -> None:
+        """Give what was sent its time, then end the connections; calls that wait go on waiting."""
+        for backend in list(self.alive):
+            backend.close(at_exit=True)
+
     def after_fork_in_child(self) -> None:
         """Forget the parent's backend; its settings stay. Its lock may be held: take a new one."""
+        for backend in list(self.alive):
+            backend.abandon_in_child()
+        self.alive.clear()
         self._lock = threading.Lock()
         self._backend = None
         self.connected = {}
@@ -92,6 +103,9 @@ def _make(settings: Settings) -> Backend:
 
 process = Process()
 os.register_at_fork(after_in_child=process.after_fork_in_child)
+# Here and not with the first backend: functions that a program registers after its import of urds
+# run before this one, and what they send leaves.
+atexit.register(process.close_at_exit)
 
 
 def current() -> Backend:

@@ -100,6 +100,16 @@ class Backend(Protocol):
         does not close here.
         """
 
+    def close(self, *, at_exit: bool = False) -> int:
+        """Drain, then end; return the messages that were left.
+
+        Every call is refused afterwards and those that wait wake; not so `at_exit`, where they go
+        on waiting.
+        """
+
+    def abandon_in_child(self) -> None:
+        """Leave everything to the parent; called in the child of a fork."""
+
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""
 

@@ -6,10 +6,8 @@ RDMA, sockets over RDMA are on a plane of their own, and what is told here is of
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import weakref
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import takewhile
@@ -41,11 +39,11 @@ class InProcess:
         self._owner = os.getpid()
         if settings.info_socket:
             self._driver.inform(self._report)
-        _alive.add(self)
+        process.alive.add(self)
         # The child of a multiprocessing fork ends by os._exit, past atexit, but runs these.
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
-            util.Finalize(None, self.close, exitpriority=0)
+            util.Finalize(None, self.close, kwargs={"at_exit": True}, exitpriority=0)
 
     def bind(
         self,
@@ -111,14 +109,15 @@ class InProcess:
         """Reset every connection of this process, as a fault would; return how many."""
         return self._driver.break_connections()
 
-    def close(self) -> int:
+    def close(self, *, at_exit: bool = False) -> int:
         """Drain for `drain_s`, then end; return the messages that were left."""
-        if os.getpid() != self._owner:
+        if os.getpid() != self._owner or self._driver.stopping:
             return 0
-        left = self._driver.close(round(self.settings.drain_s * _S))
+        left = self._driver.close(round(self.settings.drain_s * _S), at_exit=at_exit)
         self._warn_of_losses(left)
         self._driver.log.flush()
-        _alive.discard(self)  # its descriptors are gone: a later fork must not close them again
+        if not at_exit:  # its descriptors are gone: a later fork must not close them again
+            process.alive.discard(self)
         return left
 
     def _warn_of_losses(self, left: int) -> None:
@@ -151,19 +150,3 @@ def with_rdma(plane: Mapping[str, int], rdma: Mapping[str, int]) -> dict[str, in
 
 
 _NOT_LOCAL = os_error(Refusal.NOT_LOCAL)
-_alive: weakref.WeakSet[InProcess] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for backend in list(_alive):
-        backend.close()
-
-
-def _abandon_all() -> None:
-    for backend in list(_alive):
-        backend.abandon_in_child()
-    _alive.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_abandon_all)

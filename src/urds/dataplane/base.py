@@ -487,6 +487,9 @@ class Plane(Protocol):
     def drain(self, drain_ns: int) -> int:
         """Send what is queued, with the control plane at work; return the messages left."""
 
+    def end_streams(self) -> None:
+        """End the streams in order and wake no call: the process ends. Sockets stay as they are."""
+
     def close(self, drain_ns: int) -> int:
         """Drain for at most `drain_ns`, end the streams, wake all; return messages left."""
 

@@ -63,8 +63,11 @@ class PlaneBeside:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
 
-    def close(self) -> None:
+    def close(self, *, at_exit: bool = False) -> None:
         """Close the plane; it was drained, and its thread was told to end."""
+        if at_exit:
+            self.plane.end_streams()
+            return
         self.plane.close(0)
         if not self._thread.is_alive():
             self.plane.release()

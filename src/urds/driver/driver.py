@@ -183,9 +183,10 @@ class Driver:
             if peer in self.hosts:
                 mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
                 return
-            host.endpoint.connection(peer, now_ns())
-            # An eviction for it is over before its peer can be resolved anew.
-            self.carry_out(host)
+            if not self.stopping:  # else nobody would serve the connection
+                host.endpoint.connection(peer, now_ns())
+                # An eviction for it is over before its peer can be resolved anew.
+                self.carry_out(host)
             paths = self.paths_to(host, peer)
             paths.mailboxes.add(mailbox)
             mailbox.route(peer, paths.path_for(mailbox.port))
@@ -203,11 +204,13 @@ class Driver:
         with self.lock:
             return self.streams.break_all() + self.rdma.break_connections()
 
-    def close(self, drain_ns: int) -> int:
+    def close(self, drain_ns: int, *, at_exit: bool = False) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
 
-        The thread ends before the streams do: else a peer that comes back at once would be
-        greeted, and hand its messages to a node that is about to die.
+        `at_exit` ends the connections and nothing else: calls that wait go on waiting, as in
+        system calls, and no call is refused for it. The thread ends before the streams do: else a
+        peer that comes back at once would be greeted, and hand its messages to a node that is about
+        to die.
         """
         if self.stopping:
             return 0
@@ -228,10 +231,13 @@ class Driver:
             self.rdma.stop_listening()
             if self._information is not None:
                 self._information.close()
-        self.plane.close(0)
-        self.rdma.close_plane()
+        if at_exit:
+            self.plane.end_streams()
+        else:
+            self.plane.close(0)
+        self.rdma.close_plane(at_exit=at_exit)
         self.rdma.close()
-        if not self._thread.is_alive():
+        if not at_exit and not self._thread.is_alive():
             self.plane.release()
             os.close(self._bell)
         return left

@@ -204,10 +204,10 @@ class Rdma:
         if self._beside is not None:
             self._beside.end_thread()
 
-    def close_plane(self) -> None:
+    def close_plane(self, *, at_exit: bool = False) -> None:
         """Close a plane of its own, which ends its paths. No lock held."""
         if self._beside is not None:
-            self._beside.close()
+            self._beside.close(at_exit=at_exit)
 
     def fail(self) -> None:
         """Have a plane of its own refuse everything. No lock held."""

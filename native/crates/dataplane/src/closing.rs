@@ -6,7 +6,6 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -243,13 +242,10 @@ impl Plane {
         self.settle();
     }
 
-    /// Let everybody leave but ourselves, for a while: none may find our descriptors closed, nor
-    /// the interpreter gone.
+    /// Let every waiter leave, for a while: none may find our descriptors closed.
     fn wait_until_empty(&self) {
         let deadline = Instant::now() + LEAVING;
-        let is_empty =
-            || self.calls_inside.load(Ordering::Relaxed) <= 1 && self.lock().desk.is_empty();
-        while Instant::now() < deadline && !is_empty() {
+        while Instant::now() < deadline && !self.lock().desk.is_empty() {
             thread::sleep(LEAVING_POLL);
         }
     }
@@ -257,8 +253,8 @@ impl Plane {
     /// End our direction, read the peer's to its end, close: nothing acknowledged is lost.
     ///
     /// What came in so far is acknowledged first, or its senders would be told that it is given
-    /// up; what comes in from here on is not, for nobody will take it.
-    fn end_streams(&self) {
+    /// up; what comes in from here on is not, for nobody will take it. Nobody is woken.
+    pub fn end_streams(&self) {
         let paths = self.lock().all_paths();
         let mut streams: Vec<Arc<dyn Stream>> = Vec::new();
         for path in paths {

@@ -40,17 +40,8 @@ pub struct Plane {
     pub(crate) helper: Helper,
     /// Event loops that promised to pump.
     pub(crate) loops: AtomicUsize,
-    /// Calls that gave up the interpreter and do not have it again.
-    pub(crate) calls_inside: AtomicUsize,
     allocate: AllocateFn,
 }
-
-/// Marks a call that gives up the interpreter, until it has it again: `close` waits for its end.
-///
-/// A thread that comes back for the interpreter when that is gone is ended by it, on its way
-/// through our frames, which aborts the process.
-#[must_use]
-pub struct Inside<'a>(&'a AtomicUsize);
 
 /// The plane's lock, held. Dropped, it releases the lock and then wakes whom it notified.
 pub struct Locked<'a> {
@@ -85,7 +76,6 @@ impl Plane {
             kick,
             helper,
             loops: AtomicUsize::new(0),
-            calls_inside: AtomicUsize::new(0),
             allocate: allocate.unwrap_or_else(|| Arc::new(Body::zeroed)),
         }))
     }
@@ -108,12 +98,6 @@ impl Plane {
     /// Return the time on the plane's clock.
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
-    }
-
-    /// Begin a call without the interpreter.
-    pub fn inside(&self) -> Inside<'_> {
-        self.calls_inside.fetch_add(1, Ordering::Relaxed);
-        Inside(&self.calls_inside)
     }
 
     /// Make memory for a long payload. No lock held.
@@ -294,12 +278,6 @@ impl Plane {
     /// Stop watching; the descriptor may then be closed.
     pub fn unwatch(&self, descriptor: i32) {
         self.lock().unwatch(descriptor);
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

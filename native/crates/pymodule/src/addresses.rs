@@ -243,10 +243,11 @@ static IP_ADDRESS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 #[cold]
 pub fn parse_target(given: Borrowed<'_, '_, PyAny>, local: &Address) -> PyResult<SocketAddress> {
     let py = given.py();
-    let local = PyString::new(py, &local.to_string());
+    // A tuple, for the call of one argument is no function of the interpreter's: see `sys::exit`.
+    let local = PyTuple::new(py, [local.to_string()])?;
     let local = IP_ADDRESS
         .import(py, "ipaddress", "ip_address")?
-        .call1((local,))?;
+        .call1(local)?;
     let parse = PARSE_TARGET.import(py, "urds.addresses", "parse_target")?;
     let (address, port): (Bound<'_, PyAny>, u16) = parse.call1((given, local))?.extract()?;
     let packed = address.getattr("packed")?;

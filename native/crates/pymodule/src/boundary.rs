@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
-use urds_dataplane::plane::Plane as Shell;
 
 use crate::grave;
 
@@ -28,14 +27,4 @@ pub fn leave(py: Python<'_>) -> PyResult<()> {
     RAISED
         .with(|raised| raised.borrow_mut().take())
         .map_or(Ok(()), Err)
-}
-
-/// Do something without the interpreter; `close` waits until we have it again.
-pub fn without_python<T: Send>(
-    py: Python<'_>,
-    shell: &Shell,
-    work: impl Send + FnOnce() -> T,
-) -> T {
-    let _inside = shell.inside();
-    py.detach(work)
 }

@@ -167,7 +167,7 @@ fn send_on(
 fn finish(mailbox: &Bound<'_, Mailbox>, leaving: Leaving) -> PyResult<()> {
     let shell = &mailbox.get().shell;
     if leaving.octets() > LONG_WRITE_BYTES {
-        boundary::without_python(mailbox.py(), shell, || shell.finish_send(leaving));
+        mailbox.py().detach(|| shell.finish_send(leaving));
     } else {
         shell.finish_send(leaving);
     }

@@ -89,9 +89,7 @@ impl Plane {
         py: Python<'_>,
         work: impl Send + FnOnce(&Arc<Shell>) -> T,
     ) -> PyResult<T> {
-        self.call(py, |shell| {
-            boundary::without_python(py, shell, || work(shell))
-        })
+        self.call(py, |shell| py.detach(|| work(shell)))
     }
 
     /// Have the control plane route a mailbox to a peer.
@@ -298,8 +296,14 @@ impl Plane {
         self.call_detached(py, |shell| shell.drain(drain_ns))
     }
 
+    fn end_streams(&self, py: Python<'_>) -> PyResult<()> {
+        self.turn.control_enters(); // for good
+        self.call_detached(py, |shell| shell.end_streams())
+    }
+
     #[pyo3(signature = (drain_ns, /))]
     fn close(&self, py: Python<'_>, drain_ns: u64) -> PyResult<usize> {
+        self.turn.control_enters(); // for good
         self.call_detached(py, |shell| shell.close(drain_ns))
     }
 

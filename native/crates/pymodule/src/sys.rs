@@ -3,6 +3,8 @@
 //! Octets of objects that outlive a call, `bytes` that are filled before Python sees them, and
 //! methods whose arguments come as they lie on the interpreter's stack.
 
+mod exit;
+
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::CStr;
 use std::mem::MaybeUninit;

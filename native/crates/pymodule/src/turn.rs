@@ -21,8 +21,6 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use urds_dataplane::plane::Plane as Shell;
 
-use crate::boundary;
-
 /// Long enough for a thread to be woken on another processor, with the system's timer slack.
 const PAUSE: Duration = Duration::from_micros(50);
 /// Between two pauses, so that a control thread which is busy for long leaves others their pace.
@@ -77,7 +75,7 @@ impl Turn {
         shell: &Shell,
         work: impl Send + FnOnce() -> T,
     ) -> T {
-        let (result, done_ns) = boundary::without_python(py, shell, || {
+        let (result, done_ns) = py.detach(|| {
             let result = work();
             self.wanting.fetch_add(1, Relaxed);
             (result, shell.now_ns())
@@ -125,7 +123,7 @@ impl Turn {
         if now_ns < self.crowded_until_ns.load(Relaxed) {
             return; // whoever waits for it asks us for it, since we keep it throughout
         }
-        boundary::without_python(py, shell, || thread::sleep(PAUSE));
+        py.detach(|| thread::sleep(PAUSE));
         self.gave_way_ns.store(shell.now_ns(), Relaxed);
     }
 }

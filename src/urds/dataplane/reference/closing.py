@@ -112,7 +112,7 @@ def close(plane: Plane, drain_ns: int) -> int:
     if plane.closed:
         return 0
     left = drain(plane, drain_ns)
-    _end_all(plane)
+    end_streams(plane)
     _shut_all(plane)
     _wait_until_empty(plane)
     return left
@@ -122,7 +122,7 @@ def fail(plane: Plane) -> None:
     """Refuse everything with EIO and wake everybody, then end the streams: nobody is in control."""
     plane.closed_refusal = Refusal.NODE_FAILED
     _shut_all(plane)
-    _end_all(plane)
+    end_streams(plane)
 
 
 def abandon_in_child(plane: Plane) -> None:
@@ -167,8 +167,8 @@ def _all_carried(plane: Plane) -> list[CarriedPath]:
         return [path for host in plane.hosts.values() for path in host.carried]
 
 
-def _end_all(plane: Plane) -> None:
-    """End every connection in order, whoever carries it."""
+def end_streams(plane: Plane) -> None:
+    """End every connection in order, whoever carries it; nobody is woken."""
     until_ns = plane.clock_ns() + _END_OF_CARRIED_NS
     for path in _all_carried(plane):
         path.end(until_ns)

@@ -472,6 +472,10 @@ class Plane:
         """Send what is queued and wait for its acknowledgement; return the messages left."""
         return closing.drain(self, drain_ns)
 
+    def end_streams(self) -> None:
+        """End the streams in order; nobody is woken."""
+        closing.end_streams(self)
+
     def close(self, drain_ns: int) -> int:
         """Drain, end the streams in order, wake everybody."""
         return closing.close(self, drain_ns)

@@ -1,0 +1,27 @@
+//! Has the linker lead these calls of the interpreter through `sys::exit`, pyo3's among them: a
+//! symbol that is asked for as `name` is `__wrap_name`, and `name` itself is `__real_name`.
+
+/// As `sys::exit` has them; one that is missing here or there, or that the crate does not use, keeps
+/// the module from loading.
+const WRAPPED: [&str; 13] = [
+    "PyBuffer_Release",
+    "PyErr_CheckSignals",
+    "PyErr_WriteUnraisable",
+    "PyEval_RestoreThread",
+    "PyImport_Import",
+    "PyList_New",
+    "PyObject_Call",
+    "PyObject_CallNoArgs",
+    "PyObject_GetBuffer",
+    "PyObject_Vectorcall",
+    "PyObject_VectorcallMethod",
+    "PyTuple_New",
+    "_Py_Dealloc",
+];
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    for name in WRAPPED {
+        println!("cargo::rustc-link-arg-cdylib=-Wl,--wrap={name}");
+    }
+}

@@ -1,0 +1,69 @@
+//! Threads that the interpreter ends while it is finalised: they stay where they are for ever.
+//!
+//! Before Python 3.14 a thread that wants the interpreter then is ended by `pthread_exit`
+//! (`take_gil`, `Python/ceval_gil.c`), whose unwinding may not pass frames of Rust: the process
+//! aborts. From 3.14 on it hangs, and so it does here on every release: the linker leads each call
+//! that may wait for the interpreter through a function of this file (`build.rs`), the first frame
+//! that the unwinding meets, and that does not let it go on. Such calls are those that take the
+//! interpreter back and those that may run code of Python, which gives it up and takes it back.
+//! `PyGILState_Ensure` is guarded in the same way by pyo3.
+
+#![allow(non_snake_case, clippy::let_unit_value)] // names as the linker makes them
+
+use std::os::raw::{c_int, c_void};
+use std::thread;
+
+/// Dropped by an unwinding that is no panic of ours: the thread ends no further than here.
+struct Hang;
+
+impl Drop for Hang {
+    fn drop(&mut self) {
+        loop {
+            thread::park();
+        }
+    }
+}
+
+macro_rules! wrapped {
+    ($($wrapper:ident leads to $call:ident($($name:ident: $kind:ty),*) $(-> $result:ty)?;)*) => {$(
+        // SAFETY: the linker has that name stand for the interpreter's function of this signature.
+        unsafe extern "C-unwind" {
+            fn $call($($name: $kind),*) $(-> $result)?;
+        }
+
+        // SAFETY: no other symbol of the process has the name, which the linker made.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $wrapper($($name: $kind),*) $(-> $result)? {
+            let hang = Hang;
+            // SAFETY: it is the call that the caller made, with what it gave.
+            let result = unsafe { $call($($name),*) };
+            std::mem::forget(hang);
+            result
+        }
+    )*};
+}
+
+type Object = *mut c_void;
+type Counted = isize;
+
+wrapped! {
+    __wrap_PyBuffer_Release leads to __real_PyBuffer_Release(view: Object);
+    __wrap_PyErr_CheckSignals leads to __real_PyErr_CheckSignals() -> c_int;
+    __wrap_PyErr_WriteUnraisable leads to __real_PyErr_WriteUnraisable(of: Object);
+    __wrap_PyEval_RestoreThread leads to __real_PyEval_RestoreThread(state: Object);
+    __wrap_PyImport_Import leads to __real_PyImport_Import(name: Object) -> Object;
+    __wrap_PyList_New leads to __real_PyList_New(length: Counted) -> Object;
+    __wrap_PyObject_Call leads to
+        __real_PyObject_Call(callable: Object, arguments: Object, keywords: Object) -> Object;
+    __wrap_PyObject_CallNoArgs leads to __real_PyObject_CallNoArgs(callable: Object) -> Object;
+    __wrap_PyObject_GetBuffer leads to
+        __real_PyObject_GetBuffer(object: Object, view: Object, flags: c_int) -> c_int;
+    __wrap_PyObject_Vectorcall leads to __real_PyObject_Vectorcall(
+        callable: Object, arguments: Object, count: usize, names: Object
+    ) -> Object;
+    __wrap_PyObject_VectorcallMethod leads to __real_PyObject_VectorcallMethod(
+        name: Object, arguments: Object, count: usize, names: Object
+    ) -> Object;
+    __wrap_PyTuple_New leads to __real_PyTuple_New(length: Counted) -> Object;
+    __wrap__Py_Dealloc leads to __real__Py_Dealloc(object: Object);
+}
