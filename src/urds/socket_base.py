@@ -30,6 +30,7 @@ from urds.constants import (
     Transport,
 )
 from urds.errors import Refusal, os_error
+from urds.forks import renewed
 from urds.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class SocketBase(system.socket):
             raise os_error(Refusal.SOCKET_TYPE, f"type {type}, protocol {proto}")
         if fileno is not None:
             raise os_error(Refusal.NOT_SUPPORTED, "no socket can be made of a descriptor")
-        self._lock = threading.Condition()
+        self._lock = renewed(threading.Condition())
         self._settings = process.settings()
         self._options = options.defaults(self._settings)
         self._timeout_s = 0.0 if type & _SOCK_NONBLOCK else system.getdefaulttimeout()

@@ -23,6 +23,7 @@ from urds.dat.errors import dat_error
 from urds.dat.numbers import EpRecvInfo, SrqInfo, SrqWatermarks
 from urds.dat.records import ProviderInfo
 from urds.dat.returns import ReturnType, Subtype
+from urds.forks import renewed
 from urds.verbs.engine.numbers import Acceptance
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Registry:
     """All adapters of a process by name. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         self._providers: dict[ProviderInfo, Provider] = {}
 
     # -- for providers

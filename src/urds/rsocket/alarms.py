@@ -12,6 +12,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
+from urds.forks import renewed
+
 _NS: Final = 1_000_000_000
 
 
@@ -36,7 +38,7 @@ class Alarms:
 
     def begin(self) -> None:
         """Be as new: at first, and in the child of a fork, where the thread is not."""
-        self._changed = threading.Condition()
+        self._changed = renewed(threading.Condition())
         self._due: list[tuple[int, int, Alarm]] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None

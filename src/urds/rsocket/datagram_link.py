@@ -23,6 +23,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
+from urds.forks import renewed
 from urds.rsocket.datagram_device import DatagramDevice
 from urds.rsocket.datagram_service import service
 from urds.rsocket.datagram_udp import UdpSocket
@@ -71,8 +72,8 @@ class DatagramLink:
         self.peer: Address | None = None
         self.is_closed = False
         self._udp = UdpSocket(family)
-        self._life = threading.RLock()
-        self._lock = threading.Lock()
+        self._life = renewed(threading.RLock())
+        self._lock = renewed(threading.Lock())
         self._core: Datagrams | None = None
         self._devices: list[DatagramDevice] = []
         self._error = 0

@@ -12,6 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from urds.forks import renewed
+
 Handler = Callable[[], None]
 
 
@@ -19,7 +21,7 @@ class DatagramService:
     """One thread; its calls are safe from any thread. Handlers run in it without a lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -72,7 +74,7 @@ class _Process:
 
     def begin(self) -> None:
         """Have no service."""
-        self.lock = threading.RLock()  # a finalizer may call while its thread is in here
+        self.lock = renewed(threading.RLock())  # a finalizer may call while its thread is in here
         self.service: DatagramService | None = None
 
 

@@ -7,6 +7,7 @@ import threading
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
+from urds.forks import renewed
 from urds.rsocket.dgram import SLOT_BYTES, Address, ByUdp
 
 READ_BYTES: Final = 2 * SLOT_BYTES  # one that is longer than a slot is seen to be
@@ -36,7 +37,7 @@ class UdpSocket:
         if family not in (socket.AF_INET, socket.AF_INET6):
             raise OSError(errno.EAFNOSUPPORT, f"family {family}, known are AF_INET and AF_INET6")
         self.family = family
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         if family == socket.AF_INET6:
@@ -112,7 +113,7 @@ class UdpSocket:
 
     def abandon_in_child(self) -> None:
         """Close it in the child of a fork, whatever other threads of the parent were at."""
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._socket.close()
 
     # -- inside

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from urds.forks import renewed
 from urds.rsocket import settings
 from urds.rsocket.link import Link
 from urds.rsocket.opening import Opening
@@ -36,7 +37,7 @@ class _Process:
 
     def begin(self) -> None:
         """Have opened nothing."""
-        self.lock = threading.Lock()
+        self.lock = renewed(threading.Lock())
         self.opened: list[Opening] = []
         self.used: list[Opening] | None = None  # those of `use`
 

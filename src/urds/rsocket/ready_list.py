@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from urds.forks import renewed
 from urds.rsocket.watching import Pollable, Watcher, revents
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ReadyList:
     """
 
     def __init__(self, on_list: Callable[[], None], on_ready: Callable[[Member], None]) -> None:
-        self.lock = threading.Lock()
+        self.lock = renewed(threading.Lock())
         self.devices: Counter[Opening] = Counter()  # how many members each can change
         self.idle_count = 0  # members that are at no device yet
         self._members: dict[Pollable, Member] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from urds.errors import SettingError
+from urds.forks import renewed
 from urds.rsocket.constants import INLINE_BYTES_MAX, IOMAP_SLOTS_MAX, QUEUE_MAX, QUEUE_MIN
 
 DIRECTORY_VARIABLE: Final = "URDS_RSOCKET_CONFIG"
@@ -81,7 +82,7 @@ class _Process:
     """The settings of this process and where they come from."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = renewed(threading.Lock())
         self.directory: Path | None = None
         self.settings: Settings | None = None
 

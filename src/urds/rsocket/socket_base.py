@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakMethod, WeakSet
 
+from urds.forks import renewed
 from urds.readiness import ReadinessDescriptor
 from urds.rsocket.link import Readiness
 from urds.rsocket.refusals import closed
@@ -41,7 +42,7 @@ class SocketBase(system.socket):
         # The parent's __init__ would ask the kernel for a socket: it has none, so that whoever
         # reaches past our methods gets EBADF.
         self._io_refs = 0
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         self.watchers = Watchers()
         self._descriptor: ReadinessDescriptor | None = None
         self._attended: list[Opening] = []
@@ -168,9 +169,8 @@ class SocketBase(system.socket):
                 self._descriptor.close()
 
     def _abandon_in_child(self) -> None:
-        """Be closed in the child of a fork: links, devices and locks are the parent's."""
+        """Be closed in the child of a fork: links and devices are the parent's."""
         self._closed = self._is_over = True
-        self._lock = threading.RLock()
         self._attended = []
         if self._descriptor is not None:
             self._descriptor.abandon_in_child()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
+from urds.forks import renewed
 from urds.verbs.descriptor import Descriptor
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._callbacks: tuple[Watcher, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def add(self, callback: Watcher) -> None:
         """Call it at each change from now on, as often as it was added."""
@@ -141,7 +142,7 @@ class Bell:
     def __init__(self) -> None:
         """Make one. Raises OSError: EMFILE."""
         self._descriptor = Descriptor()
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._number = self._descriptor.fileno()
 
     def fileno(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from urds.errors import WireError
+from urds.forks import renewed
 from urds.verbs.cm.deadlines import Deadlines
 from urds.verbs.cm.messages import CM_QPN
 from urds.verbs.engine.keys import KeyTable
@@ -70,7 +71,7 @@ class PacketMover(Adapter):
         self.attributes = attributes
         self.gid = gid
         self.keys = KeyTable(chance=chance)
-        self.lock = lock or threading.RLock()
+        self.lock = lock or renewed(threading.RLock())
         self.on_async_event: Callable[[AsyncEvent], None] = lambda _event: None
         self.packets = PacketStats()
         self.is_closed = False

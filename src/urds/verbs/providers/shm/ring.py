@@ -28,6 +28,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from urds.errors import RemoteProtocolError
+from urds.forks import renewed
 
 Octets = bytes | bytearray | memoryview
 
@@ -65,7 +66,7 @@ class Fence:
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._lock.acquire()
 
     def __call__(self) -> None:

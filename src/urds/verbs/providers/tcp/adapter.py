@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from urds.errors import WireError
+from urds.forks import renewed
 from urds.verbs.cm.mpa import READS_MAX, MpaFlag, MpaFrame
 from urds.verbs.engine.attributes import LinkTraits, QPAttr
 from urds.verbs.engine.keys import KeyTable
@@ -47,7 +48,7 @@ class TcpAdapter(Adapter):
     def __init__(self, name: str = "tcp0", settings: TcpProviderSettings | None = None) -> None:
         self.settings = settings or TcpProviderSettings()
         self.stats = TcpStats()
-        self.lock = threading.RLock()
+        self.lock = renewed(threading.RLock())
         self.keys = KeyTable(chance=random.SystemRandom())
         self.gid = gid_of(self.settings.address)
         self.on_async_event = _nothing
