@@ -44,7 +44,7 @@ class ReadinessDescriptor:
                 readable, writable = wanted
                 if readable != self._shown[0]:
                     if readable:
-                        self._far.send(b"\0")
+                        self._far.send(b"\0", socket.MSG_NOSIGNAL)
                     else:
                         self._user.recv(1)
                 if writable != self._shown[1]:
@@ -54,7 +54,7 @@ class ReadinessDescriptor:
     def _fill(self) -> None:
         with suppress(BlockingIOError):
             while True:
-                self._user.send(_FILL)
+                self._user.send(_FILL, socket.MSG_NOSIGNAL)
 
     def _empty(self) -> None:
         with suppress(BlockingIOError):

@@ -20,7 +20,7 @@ def in_the_next_write(remote: Remote, step: Callable[[], object]) -> None:
     """Have `step` done once the stream took the next octets, before their writer knows."""
     write = remote.stream.sendmsg
 
-    def sendmsg(buffers: list[Buffer]) -> int:
+    def sendmsg(buffers: list[Buffer], *_: object) -> int:
         del remote.stream.sendmsg
         taken = write(buffers)
         step()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from urds.dataplane.operations import Operation, OperationNotice, OperationNotices
 from urds.dataplane.rows import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
@@ -256,8 +256,13 @@ class Stream(Protocol):
     def recv_into(self, memory: memoryview, /) -> int:
         """Read once into memory; return the octets, 0 at the end. Raises as `recv` does."""
 
-    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
-        """Write once; return the octets taken. Raises BlockingIOError or OSError."""
+    def sendmsg(
+        self, buffers: Sequence[Buffer], ancillary: Sequence[Any] = (), flags: int = 0, /
+    ) -> int:
+        """Write once; return the octets taken. Raises BlockingIOError or OSError.
+
+        Called without ancillary data and with MSG_NOSIGNAL, which only a socket needs.
+        """
 
     def shutdown(self, how: int, /) -> None:
         """End one direction. Raises OSError."""

@@ -15,6 +15,7 @@ import fcntl
 import os
 import socket
 import stat
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -104,7 +105,8 @@ class InformationSocket:
                 file.write(self._report())
             os.lseek(descriptor, 0, os.SEEK_SET)  # the reader gets this place with the file
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            socket.send_fds(connection, [GREETING], [descriptor])
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
+            connection.sendmsg([GREETING], [rights], socket.MSG_NOSIGNAL)
         finally:
             os.close(descriptor)
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import socket
+from socket import MSG_NOSIGNAL, socket
 from typing import TYPE_CHECKING, Final
 
 from urds.dataplane.base import Address, Interest
@@ -188,7 +188,7 @@ class Lanes:
             local=(host.address, self._driver.tcp.port),
             peer=(peer, greeting.source_port),
         )
-        if line.send(lane.ANSWER) != len(lane.ANSWER):
+        if line.send(lane.ANSWER, MSG_NOSIGNAL) != len(lane.ANSWER):
             stream.close()
             return
         number = self._keep(host, peer, stream)

@@ -98,9 +98,15 @@ impl Lane {
         Ok(PyBytes::new(py, &octets[..taken]))
     }
 
-    #[pyo3(signature = (buffers, /))]
+    #[pyo3(signature = (buffers, ancillary=None, flags=0, /))]
     #[allow(clippy::needless_pass_by_value)] // as pyo3 gives it
-    fn sendmsg(&self, buffers: Vec<Vec<u8>>) -> PyResult<usize> {
+    fn sendmsg(
+        &self,
+        buffers: Vec<Vec<u8>>,
+        ancillary: Option<Bound<'_, PyAny>>,
+        flags: i32,
+    ) -> PyResult<usize> {
+        let _ = (ancillary, flags); // a ring has neither rights nor signals
         let slices: Vec<_> = buffers.iter().map(|octets| IoSlice::new(octets)).collect();
         Ok(self.open()?.write(&slices)?)
     }

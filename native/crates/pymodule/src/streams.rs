@@ -12,7 +12,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyBlockingIOError, PyOSError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 use urds_dataplane::lane::LaneStream;
 use urds_dataplane::stream::{Stream, TcpStream};
 use urds_path::SocketAddress;
@@ -226,6 +226,7 @@ impl Stream for GivenLane {
     }
 }
 
+const MSG_NOSIGNAL: i32 = 0x4000; // an object of Python may be a socket
 const READ_BYTES_MAX: usize = 1 << 20;
 const SHUT_WR: i32 = 1;
 
@@ -282,7 +283,10 @@ impl Stream for ObjectStream {
         self.ask(|object| {
             let pieces = slices.iter().map(|slice| PyBytes::new(object.py(), slice));
             let pieces = PyList::new(object.py(), pieces.collect::<Vec<_>>())?;
-            object.call_method1("sendmsg", (pieces,))?.extract()
+            let no_ancillary = PyTuple::empty(object.py());
+            object
+                .call_method1("sendmsg", (pieces, no_ancillary, MSG_NOSIGNAL))?
+                .extract()
         })
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from socket import MSG_NOSIGNAL
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Buffer, Stream
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def write(stream: Stream, buffers: Sequence[Buffer]) -> tuple[int, OSError | None]:
     """Write once; return the octets taken and why the stream takes no more. No lock held."""
     try:
-        return stream.sendmsg(buffers), None
+        return stream.sendmsg(buffers, (), MSG_NOSIGNAL), None
     except BlockingIOError as failure:
         return 0, failure
     except OSError as failure:

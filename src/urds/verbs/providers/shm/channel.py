@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class Channel:
     def say(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message on the socket; return whether it went."""
         try:
-            socket.send_fds(self.socket, [emit_message(message)], list(descriptors))
+            _send(self.socket, emit_message(message), descriptors)
         except OSError:
             # Full, or the peer is gone: the end of the socket will tell.
             self._counters.messages_not_sent += 1
@@ -149,6 +150,12 @@ class Channel:
         os.close(self._bell_of_peer)
 
 
+def _send(connection: socket.socket, octets: bytes, descriptors: Sequence[int]) -> None:
+    """Send a message and descriptors; `socket.send_fds` of CPython 3.11 to 3.13 drops the flags."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+    connection.sendmsg([octets], [rights] if descriptors else [], socket.MSG_NOSIGNAL)
+
+
 def open_channel(
     gid: bytes,
     connection: socket.socket,
@@ -165,7 +172,7 @@ def open_channel(
             descriptors.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         mapping = mmap.mmap(descriptors[0], _FILE_BYTES)
         hello = emit_message(Hello(MAGIC, RING_BYTES, own_gid))
-        socket.send_fds(connection, [hello], descriptors)
+        _send(connection, hello, descriptors)
     except OSError:
         _close_all(descriptors)
         connection.close()
