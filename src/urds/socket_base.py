@@ -8,6 +8,7 @@ a listener. Source: linux v6.12 net/rds/af_rds.c, net/rds/bind.c; rds.md 3.1, 3.
 from __future__ import annotations
 
 import errno
+import math
 import socket as system
 import sys
 import threading
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _NS: Final = 1_000_000_000
 _US: Final = 1_000
+_FOREVER_NS: Final = 1 << 62  # what both planes can add to their clocks; 146 years
+_FOREVER_S: Final = _FOREVER_NS / _NS
 _INT: Final = Struct("=i")
 _FIONBIO: Final = 0x5421
 _SOCK_NONBLOCK: Final = 0o4000
@@ -238,11 +241,17 @@ class SocketBase(system.socket):
     # -- waiting times
 
     def settimeout(self, wait_s: float | None, /) -> None:
-        """Wait that long in sends and receives; None is for ever, 0 never."""
-        if wait_s is not None and not wait_s >= 0:
-            raise ValueError("Timeout value out of range")
+        """Wait that long in sends and receives; None is for ever, 0 never.
+
+        More than 146 years are for ever, infinity too. Raises ValueError for a negative time or
+        NaN, and changes nothing then.
+        """
+        if wait_s is not None:
+            if not wait_s >= 0:
+                raise ValueError("Timeout value out of range")
+            wait_s = float(wait_s) if wait_s < sys.float_info.max else math.inf
         with self._lock:
-            self._timeout_s = None if wait_s is None else float(wait_s)
+            self._timeout_s = wait_s
             self._tell_mailbox()
 
     def gettimeout(self) -> float | None:
@@ -260,8 +269,10 @@ class SocketBase(system.socket):
     def _wait_ns(self, option_wait_ns: int | None) -> int | None:
         """Return how long a call waits: `settimeout` outranks SO_SNDTIMEO and SO_RCVTIMEO."""
         if self._timeout_s is None:
-            return option_wait_ns
-        return round(self._timeout_s * _NS)
+            return _finite(option_wait_ns)
+        if self._timeout_s > _FOREVER_S:
+            return None
+        return _finite(math.ceil(self._timeout_s * _NS))  # up, as CPython: else 1e-10 is never
 
     def _mailbox_settings(self) -> MailboxSettings:
         from urds.backend.base import ALL_GROUPS, MailboxSettings
@@ -447,6 +458,11 @@ class SocketBase(system.socket):
         process.connected[mailbox.local, mailbox.port] = peer
         same = peer[0].version == mailbox.local.version
         self._reachable_peer = addresses.socket_address(*peer) if same else None
+
+
+def _finite(wait_ns: int | None) -> int | None:
+    """Return a waiting time, None for one that no clock reaches."""
+    return None if wait_ns is None or wait_ns > _FOREVER_NS else wait_ns
 
 
 def option_octets(value: Any, value_bytes: int | None) -> bytes:

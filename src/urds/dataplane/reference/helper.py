@@ -18,6 +18,7 @@ import select
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Event
+from urds.dataplane.reference.poll_set import POLL_S_MAX
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.plane import Plane
@@ -118,7 +119,7 @@ class Helper:
 
     def _sleep(self, timeout_ns: int | None) -> bool:
         """Sleep; return whether the plane's set has something and nobody leads."""
-        timeout_s = -1 if timeout_ns is None else timeout_ns / 1e9
+        timeout_s = -1 if timeout_ns is None else min(timeout_ns / 1e9, POLL_S_MAX)
         ready = self._set.poll(timeout_s)
         plane = self._plane
         with plane.lock:

@@ -41,6 +41,7 @@ from urds.dataplane.reference.inbox import Inbox, Item
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Outgoing
 from urds.dataplane.reference.path import LONG_WRITE_BYTES
+from urds.dataplane.reference.poll_set import POLL_S_MAX
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Waiter, Waiters
 from urds.errors import Refusal, os_error
@@ -241,7 +242,7 @@ class Mailbox(Inbox):
         end_ns = 0 if wait_ns is None else plane.clock_ns() + wait_ns
         item: Item | None = None
         if not self._takes_long:  # such do not come whole, or several at once
-            item = alone.receive(self, -1 if wait_ns is None else wait_ns / 1e9)
+            item = alone.receive(self, -1 if wait_ns is None else min(wait_ns / 1e9, POLL_S_MAX))
         if item is None:
             left_ns = None if wait_ns is None else max(0, end_ns - plane.clock_ns())
             waited = plane.wait_reading(self._take_plain, self.receive_waiters, left_ns, self)

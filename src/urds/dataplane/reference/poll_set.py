@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from urds.dataplane.reference.stream_path import StreamPath
 
 _READY_MAX = 64
+POLL_S_MAX = 86400.0  # epoll counts milliseconds in an int; who has longer to wait polls again
 
 
 class PollSet:
@@ -25,7 +26,8 @@ class PollSet:
     def __init__(self, plane: Plane) -> None:
         self._lock = plane.lock
         self._set = select.epoll()
-        # For who waits alone: seconds (-1 for ever), how many; descriptors and masks.
+        # For who waits alone: seconds (-1 for ever, else at most POLL_S_MAX), how many;
+        # descriptors and masks.
         self.wait = self._set.poll
         self.paths: dict[int, StreamPath] = {}  # by descriptor
         self._watched: dict[int, Interest] = {}
@@ -36,7 +38,7 @@ class PollSet:
 
     def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """Wait for members; return descriptors and masks, at most 64. No lock held."""
-        return self._set.poll(-1 if timeout_s is None else timeout_s, _READY_MAX)
+        return self._set.poll(-1 if timeout_s is None else min(timeout_s, POLL_S_MAX), _READY_MAX)
 
     def add_kick(self, descriptor: int) -> None:
         """Watch the kick for ever."""
