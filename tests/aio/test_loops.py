@@ -142,6 +142,56 @@ def test_a_task_that_is_collected_takes_no_lock(own: Node) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("own_thread", [True, False], ids=["one thread", "two threads"])
+def test_a_stopped_loop_steals_no_message(own: Node, other: Node, own_thread: bool) -> None:
+    """It is neither closed nor run again, and tasks of it wait for messages."""
+    stopped, running = asyncio.new_event_loop(), asyncio.new_event_loop()
+    sock, sender = (stopped.run_until_complete(node.bind()) for node in (own, other))
+    taken: list[asyncio.Task[bytes]] = []
+
+    async def leave_tasks() -> None:
+        taken.extend(asyncio.ensure_future(sock.recv()) for _ in range(3))
+        await asyncio.sleep(0.01)
+
+    async def receive() -> None:
+        for number in range(5):
+            waiting = asyncio.ensure_future(sock.recv())
+            await asyncio.sleep(0.01)
+            await sender.send_to(b"%d" % number, sock.getsockname())
+            assert await asyncio.wait_for(waiting, 2) == b"%d" % number
+
+    stopped.run_until_complete(leave_tasks())
+    if own_thread:
+        running.run_until_complete(receive())
+    else:
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                running.run_until_complete(receive())
+            except BaseException as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert not failures
+
+    async def hear() -> None:
+        """Once it runs again, it is told as before."""
+        await sender.send_to(b"at last", sock.getsockname())
+        done, waiting = await asyncio.wait(taken, timeout=2, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result() for one in done] == [b"at last"]
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(sock.aclose(), sender.aclose())
+
+    stopped.run_until_complete(hear())
+    stopped.close()
+    running.close()
+
+
 def test_two_loops_in_two_threads(own: Node, other: Node) -> None:
     """One of asyncio and one of trio, between two nodes and within one."""
     ready: list[tuple[str, int]] = []

@@ -29,6 +29,7 @@ class AsyncioSleeper(Sleeper):
         self._future: asyncio.Future[None] = pump.loop.create_future()
 
     def _wake(self, *, own_thread: bool) -> bool:
+        """Tell the task; a loop that is stopped may run on some day, but another may not wait."""
         try:
             if own_thread:
                 self._set()
@@ -36,7 +37,7 @@ class AsyncioSleeper(Sleeper):
                 self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop is closed
             return False
-        return True
+        return self._loop.is_running()
 
     def _set(self) -> None:
         if not self._future.done():

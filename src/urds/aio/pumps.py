@@ -76,11 +76,11 @@ class Sleeper(ABC):
         """Wake the task; any thread."""
         self.told = True
         if self._forgotten or not self._wake(own_thread=threading.get_ident() == self._thread):
-            self._leave()  # nobody is left to use it
+            self._leave()  # pass it on: nobody is there to use it
 
     @abstractmethod
     def _wake(self, *, own_thread: bool) -> bool:
-        """Have the task run on; return False if its loop is gone."""
+        """Have the task run on; return False if its loop does not run."""
 
     @abstractmethod
     def sleep(self) -> Awaitable[None]:
