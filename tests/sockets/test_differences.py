@@ -234,6 +234,49 @@ def test_difference_fork(new_socket: NewSocket) -> None:
     assert sock.recv(100) == b"still here"
 
 
+SUB_INTERPRETER = """
+import importlib, os, sys
+try:
+    interpreters = importlib.import_module("_interpreters")
+except ImportError:
+    interpreters = importlib.import_module("_xxsubinterpreters")
+code = '''
+import os, sys
+sys.path[:0] = {path!r}
+import urds
+sock = urds.Socket()
+try:
+    sock.bind(({host!r}, 4000))
+except RuntimeError as refused:
+    assert "sub-interpreter" in str(refused)
+    os.write(1, b"refused")
+sock.close()
+'''
+one = interpreters.create()
+failure = interpreters.run_string(one, code)
+assert failure is None, failure
+interpreters.destroy(one)
+print(" and", end=" ")
+import urds
+with urds.Socket() as sock:
+    sock.bind(({host!r}, 4000))
+    print("bound")
+"""
+
+
+def test_difference_sub_interpreters() -> None:
+    program = SUB_INTERPRETER.format(path=sys.path, host=host(1))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **carriers.chosen()},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused and bound\n", "")
+
+
 @pytest.mark.usefixtures("backend")
 def test_difference_python_ipv6() -> None:
     with urds.Socket() as sock, urds.Socket() as other:
@@ -318,6 +361,22 @@ def test_difference_poll_first(new_socket: NewSocket) -> None:
     assert "POLLIN" not in poll_bits(fresh)
     assert refusal(fresh.recv, 10, DONTWAIT).errno == errno.EAGAIN
     assert sender.fileno() != fresh.fileno()
+
+
+def test_difference_epoll_edges(new_socket: NewSocket) -> None:
+    """One edge for two messages; the second one has none of its own, and EAGAIN makes anew."""
+    sock, target = new_socket(1), (host(1), 4000)
+    receiver = new_socket(1, 4000)
+    with select.epoll() as edges:
+        edges.register(receiver, select.EPOLLIN | select.EPOLLET)
+        for _ in range(2):
+            sock.sendto(b"x", target)
+            sock.sendto(b"x", target)
+            assert edges.poll(ARRIVAL_S) == [(receiver.fileno(), select.EPOLLIN)]
+            assert receiver.recv(10, DONTWAIT) == b"x"
+            assert edges.poll(0) == []
+            assert receiver.recv(10, DONTWAIT) == b"x"
+            assert refusal(receiver.recv, 10, DONTWAIT).errno == errno.EAGAIN
 
 
 def test_difference_epoll_early(new_socket: NewSocket) -> None:

@@ -11,6 +11,8 @@ import atexit
 import os
 import threading
 import weakref
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from urds.errors import Refusal, SettingError, os_error
@@ -54,6 +56,7 @@ class Process:
         """Return the backend, made at the first call."""
         with self._lock:
             if self._backend is None:
+                _refuse_subinterpreter()
                 self._backend = _make(self._read_settings())
             return self._backend
 
@@ -90,6 +93,23 @@ class Process:
         if self._settings is None:
             self._settings = Settings.load(self._values)
         return self._settings
+
+
+def _refuse_subinterpreter() -> None:
+    """Raise RuntimeError in a sub-interpreter.
+
+    Its end would find our control thread at work, and abort the process. PEP 734's module has an
+    underscore until CPython 3.14, and another name before 3.13.
+    """
+    for name in ("_interpreters", "_xxsubinterpreters"):
+        with suppress(ImportError):
+            interpreters = import_module(name)
+            if interpreters.get_current() != interpreters.get_main():
+                raise RuntimeError(
+                    "sockets of urds work in the main interpreter of a process only, and this is a "
+                    "sub-interpreter: bind in the main one, or in a process of its own"
+                )
+            return
 
 
 def _make(settings: Settings) -> Backend:
