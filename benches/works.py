@@ -16,7 +16,9 @@ PYTHON, NATIVE = "python", "native"
 _SMALL_BYTES = 64
 ONE_WAY_BYTES = (64, 1 << 10, 64 << 10, 1 << 20)
 _MEMORY_BYTES = (64, 64 << 10, 1 << 20)
+_REUSED_BYTES = (64 << 10, 1 << 20)
 _SUBJECTS = {
+    Kind.REUSED_ONE_WAY: "urds_reused",
     Kind.LOOP_ONE_WAY: "urds_asyncio",
     Kind.LOOP_ROUND_TRIP: "urds_asyncio",
     Kind.MEMORY_ONE_WAY: "urds_memory",
@@ -50,6 +52,8 @@ class Work:
         match self.kind:
             case Kind.ONE_WAY:
                 return f"one way, {size}"
+            case Kind.REUSED_ONE_WAY:
+                return f"one way, {size}, from one buffer that is used again"
             case Kind.ROUND_TRIP:
                 return f"round trip, {size}"
             case Kind.MANY_SENDERS:
@@ -103,6 +107,7 @@ def works(sizes: tuple[int, ...] | None) -> list[Work]:
     placements = (Placement.SAME, Placement.TWO)
     return [
         *one_way,
+        *(Work(Kind.REUSED_ONE_WAY, size) for size in sizes or _REUSED_BYTES),
         *(Work(Kind.ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
         Work(Kind.MANY_SENDERS, _SMALL_BYTES, senders=SENDERS),
         *(Work(Kind.MEMORY_ONE_WAY, size) for size in sizes or _MEMORY_BYTES),
@@ -133,6 +138,7 @@ _ROUND_TRIP = {
     Placement.TWO: (Goal("tcp", 1.1, NATIVE), Goal("dealer_router", 0.7, NATIVE)),
 }
 _OTHERS = {
+    Kind.REUSED_ONE_WAY: (Goal("tcp", 0.9),),
     Kind.MANY_SENDERS: (Goal("dealer_router", 1.5, PYTHON), Goal("dealer_router", 7, NATIVE)),
     Kind.LOOP_ONE_WAY: (Goal("dealer_router_asyncio", 2),),
     Kind.LOOP_ROUND_TRIP: (Goal("asyncio_streams", 1.3),),

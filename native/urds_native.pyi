@@ -159,9 +159,13 @@ class Mailbox:
         wait_ns: int | None,
         extension: bytes = b"",
         operations: bool = False,
+        copy: bool = True,
         /,
     ) -> int:
-        """Queue one message. `operations`: it has some, which no path of this plane can do."""
+        """Queue one message. `operations`: it has some, which no path of this plane can do.
+
+        Without `copy` one long buffer is kept by reference.
+        """
 
     def receive(
         self, wait_ns: int | None, peek: bool = False, notices_max: int = 1, /

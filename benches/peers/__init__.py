@@ -11,7 +11,7 @@ from .memory import (
     UrdsOverMemory,
     UrdsOverMemorySpinning,
 )
-from .ours import Urds, UrdsOverShm
+from .ours import Urds, UrdsFromOneBuffer, UrdsOverShm
 from .tcp import Tcp, TcpBatch, TcpMany
 from .turns import PEER_COUNTS, TURNS
 from .zmq import DealerRouter, DealerRouterNoCopy, PushPull, PushPullNoCopy
@@ -19,6 +19,7 @@ from .zmq import DealerRouter, DealerRouterNoCopy, PushPull, PushPullNoCopy
 ALL: tuple[type[Peer], ...] = (
     Urds,
     UrdsOverShm,
+    UrdsFromOneBuffer,
     DealerRouter,
     DealerRouterNoCopy,
     PushPull,

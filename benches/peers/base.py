@@ -20,6 +20,7 @@ class Kind(Enum):
     """What is measured; the value is the name on the command line."""
 
     ONE_WAY = "one_way"
+    REUSED_ONE_WAY = "reused_one_way"  # all from one buffer that the sender writes to again
     ROUND_TRIP = "round_trip"
     MANY_SENDERS = "many_senders"
     LOOP_ONE_WAY = "loop_one_way"  # in tasks of asyncio or trio

@@ -74,6 +74,22 @@ class Urds(RdsPeer):
         self.aim(address)
 
 
+class UrdsFromOneBuffer(Urds):
+    """urds over TCP, from one bytearray for all messages: each send copies it."""
+
+    name = "urds_reused"
+    label = "urds, one bytearray"
+    kinds = frozenset({Kind.REUSED_ONE_WAY})
+    row = 6
+
+    def put(self, count: int) -> None:
+        """Send `count` messages, each written to the buffer that the one before was sent from."""
+        sendto, buffer, target = self.socket.sendto, bytearray(self.payload), self._target
+        for number in range(count):
+            buffer[0] = number & 255
+            sendto(buffer, target)
+
+
 class UrdsOverShm(Urds):
     """urds over RDMA: the software device of one host, whose packets lie in shared memory."""
 

@@ -36,7 +36,7 @@ class Tcp(Peer):
 
     name = "tcp"
     label = "raw TCP"
-    kinds = frozenset({Kind.ONE_WAY, Kind.ROUND_TRIP})
+    kinds = frozenset({Kind.ONE_WAY, Kind.REUSED_ONE_WAY, Kind.ROUND_TRIP})
     messages_per_call: ClassVar[int] = 1
 
     def __init__(self, payload_bytes: int) -> None:

@@ -134,13 +134,16 @@ class SendingSocket(SocketBase):
         ancillary: Sequence[tuple[int, int, Any]],
         flags: int,
         address: Any,
+        *,
+        copy: bool = True,
     ) -> int:
         """Check in Linux's order, then queue. Source: linux v6.12 net/rds/send.c; rds.md 3.4."""
         mailbox, target = self._destination(flags, address)
         wait_ns = self._send_wait_ns(flags)
         if ancillary or flags & _ZEROCOPY:
-            return self._send_with_control(mailbox, buffers, ancillary, flags, target)
-        return mailbox.send(buffers, addresses.socket_address(*target), wait_ns=wait_ns)
+            return self._send_with_control(mailbox, buffers, ancillary, flags, target, copy=copy)
+        target_address = addresses.socket_address(*target)
+        return mailbox.send(buffers, target_address, wait_ns=wait_ns, copy=copy)
 
     def _destination(self, flags: int, address: Any) -> tuple[Mailbox, tuple[Address, int]]:
         """Return where from and where to a message goes."""
@@ -166,6 +169,8 @@ class SendingSocket(SocketBase):
         ancillary: Sequence[tuple[int, int, Any]],
         flags: int,
         target: tuple[Address, int],
+        *,
+        copy: bool,
     ) -> int:
         """Send with control messages; a region that one of them made goes if the send fails."""
         from urds import cmsg
@@ -188,6 +193,7 @@ class SendingSocket(SocketBase):
                 wait_ns=self._send_wait_ns(flags),
                 extension=b"" if cookie is None else cmsg.destination_extension(cookie),
                 operations=operations,
+                copy=copy,
             )
         except BaseException:  # a handler of a signal may end the wait for room
             if request.region is not None and cookie is not None:
@@ -224,9 +230,9 @@ class SendingSocket(SocketBase):
         return operations
 
     def _check_companions(self, mailbox: Mailbox, request: SendRequest, *, zerocopy: bool) -> None:
-        """Refuse a cookie that is none of this socket's, a region over TCP, and zero copy.
+        """Refuse a cookie that is none of this socket's, a region over TCP, and MSG_ZEROCOPY.
 
-        By reference is the rule here anyway.
+        `sendmsg(..., copy=False)` is what sends by reference here.
         """
         cookie = request.destination_cookie
         if cookie is not None and not self._owns(mailbox, cookie):

@@ -70,9 +70,9 @@ class Socket(RdmaSocket):
     ) -> int:
         """Queue one message; return its length. Success means queued, and delivered in time.
 
-        A payload of 8 KiB or more is kept by reference until it is acknowledged: do not change a
-        bytearray in between. Raises OSError: EMSGSIZE, EAGAIN (queue full), ENOBUFS (the port is
-        congested), ETIMEDOUT, EHOSTUNREACH (given up), EACCES (peer not allowed).
+        The buffer is the caller's again at once: what is not `bytes` is copied. Raises OSError:
+        EMSGSIZE, EAGAIN (queue full), ENOBUFS (the port is congested), ETIMEDOUT, EHOSTUNREACH
+        (given up), EACCES (peer not allowed).
         """
         if address is None:
             return self._send((payload,), (), 0, flags_or_address)
@@ -85,9 +85,15 @@ class Socket(RdmaSocket):
         flags: int = 0,
         address: Any = None,
         /,
+        *,
+        copy: bool = True,
     ) -> int:
-        """Queue one message gathered from `buffers`, with control messages; see `cmsg`."""
-        return self._send(tuple(buffers), tuple(ancdata), flags, address)
+        """Queue one message gathered from `buffers`, with control messages; see `cmsg`.
+
+        With `copy=False` one buffer of 8 KiB or more may be sent without a copy: it must not
+        change before the message is acknowledged, and until then it cannot be resized or closed.
+        """
+        return self._send(tuple(buffers), tuple(ancdata), flags, address, copy=copy)
 
     def send_many(self, messages: Iterable[tuple[Buffer, SocketAddress | None]]) -> int:
         """Queue messages, address None meaning the default destination; return how many.

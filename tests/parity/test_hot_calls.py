@@ -2,6 +2,8 @@
 
 import errno
 import gc
+import mmap
+import sys
 import weakref
 from array import array
 from ipaddress import ip_address
@@ -22,6 +24,14 @@ from urds.dataplane.base import MailboxSettings, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 LONG = 20_000
+# How memory that can be written is given.
+WRITABLE = {
+    "bytearray": lambda memory: memory,
+    "mmap": lambda memory: memory,
+    "view": memoryview,
+    "read-only view": lambda memory: memoryview(memory).toreadonly(),
+    "cast": lambda memory: memoryview(memory).cast("b"),
+}
 
 
 class Octets(bytes):
@@ -144,20 +154,46 @@ class TestPayloads:
         texts = [array("I", [1, 2, 3]).tobytes(), array("H", [4]).tobytes() + b"end"]
         assert [frame.payload for frame in remote.messages()] == texts
 
-    def test_a_small_one_is_copied(self, world: World) -> None:
-        mailbox, remote = world.mailbox(), world.attach()
-        payload = bytearray(b"before")
-        world.mailbox(PORT + 1).sendto(bytes(10), ADDRESS)
-        mailbox.sendto(payload, ADDRESS)
-        payload[:] = b"after, and longer"
-        world.turn(5)
-        assert remote.messages()[-1].payload == b"before"
+    @pytest.mark.parametrize("octets", [10, 8191, 8192, LONG, 1_000_000])
+    @pytest.mark.parametrize("way", ["sendto", "send", "gathered"])
+    @pytest.mark.parametrize("kind", [*WRITABLE])
+    def test_a_writable_one_is_the_callers_again_at_once(
+        self, world: World, octets: int, way: str, kind: str
+    ) -> None:
+        mailbox, remote = world.mailbox(send_bytes_max=4 << 20), world.attach()
+        memory = mmap.mmap(-1, octets) if kind == "mmap" else bytearray(octets)
+        memory[:] = b"a" * octets
+        payload = WRITABLE[kind](memory)
+        mailbox.sendto(bytes(10), ADDRESS)
+        if way == "sendto":
+            mailbox.sendto(payload, ADDRESS)
+        else:
+            buffers = [payload] if way == "send" else [payload, b"end"]
+            mailbox.send(buffers, ADDRESS, wait_ns=0)
+        memory[:] = b"b" * octets
+        got: list[bytes] = []
+        for _ in range(100):
+            world.turn(5)
+            got += [frame.payload for frame in remote.messages()]
+        assert got == [bytes(10), b"a" * octets + b"end" * (way == "gathered")]
 
-    def test_a_long_one_is_exported_until_it_is_acknowledged(self, world: World) -> None:
+    @pytest.mark.parametrize("kind", [bytes, memoryview, lambda octets: memoryview(octets)[1:]])
+    def test_bytes_and_views_of_them_are_not_copied(self, world: World, kind: object) -> None:
+        mailbox, remote = world.mailbox(), world.attach(release=Release.PEER_ACKNOWLEDGED)
+        payload = bytes(LONG)
+        before = sys.getrefcount(payload)
+        mailbox.sendto(kind(payload), ADDRESS)
+        world.turn(5)
+        assert sys.getrefcount(payload) > before
+        remote.say(0, ack=1, source_port=0, target_port=0)
+        world.turn()
+        assert sys.getrefcount(payload) == before
+
+    def test_a_long_one_to_be_kept_is_exported_until_it_is_acknowledged(self, world: World) -> None:
         mailbox = world.mailbox()
         remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
         payload = bytearray(LONG)
-        mailbox.sendto(payload, ADDRESS)
+        mailbox.send([payload], ADDRESS, wait_ns=0, copy=False)
         world.turn(5)
         with pytest.raises(BufferError):
             payload.append(1)
@@ -165,10 +201,27 @@ class TestPayloads:
         world.turn()
         payload.append(1)
 
+    @pytest.mark.parametrize("octets", [10, 8191, LONG])
+    def test_one_to_be_kept_may_be_of_any_kind(self, world: World, octets: int) -> None:
+        """Short ones, several, and those in pieces are copied all the same."""
+        mailbox, remote = world.mailbox(send_bytes_max=1 << 20), world.attach()
+        payload = bytearray(index % 251 for index in range(octets))
+        wide = array("H", bytes(2 * octets))
+        gathered: list[list[object]] = [
+            [payload], [bytes(payload)], [memoryview(payload)[::2]], [payload, payload], [wide], [],
+        ]  # fmt: skip
+        for buffers in gathered:
+            mailbox.send(buffers, ADDRESS, wait_ns=0, copy=False)
+        sent: list[bytes] = []
+        for _ in range(20):
+            world.turn(5)
+            sent += [frame.payload for frame in remote.messages()]
+        assert sent == [bytes(b"".join(map(bytes, buffers))) for buffers in gathered]
+
     def test_a_long_one_that_is_cancelled_is_given_back(self, world: World) -> None:
         mailbox = world.mailbox()
         payload = bytearray(LONG)
-        mailbox.sendto(payload, ADDRESS)
+        mailbox.send([payload], ADDRESS, wait_ns=0, copy=False)
         assert mailbox.cancel(None, None) == 1
         payload.append(1)
 
@@ -177,7 +230,7 @@ class TestPayloads:
         mailbox.sendto(bytes(LONG), ADDRESS)
         payload = bytearray(LONG)
         with pytest.raises(BlockingIOError):
-            mailbox.sendto(payload, MSG_DONTWAIT, ADDRESS)
+            mailbox.send([payload], ADDRESS, wait_ns=0, copy=False)
         payload.append(1)
 
     @pytest.mark.parametrize("octets", [10, LONG])

@@ -58,6 +58,7 @@ class FakeMailbox:
         wait_ns: int | None,
         extension: bytes = b"",
         operations: Sequence[Operation] = (),
+        copy: bool = True,
     ) -> int:
         """Record a gathered message and its operations, or refuse as told."""
         if self.refusal is not None:

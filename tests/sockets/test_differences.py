@@ -154,6 +154,12 @@ def test_difference_zerocopy(new_socket: NewSocket) -> None:
     assert refusal(sender.sendmsg, [b"x"], [], flag, target).errno == without_cookie
     assert refusal(sender.sendmsg, [b"x"], cookie, 0, target).errno == errno.EINVAL
     assert refusal(sender.sendmsg, [b"x"], cookie, flag, target).errno == errno.EOPNOTSUPP
+    copied, kept = bytearray(8192), bytearray(8192)
+    for payload, copy in ((copied, True), (kept, False)):
+        assert sender.sendmsg([payload], [], 0, NOBODY, copy=copy) == 8192
+    copied.append(0)
+    with pytest.raises(BufferError):
+        kept.append(0)
 
 
 def arrives_after_close(

@@ -157,6 +157,7 @@ class Socket:
         address: SocketAddress | None = None,
         /,
         *,
+        copy: bool = True,
         receipt: Receipt | None = None,
     ) -> int:
         """Queue one message gathered from `buffers`; see `send_to` and `urds.Socket`.
@@ -166,7 +167,7 @@ class Socket:
         gathered, control = list(buffers), list(ancillary)
         sendmsg = self._socket.sendmsg
         return await self._send(
-            lambda: sendmsg(gathered, control, flags, address),
+            lambda: sendmsg(gathered, control, flags, address, copy=copy),
             receipt,
             may_wait=not flags & MSG_DONTWAIT,
         )

@@ -372,7 +372,7 @@ class Mailbox(Protocol):
     ) -> int:
         """Queue one message, as `socket.socket.sendto`; return its length.
 
-        One of 8 KiB or more is kept by reference until acknowledged: do not change a bytearray.
+        What is not `bytes`, nor a view of such, is copied.
         """
 
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
@@ -386,10 +386,12 @@ class Mailbox(Protocol):
         wait_ns: int | None,
         extension: bytes = b"",
         operations: Sequence[Operation] = (),
+        copy: bool = True,
     ) -> int:
         """Queue one message gathered from `buffers`; `wait_ns` None waits for ever, 0 never.
 
-        Its operations are done before it leaves. Raises EOPNOTSUPP if its path knows none.
+        Its operations are done before it leaves. Without `copy` one long buffer is kept by
+        reference until it is acknowledged. Raises EOPNOTSUPP if its path knows none.
         """
 
     def receive(

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 use urds_dataplane::mailbox::Route;
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::refusal::Refusal;
@@ -194,7 +194,8 @@ impl Mailbox {
         self.shell.has_route(self.id)
     }
 
-    #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, /))]
+    #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, copy=true, /))]
+    #[allow(clippy::too_many_arguments)] // as Python gives them
     fn send(
         slf: &Bound<'_, Self>,
         buffers: &Bound<'_, PyAny>,
@@ -202,9 +203,10 @@ impl Mailbox {
         wait_ns: Option<u64>,
         extension: &[u8],
         operations: bool,
+        copy: bool,
     ) -> PyResult<usize> {
         slf.get().begin(slf.py())?;
-        let (payload, extension) = (gathered(buffers)?, values::extension(extension)?);
+        let (payload, extension) = (gathered(buffers, copy)?, values::extension(extension)?);
         if operations {
             return Err(Self::refuse_operations(slf, address.as_borrowed()));
         }
@@ -317,16 +319,16 @@ impl Mailbox {
     }
 }
 
-/// Return one payload of several buffers, which are copied unless there is only one.
-fn gathered(buffers: &Bound<'_, PyAny>) -> PyResult<Payload> {
-    let mut whole = Vec::new();
-    let count = buffers.len()?;
-    for buffer in buffers.try_iter()? {
-        let payload = memory::payload_of(&buffer?)?;
-        if count == 1 {
-            return Ok(payload);
-        }
-        whole.extend_from_slice(payload.octets());
+/// Return one payload of the buffers; several are always copied, once.
+fn gathered(buffers: &Bound<'_, PyAny>, copy: bool) -> PyResult<Payload> {
+    if buffers.len()? == 1 {
+        let buffer = buffers.get_item(0)?;
+        return if copy {
+            memory::payload_of(&buffer)
+        } else {
+            memory::payload_referring_to(&buffer)
+        };
     }
-    Ok(Payload::Owned(whole.into()))
+    let joined = PyBytes::new(buffers.py(), b"").call_method1("join", (buffers,))?;
+    memory::payload_of(&joined)
 }

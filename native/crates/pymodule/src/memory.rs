@@ -4,8 +4,9 @@ use std::any::Any;
 use std::cell::Cell;
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyMemoryView};
 use urds_path::{Body, Memory, Payload};
 
 use crate::grave::{Remains, bury};
@@ -73,7 +74,7 @@ pub fn short_octets<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
     (octets.len() < REFERENCE_BYTES).then_some(octets)
 }
 
-/// Return a payload that does not change: a copy if it is short, else the caller's own memory.
+/// Return a payload that does not change: `bytes` and views of it as they are, else a copy.
 ///
 /// Raises `TypeError` for what has no octets.
 pub fn payload_of(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
@@ -84,19 +85,46 @@ pub fn payload_of(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
         let sent = Sent(Some(BytesOctets::of(bytes)));
         return Ok(Payload::Foreign(Arc::new(sent)));
     }
-    let mut export = Export::of(object)?;
+    if shows_bytes(object)? {
+        return payload_referring_to(object);
+    }
+    payload_of_export(object, |_| false)
+}
+
+/// The same, but a long payload in one piece is the caller's own memory, whatever it is.
+pub fn payload_referring_to(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
+    payload_of_export(object, |octets| octets >= REFERENCE_BYTES)
+}
+
+/// Tell whether an object is a view of `bytes`.
+///
+/// A view that is read-only may still be of memory that others write: only `bytes` never change.
+fn shows_bytes(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let Ok(view) = object.cast::<PyMemoryView>() else {
+        return Ok(false);
+    };
+    Ok(view
+        .getattr(intern!(view.py(), "obj"))?
+        .is_instance_of::<PyBytes>())
+}
+
+fn payload_of_export(
+    object: &Bound<'_, PyAny>,
+    refers: impl FnOnce(usize) -> bool,
+) -> PyResult<Payload> {
     let py = object.py();
+    let mut export = Export::of(object)?;
     if !export.is_contiguous() {
         let gathered = export.gather(py);
         export.release(py);
         return Ok(Payload::Owned(gathered?.into()));
     }
-    if export.length() < REFERENCE_BYTES {
-        let payload = Payload::copy_of(export.octets());
-        export.release(py);
-        return Ok(payload);
+    if refers(export.length()) {
+        return Ok(Payload::Foreign(Arc::new(SentExport(Some(export)))));
     }
-    Ok(Payload::Foreign(Arc::new(SentExport(Some(export)))))
+    let payload = Payload::copy_of(export.octets());
+    export.release(py);
+    Ok(payload)
 }
 
 /// A `bytes` object that a long message is read into.

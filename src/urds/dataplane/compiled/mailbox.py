@@ -57,9 +57,10 @@ class Mailbox(urds_native.Mailbox):
         wait_ns: int | None,
         extension: bytes = b"",
         operations: Sequence[Operation] = (),
+        copy: bool = True,
     ) -> int:
         """Queue one message gathered from `buffers`; operations are refused: no path knows any."""
-        return super().send(buffers, address, wait_ns, extension, bool(operations))
+        return super().send(buffers, address, wait_ns, extension, bool(operations), copy)
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1

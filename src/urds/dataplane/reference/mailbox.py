@@ -176,9 +176,11 @@ class Mailbox(Inbox):
         wait_ns: int | None,
         extension: bytes = b"",
         operations: Sequence[Operation] = (),
+        copy: bool = True,
     ) -> int:
-        """Queue one message gathered from `buffers`, which are copied unless there is only one."""
-        payload = queueing.frozen(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
+        """Queue one message gathered from `buffers`; several are always copied."""
+        several = len(buffers) != 1
+        payload = b"".join(buffers) if several else queueing.frozen(buffers[0], copy=copy)
         return queueing.queue(self, payload, address, extension, wait_ns, operations)
 
     def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:

@@ -172,14 +172,17 @@ def _try(
     return None
 
 
-def frozen(payload: Buffer) -> bytes | memoryview:
-    """Return a payload that does not change: a copy if small, else the caller's own buffer."""
+def frozen(payload: Buffer, *, copy: bool = True) -> bytes | memoryview:
+    """Return a payload that does not change: `bytes` and views of it as they are, else a copy.
+
+    Without `copy` a long payload is always the caller's own memory, in one piece.
+    """
     if type(payload) is bytes:
         return payload
     view = memoryview(payload)
-    octets = view if view.contiguous and view.format == "B" else None
-    if octets is None:
-        if not view.contiguous:
-            return view.tobytes()
-        octets = view.cast("B")
-    return octets if len(octets) >= REFERENCE_BYTES else bytes(octets)
+    if not view.c_contiguous:
+        return view.tobytes()
+    # A view that is read-only may still be of memory that others write: only `bytes` never change.
+    if view.nbytes < REFERENCE_BYTES or (copy and not isinstance(view.obj, bytes)):
+        return bytes(view)
+    return view.cast("B")

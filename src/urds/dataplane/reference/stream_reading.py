@@ -128,7 +128,6 @@ def expect(path: StreamPath, stream: Stream) -> None:
     if expected < _EXPECT_BYTES:
         expected = 1
     if expected != path.expected_octets and path.stream is stream:
-        path.plane.warm_memory.keep_freed()
         path.expected_octets = expected
         stream.expect(expected)
 

@@ -17,12 +17,12 @@ _KEPT_BYTES = 4 << 20
 class WarmMemory:
     """One block for all readers of a plane, made when the first one asks."""
 
-    __slots__ = ("_block", "_keeps")
+    __slots__ = ("_block",)
 
     def __init__(self) -> None:
         # No lock held: a list's pop and append are atomic, also without the interpreter lock.
         self._block: list[memoryview | None] = [None]
-        self._keeps = False
+        keep_freed()
 
     def take(self) -> memoryview | None:
         """Return the block, None while another thread reads into it."""
@@ -31,7 +31,6 @@ class WarmMemory:
         except IndexError:
             return None
         if block is None:
-            self.keep_freed()
             block = memoryview(bytearray(WARM_BYTES))
         return block
 
@@ -39,14 +38,14 @@ class WarmMemory:
         """Let the next reader have the block."""
         self._block.append(block)
 
-    def keep_freed(self) -> None:
-        """Have the allocator keep the memory of payloads that are taken and freed.
 
-        glibc takes the length of a freed large block for the usual one: from then on blocks of
-        that length come from its heap, and twice as much may lie free there before it shrinks.
-        Until then each run of payloads goes back to the kernel page by page: 1 to 2 faults for
-        each payload of 64 KiB, 90 for each of 1 MiB. Source: mallopt(3), M_MMAP_THRESHOLD.
-        """
-        if not self._keeps:
-            self._keeps = True
-            bytes(_KEPT_BYTES)
+def keep_freed() -> None:
+    """Have the allocator keep the memory of payloads that are copied, taken and freed.
+
+    glibc takes the length of a freed large block for the usual one: from then on blocks of that
+    length come from its heap, and twice as much may lie free there before it shrinks. Until then
+    each run of payloads goes back to the kernel page by page: 1 to 2 faults for each payload of 64
+    KiB, 90 for each of 1 MiB. The block's pages are never touched. Source: mallopt(3),
+    M_MMAP_THRESHOLD.
+    """
+    bytes(_KEPT_BYTES)

@@ -1,0 +1,94 @@
+"""Whose memory a payload is: the caller's again once a send has returned."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import urds
+from tests.sockets.conftest import NewSocket
+from tests.sockets.hosts import host
+from tests.sockets.remote import RemotePeer
+from tests.tcp.nodes import wait_until
+from urds.constants import SOL_SOCKET
+from urds.options import SO_RCVBUFFORCE, SO_SNDBUFFORCE
+
+pytestmark = pytest.mark.carried
+
+MESSAGES = 40
+TARGET = (host(2), 4000)
+SIZES = [8191, 8192, 60_000]
+SENDS: dict[str, Callable[[urds.Socket, Any], int]] = {
+    "sendto": lambda sock, payload: sock.sendto(payload, TARGET),
+    "send": lambda sock, payload: sock.send(payload),
+    "sendmsg": lambda sock, payload: sock.sendmsg([payload]),
+    "gathered": lambda sock, payload: sock.sendmsg([payload[:10], memoryview(payload)[10:]]),
+    "send_many": lambda sock, payload: sock.send_many([(payload, TARGET)]),
+}
+
+
+def send_from_one_buffer(sock: urds.Socket, send: str, octets: int) -> None:
+    """Send messages that each repeat their number, all from the same memory."""
+    sock.connect(TARGET)
+    buffer = bytearray(octets)
+    for number in range(MESSAGES):
+        buffer[:] = bytes([number + 1]) * octets
+        SENDS[send](sock, buffer)
+        buffer.append(0)  # it is not held on to
+        buffer.pop()
+    buffer[:] = bytes(octets)
+
+
+def wrong(got: list[bytes], octets: int) -> list[int]:
+    return [at for at, one in enumerate(got) if one != bytes([at + 1]) * octets]
+
+
+@pytest.mark.parametrize("octets", SIZES)
+@pytest.mark.parametrize("send", [*SENDS])
+def test_a_buffer_may_be_used_again_within_a_process(
+    new_socket: NewSocket, send: str, octets: int
+) -> None:
+    sender, receiver = new_socket(1), new_socket(2, 4000)
+    sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, MESSAGES * octets)
+    receiver.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, MESSAGES * octets)
+    send_from_one_buffer(sender, send, octets)
+    receiver.settimeout(10)
+    assert wrong([receiver.recv(octets + 1) for _ in range(MESSAGES)], octets) == []
+
+
+def test_a_buffer_may_be_used_again_towards_another_process(new_socket: NewSocket) -> None:
+    with RemotePeer() as peer:
+        receiver = peer.socket()
+        receiver.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 16 << 20)
+        receiver.bind(TARGET)
+        receiver.settimeout(10)
+        for send, octets in itertools.product(SENDS, SIZES):
+            sender = new_socket(1)
+            sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, MESSAGES * octets)
+            send_from_one_buffer(sender, send, octets)
+            got = [receiver.recv(octets + 1) for _ in range(MESSAGES)]
+            assert (send, octets, wrong(got, octets)) == (send, octets, [])
+            sender.close()
+
+
+def test_a_buffer_to_be_kept_is_held_until_it_is_acknowledged(new_socket: NewSocket) -> None:
+    with RemotePeer() as peer:
+        receiver, sender = peer.socket(), new_socket(1)
+        buffer = bytearray(b"a" * 60_000)
+        sender.sendmsg([buffer], [], 0, TARGET, copy=False)
+        with pytest.raises(BufferError):
+            buffer.append(0)
+        receiver.bind(TARGET)
+        receiver.settimeout(10)
+        assert receiver.recv(60_000) == buffer
+        wait_until(lambda: is_free(buffer))
+
+
+def is_free(buffer: bytearray) -> bool:
+    """Tell whether nothing holds the memory. Any call of the plane gives back what ended."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
