@@ -24,6 +24,11 @@ _FLUSH_S: Final = 1.0
 _log = logging.getLogger("urds")
 
 
+def messages(count: int) -> str:
+    """Return a number of messages in words."""
+    return f"{count} message" if count == 1 else f"{count} messages"
+
+
 class LogLimit:
     """Admit a few lines per window; counters go on counting what is not logged."""
 

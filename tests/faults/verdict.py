@@ -24,7 +24,7 @@ from tests.faults.board import Taken
 from tests.faults.processes import HostLife
 from tests.faults.run import Run
 
-_TOLD: Final = re.compile(r"^(\S+) restarted: (\d+) messages went down with it$")
+_TOLD: Final = re.compile(r"^(\S+) restarted: (\d+) messages? sent to it may be lost$")
 _REMARKS_MAX: Final = 12
 
 

@@ -86,9 +86,9 @@ class FakePath:
     def note_map_due(self) -> None:
         self._tell("note_map_due", locked=True)
 
-    def undelivered(self) -> int:
-        self._tell("undelivered", locked=True)
-        return len(self.queued)
+    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+        self._tell("counts", locked=True)
+        return sum(mailbox in (None, one[0]) for one in self.queued), 0
 
     def row(self) -> PathRow:
         self._tell("row", locked=True)

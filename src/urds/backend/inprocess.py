@@ -114,24 +114,10 @@ class InProcess:
         if os.getpid() != self._owner or self._driver.stopping:
             return 0
         left = self._driver.close(round(self.settings.drain_s * _S), at_exit=at_exit)
-        self._warn_of_losses(left)
         self._driver.log.flush()
         if not at_exit:  # its descriptors are gone: a later fork must not close them again
             process.alive.discard(self)
         return left
-
-    def _warn_of_losses(self, left: int) -> None:
-        """Say what was sent in vain: nobody else can, the sends have long returned."""
-        if left:
-            drain_s = self.settings.drain_s
-            self._driver.log.warning(
-                "%d messages were not delivered in %g s (drain_s): lost", left, drain_s
-            )
-        over = self._driver.snapshot().counters["send_linger_over"]
-        linger_s = self.settings.linger_s
-        if over and linger_s:  # who sets 0 asks for the cancelling
-            text = "%d messages of closed sockets were not delivered in %g s (linger_s): lost"
-            self._driver.log.warning(text, over, linger_s)
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""

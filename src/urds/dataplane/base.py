@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = [  # rows and notices are told on, for whoever has the contract from here
     "ALL_GROUPS", "Address", "Agreement", "Buffer", "Carrier", "Congested", "CongestionNotice",
     "Control", "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limit", "LimitHit",
-    "Limits", "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow", "Notice",
-    "Operation", "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerMap",
+    "Limits", "LingerOver", "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow",
+    "Notice", "Operation", "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerMap",
     "PeerRestarted", "Plane", "RdmaRow", "Ready", "Release", "Snapshot", "SocketAddress", "Stream",
     "Wanted",
 ]  # fmt: skip
@@ -232,6 +232,15 @@ class PeerRestarted:
 
 
 @dataclass(frozen=True, slots=True)
+class LingerOver:
+    """Messages of a closed mailbox were cancelled: their time (`Limits.linger_ns`) is over."""
+
+    path: Path | CarriedPath
+    unsent: int  # never written to a stream
+    unacknowledged: int  # written: the peer may have them, or not
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A watched descriptor is ready; the watch is over."""
 
@@ -240,7 +249,16 @@ class Ready:
 
 
 Event = (
-    Wanted | FirstFrame | Down | Control | PeerMap | Congested | LimitHit | PeerRestarted | Ready
+    Wanted
+    | FirstFrame
+    | Down
+    | Control
+    | PeerMap
+    | Congested
+    | LimitHit
+    | PeerRestarted
+    | LingerOver
+    | Ready
 )
 
 
@@ -421,6 +439,9 @@ class Mailbox(Protocol):
 
     def cancel(self, peer: Address | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
+
+    def unacknowledged(self) -> int:
+        """Return how many messages wait to be sent or acknowledged."""
 
     def fileno(self) -> int:
         """Return a descriptor whose readiness is that of the socket; made on the first call."""

@@ -65,8 +65,8 @@ class CarriedPath(Protocol):
     def note_map_due(self) -> None:
         """Our congestion map changed: it goes out with the next push."""
 
-    def undelivered(self) -> int:
-        """Return how many messages the peer does not have yet and could get."""
+    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+        """Count a mailbox's messages, or those of all: never sent, and not acknowledged."""
 
     def row(self) -> PathRow:
         """Describe the path for rds-info."""

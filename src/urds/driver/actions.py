@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urds.dataplane import base
 from urds.dataplane.base import Path
 from urds.driver.hosts import LocalHost, PeerPaths
+from urds.logs import messages
 from urds.proto import events
 
 if TYPE_CHECKING:
@@ -127,9 +128,8 @@ class Actions:
         lost = sum(path.restart_peer() for path in paths.paths)
         paths.given_up_messages += lost
         if lost:
-            self._driver.log.warning(
-                "%s restarted: %d messages went down with it", action.peer, lost
-            )
+            text = "%s restarted: %s sent to it may be lost"
+            self._driver.log.warning(text, action.peer, messages(lost))
 
     def _remember_handshake(self, host: LocalHost, action: events.RememberHandshake) -> None:
         for path in self._paths(host, action.peer).paths:
@@ -165,9 +165,8 @@ class Actions:
         dropped = self._path(host, action.peer, action.index).drop_queue()
         self._paths(host, action.peer).given_up_messages += dropped
         seconds = action.down_ns / 1e9
-        self._driver.log.warning(
-            "%s unreachable for %.1f s: dropped %d messages", action.peer, seconds, dropped
-        )
+        text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
+        self._driver.log.warning(text, action.peer, seconds, messages(dropped))
 
     def _forget(self, host: LocalHost, action: events.Forget) -> None:
         paths = host.peers.pop(action.peer, None)

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Event, Plane, Snapshot
+from urds.dataplane.base import Event, LingerOver, Plane, Snapshot
 from urds.driver.clock import now_ns
+from urds.driver.undelivered import tell_linger_over
 
 if TYPE_CHECKING:
     from urds.driver.driver import Driver
@@ -40,18 +41,22 @@ class PlaneBeside:
     def _run(self) -> None:
         driver = self._driver
         deadline_ns: int | None = None
-        while not driver.stopping:
+        while True:
             events = self.plane.help(deadline_ns)
-            if driver.stopping:
-                return
             with driver.lock:
+                if driver.stopping:
+                    driver.report_last(events)
+                    return
                 deadline_ns = self._serve(events)
 
     def _serve(self, events: list[Event]) -> int | None:
         """Report what came and do what is due; return when something is again."""
         rdma, now = self._driver.rdma, now_ns()
         for event in events:
-            rdma.take(event)
+            if isinstance(event, LingerOver):
+                tell_linger_over(self._driver, event)
+            else:
+                rdma.take(event)
         deadlines = (rdma.turn(now), rdma.crossings.turn(now))
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 

@@ -11,11 +11,12 @@ thread holds it while it binds or resolves. It is never taken with the plane's l
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -32,6 +33,7 @@ from urds.driver.information import InformationSocket
 from urds.driver.lanes import Lanes
 from urds.driver.rdma import Rdma, wants_rdma
 from urds.driver.streams import Streams
+from urds.driver.undelivered import tell_left, tell_linger_over
 from urds.errors import Refusal, os_error
 from urds.logs import LogQueue
 from urds.proto.connection import Connection
@@ -199,6 +201,15 @@ class Driver:
         """Return counters and tables of all planes."""
         return self.rdma.complete(self.plane.snapshot())
 
+    def failure(self, local: Address, peer: Address) -> str:
+        """Return why the last attempt to connect to a peer failed, "" if it did not."""
+        with self.lock:
+            host = self.hosts.get(local)
+            paths = None if host is None else host.peers.get(peer)
+            if paths is not None and paths.connect_error:
+                return os.strerror(paths.connect_error).lower()
+            return self.rdma.failure(local, peer)
+
     def break_connections(self) -> int:
         """Reset every connection of this process, as a fault would; return how many."""
         with self.lock:
@@ -217,6 +228,8 @@ class Driver:
         until_ns = now_ns() + drain_ns
         left = self.plane.drain(drain_ns)
         left += self.rdma.drain(max(0, until_ns - now_ns()))
+        if left:
+            tell_left(self, left, drain_ns / _S)
         self.stopping = True
         self.plane.wake()
         self.rdma.end_thread()
@@ -332,11 +345,12 @@ class Driver:
 
     def _run(self) -> None:
         deadline_ns: int | None = None
-        while not self.stopping:
+        while True:
             events = self.plane.help(deadline_ns)
-            if self.stopping:
-                return
             with self.lock:
+                if self.stopping:
+                    self.report_last(events)
+                    return
                 for event in events:
                     self._report(event)
                 deadline_ns = self._turn()
@@ -370,6 +384,12 @@ class Driver:
             with self.guard.confine(host, action.peer):
                 self.actions.carry_out(host, action)
 
+    def report_last(self, events: Sequence[base.Event]) -> None:
+        """Tell of what was cancelled while the drain went on; nothing else matters any more."""
+        for event in events:
+            if isinstance(event, base.LingerOver):
+                tell_linger_over(self, event)
+
     def _report(self, event: base.Event) -> None:
         """Hand one report of the plane to whom it concerns."""
         if isinstance(event, base.Ready):
@@ -379,6 +399,9 @@ class Driver:
             return
         if isinstance(event, base.PeerMap | base.Congested | base.LimitHit):
             return  # counted by the plane; nothing to decide
+        if isinstance(event, base.LingerOver):
+            tell_linger_over(self, event)
+            return
         if self.rdma.take(event):
             return
         host, peer = self._paths.get(event.path, (None, None))
@@ -387,9 +410,9 @@ class Driver:
         connection = host.endpoint.find(peer)
         if connection is not None:
             with self.guard.confine(host, peer):
-                self._report_to(connection, event)
+                self._report_to(host, connection, event)
 
-    def _report_to(self, connection: Connection, event: _PathEvent) -> None:
+    def _report_to(self, host: LocalHost, connection: Connection, event: _PathEvent) -> None:
         index, now = event.path.index, now_ns()
         if isinstance(event, base.Wanted):
             connection.handle_wanted(index, now)
@@ -397,6 +420,8 @@ class Driver:
             connection.handle_first_frame(index, event.attachment, now)
         elif isinstance(event, base.Down):
             breach = event.reason not in _HARMLESS
+            if not event.frames:  # it was taken, and ended before the peer said anything
+                host.note_connect(event.path.peer, event.errno or errno.ECONNRESET)
             connection.handle_down(index, event.attachment, event.frames, now, breach=breach)
         elif isinstance(event, base.PeerRestarted):
             connection.handle_peer_restarted(index, now)

@@ -25,6 +25,7 @@ class PeerPaths:
     npaths: int = 1
     mailboxes: set[Mailbox] = field(default_factory=set)
     given_up_messages: int = 0
+    connect_error: int = 0  # errno of the last attempt, 0 while it was good
     agreed: Agreement | None = None  # of the handshake, for paths made later
 
     def path_for(self, port: int) -> Path:
@@ -43,6 +44,12 @@ class LocalHost:
     peers: dict[Address, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
     remembered: dict[tuple[Address, int], Received] = field(default_factory=dict)
+
+    def note_connect(self, peer: Address, failure: int) -> None:
+        """Note how the last attempt to connect to a peer ended: an errno, 0 if it was good."""
+        paths = self.peers.get(peer)
+        if paths is not None:
+            paths.connect_error = failure
 
     def remember(self, peer: Address, index: int, received: Received) -> None:
         """Keep what a path knew of its peer's numbers; of one that sent nothing there is none."""

@@ -184,6 +184,10 @@ class Rdma:
             if one.name not in _LINUX_STATS
         }
 
+    def failure(self, local: Address, peer: Address) -> str:
+        """Return why the last attempt to connect to a peer failed, "" if it did not."""
+        return "" if self.node is None else self.node.failure(local, peer)
+
     def break_connections(self) -> int:
         """End every connection, as a fault would; return how many."""
         return 0 if self.node is None else self.node.break_connections()

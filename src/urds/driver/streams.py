@@ -88,6 +88,7 @@ class Streams:
         if kept is None:
             return None
         self._attached[path] = kept.stream
+        kept.host.note_connect(kept.peer, 0)
         return kept.stream
 
     def end(self, path: Path) -> None:
@@ -146,6 +147,7 @@ class Streams:
         try:
             stream = tcp.connect(host.address, peer, driver.tcp, ports)
         except OSError as failure:
+            host.note_connect(peer, failure.errno or errno.EIO)
             connection.handle_connect_failed(index, failure.errno or errno.EIO, now_ns())
             return
         attempt = _Attempt(host, peer, index, stream, now_ns() + _CONNECT_NS)
@@ -165,6 +167,7 @@ class Streams:
 
     def _fail(self, attempt: _Attempt, failure: int) -> None:
         attempt.stream.close()
+        attempt.host.note_connect(attempt.peer, failure)
         connection = attempt.host.endpoint.find(attempt.peer)
         if connection is not None:
             with self._driver.guard.confine(attempt.host, attempt.peer):
@@ -178,6 +181,7 @@ class Streams:
         try:
             stream = tcp.connect(host.address, peer, driver.tcp)
         except OSError as failure:
+            host.note_connect(peer, failure.errno or errno.EIO)
             connection.handle_connect_failed(0, failure.errno or errno.EIO, now_ns())
             return
         descriptor = stream.fileno()
@@ -199,6 +203,7 @@ class Streams:
         driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
     def _connect_failed(self, knock: _Knock, failure: int) -> None:
+        knock.host.note_connect(knock.peer, failure)
         connection = knock.host.endpoint.find(knock.peer)
         if connection is not None:
             with self._driver.guard.confine(knock.host, knock.peer):

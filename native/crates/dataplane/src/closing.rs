@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use urds_path::Owner;
 
+use crate::events::Event;
 use crate::plane::Plane;
 use crate::refusal::{Refusal, Refused};
 use crate::state::{HostId, Lingering, MailboxId, PathId, State};
@@ -105,7 +106,48 @@ impl State {
     /// Without a stream, too: who ends in order acknowledges first, so a repeat may be lost.
     fn undelivered(&self, paths: &[PathId]) -> usize {
         let paths = paths.iter().filter_map(|&path| self.paths.get(path));
-        paths.map(|path| path.core.outgoing.message_count()).sum()
+        let counts = paths.map(|path| path.core.outgoing.counts(None));
+        counts
+            .map(|(unsent, unacknowledged)| unsent + unacknowledged)
+            .sum()
+    }
+
+    fn is_any_left(&self, paths: &[PathId]) -> bool {
+        let mut paths = paths.iter().filter_map(|&path| self.paths.get(path));
+        paths.any(|path| path.core.outgoing.holds(None))
+    }
+
+    /// Count the messages of a mailbox on a path: never sent, and not acknowledged.
+    fn counts(&self, path: PathId, mailbox: MailboxId) -> (usize, usize) {
+        let owner = Some(Owner(mailbox.to_u64()));
+        let record = self.paths.get(path);
+        record.map_or((0, 0), |record| record.core.outgoing.counts(owner))
+    }
+
+    /// Return how many messages of a mailbox wait to be sent or acknowledged.
+    pub(crate) fn unacknowledged(&self, mailbox: MailboxId) -> usize {
+        let counts = self.paths_of(mailbox).into_iter();
+        let counts = counts.map(|path| self.counts(path, mailbox));
+        counts
+            .map(|(unsent, unacknowledged)| unsent + unacknowledged)
+            .sum()
+    }
+
+    /// Cancel what a closed mailbox had its time for, and tell it.
+    pub(crate) fn end_linger(&mut self, host: HostId, mailbox: MailboxId) {
+        let paths = self.hosts.get(host).map(|host| host.paths.clone());
+        for path in paths.unwrap_or_default() {
+            let (unsent, unacknowledged) = self.counts(path, mailbox);
+            let count = self.cancel_path(path, mailbox, None);
+            self.counters.send_linger_over += count as u64;
+            if count > 0 {
+                self.emit(Event::LingerOver {
+                    path,
+                    unsent: unsent as u64,
+                    unacknowledged: unacknowledged as u64,
+                });
+            }
+        }
     }
 }
 
@@ -183,9 +225,12 @@ impl Plane {
         };
         let deadline_ns = self.now_ns().saturating_add(drain_ns);
         loop {
-            let left = self.lock().undelivered(&paths);
-            if left == 0 || self.is_virtual() || self.now_ns() >= deadline_ns {
-                return left;
+            let is_over = self.is_virtual() || self.now_ns() >= deadline_ns;
+            {
+                let state = self.lock();
+                if is_over || !state.is_any_left(&paths) {
+                    return state.undelivered(&paths);
+                }
             }
             for &path in &paths {
                 self.flush(path);

@@ -166,8 +166,7 @@ impl State {
             .position(|linger| linger.at_ns <= now_ns)
         {
             let linger = self.lingering.remove(at);
-            let count = self.cancel_everywhere(linger.host, linger.mailbox, None);
-            self.counters.send_linger_over += count as u64;
+            self.end_linger(linger.host, linger.mailbox);
         }
     }
 }

@@ -72,6 +72,11 @@ pub enum Event {
     PeerRestarted {
         path: PathId,
     },
+    LingerOver {
+        path: PathId,
+        unsent: u64,
+        unacknowledged: u64,
+    },
     Ready {
         descriptor: i32,
         interest: Interest,

@@ -105,6 +105,12 @@ impl Plane {
         count
     }
 
+    /// Return how many messages of the socket wait to be sent or acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self, mailbox: MailboxId) -> usize {
+        self.lock().unacknowledged(mailbox)
+    }
+
     /// Return a descriptor whose readiness is that of the socket; made on the first call.
     ///
     /// # Errors

@@ -69,7 +69,27 @@ impl Outgoing {
         count
     }
 
+    /// Count the messages of the owner, or of any: never sent, and not acknowledged.
+    #[must_use]
+    pub fn counts(&self, owner: Option<Owner>) -> (usize, usize) {
+        let is_wanted = |message: &&Message| {
+            message
+                .owner
+                .is_some_and(|one| owner.is_none_or(|owner| one == owner))
+        };
+        let unsent = self.unsent.iter().filter_map(|queued| match queued {
+            Queued::Message(message) => Some(message),
+            Queued::Fence(_) => None,
+        });
+        let sent = self.repeats.iter().chain(&self.unacked);
+        (
+            unsent.filter(is_wanted).count(),
+            sent.filter(is_wanted).count(),
+        )
+    }
+
     /// Whether a message of the owner, or of any socket, is queued or unacknowledged.
+    #[must_use]
     pub fn holds(&self, owner: Option<Owner>) -> bool {
         let unsent = self.unsent.iter().filter_map(|queued| match queued {
             Queued::Message(message) => Some(message),

@@ -22,6 +22,11 @@ pub fn event_tuple<'py>(
     let tuple = match event {
         Event::Wanted { .. } => ("Wanted", path).into_pyobject(py),
         Event::PeerRestarted { .. } => ("PeerRestarted", path).into_pyobject(py),
+        Event::LingerOver {
+            unsent,
+            unacknowledged,
+            ..
+        } => ("LingerOver", path, unsent, unacknowledged).into_pyobject(py),
         Event::FirstFrame { attachment, .. } => ("FirstFrame", path, attachment).into_pyobject(py),
         Event::Down {
             reason,
@@ -65,6 +70,7 @@ fn path_id(event: &Event) -> Option<PathId> {
         Event::Wanted { path }
         | Event::FirstFrame { path, .. }
         | Event::Down { path, .. }
+        | Event::LingerOver { path, .. }
         | Event::PeerRestarted { path } => Some(*path),
         Event::Control(control) => Some(control.path),
         Event::LimitHit { path, .. } => *path,

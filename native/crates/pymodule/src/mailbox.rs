@@ -298,6 +298,10 @@ impl Mailbox {
         self.call(py, |shell| shell.cancel(self.id, peer, port))
     }
 
+    fn unacknowledged(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |shell| shell.unacknowledged(self.id))
+    }
+
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         let descriptor = self.call(py, |shell| shell.fileno(self.id))?;
         descriptor.map_err(|refused| refusals::exception(py, &refused))

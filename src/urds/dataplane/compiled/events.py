@@ -15,6 +15,7 @@ from urds.dataplane.base import (
     Interest,
     Limit,
     LimitHit,
+    LingerOver,
     PeerMap,
     PeerRestarted,
     Ready,
@@ -58,5 +59,6 @@ _MAKERS: Mapping[str, Callable[..., Event]] = {
     "Congested": _congested,
     "LimitHit": _limit_hit,
     "PeerRestarted": PeerRestarted,
+    "LingerOver": LingerOver,
     "Ready": _ready,
 }

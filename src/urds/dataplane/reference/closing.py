@@ -90,21 +90,21 @@ def drain(plane: Plane, drain_ns: int) -> int:
     deadline_ns = plane.clock_ns() + drain_ns
     paths, carried = _all_paths(plane), _all_carried(plane)
     _ask(plane, paths)
-    while left := _undelivered(plane, [*paths, *carried]):
-        if plane.clock_ns() >= deadline_ns or plane.virtual:
-            break
+    every: list[StreamPath | CarriedPath] = [*paths, *carried]
+    while _is_any_left(plane, every) and plane.clock_ns() < deadline_ns and not plane.virtual:
         for path in paths:
             path.flush()
         for one in carried:
             one.push()
         plane.serve_ready(_DRAIN_POLL_S)
         plane.serve_due()
-    return left
-
-
-def _undelivered(plane: Plane, paths: Sequence[StreamPath | CarriedPath]) -> int:
     with plane.lock:
-        return sum(path.undelivered() for path in paths)
+        return sum(sum(path.counts()) for path in every)
+
+
+def _is_any_left(plane: Plane, paths: Sequence[StreamPath | CarriedPath]) -> bool:
+    with plane.lock:
+        return any(path.holds() for path in paths)
 
 
 def close(plane: Plane, drain_ns: int) -> int:

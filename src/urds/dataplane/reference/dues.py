@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from urds.dataplane.base import LingerOver
 from urds.dataplane.reference.waiting import Doing
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
+    from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
     from urds.dataplane.reference.stream_path import StreamPath
 
@@ -62,12 +64,21 @@ def serve(plane: Plane) -> None:
         for mailbox in [m for m, at_ns in plane.lingering.items() if at_ns <= now_ns]:
             del plane.lingering[mailbox]
             for path in mailbox.paths():
-                plane.counters.send_linger_over += path.cancel(mailbox, None)
+                _end_linger(plane, path, mailbox)
     for path in due:
         path.serve(now_ns)
     for other in carried:
         other.serve()
     plane.settle()
+
+
+def _end_linger(plane: Plane, path: StreamPath | CarriedPath, mailbox: Mailbox) -> None:
+    """Cancel what a closed mailbox had its time for, and tell it."""
+    unsent, unacknowledged = path.counts(mailbox)
+    count = path.cancel(mailbox, None)
+    plane.counters.send_linger_over += count
+    if count:
+        plane.emit(LingerOver(path, unsent, unacknowledged))
 
 
 def _take_owing(plane: Plane, now_ns: int) -> list[StreamPath]:

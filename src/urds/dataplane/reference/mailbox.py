@@ -424,6 +424,11 @@ class Mailbox(Inbox):
         self._plane.settle()
         return count
 
+    def unacknowledged(self) -> int:
+        """Return how many messages have left this socket's calls and are not acknowledged."""
+        with self._lock:
+            return sum(sum(path.counts(self)) for path in self.paths())
+
     def fileno(self) -> int:
         """Return the readiness descriptor, made on the first call."""
         with self._lock:

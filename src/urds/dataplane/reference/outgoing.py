@@ -439,6 +439,12 @@ class Outgoing:
         unsent = (one[0] for one in self.unsent if not isinstance(one, Fence))
         return any(one is not None and owner in (None, one) for one in chain(sent, unsent))
 
+    def counts(self, owner: Owner | None = None) -> tuple[int, int]:
+        """Count the messages of the owner, or of any: never sent, and not acknowledged."""
+        unsent = (one[0] for one in self.unsent if not isinstance(one, Fence))
+        sent = (message[2] for message in chain(self.repeats, self.unacked))
+        return _count(unsent, owner), _count(sent, owner)
+
     def drop_handed_over(self) -> int:
         """Drop what an earlier life of the peer was handed and did not acknowledge."""
         dropped = self._give_up(list(self.repeats) + list(self.unacked))
@@ -471,6 +477,10 @@ class Outgoing:
             owner.given_up += 1
             self.freed.add(owner)
         return count
+
+
+def _count(owners: Iterable[Owner | None], wanted: Owner | None) -> int:
+    return sum(one is not None and wanted in (None, one) for one in owners)
 
 
 def _is_probe(owner: Owner | None, source_port: int, target_port: int) -> bool:

@@ -439,12 +439,12 @@ class StreamPath:
         """Tell the same of one mailbox's, or of all. Lock held."""
         return self.core.outgoing.holds(mailbox)
 
-    def undelivered(self) -> int:
-        """Return how many messages the peer has not acknowledged.
+    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+        """Count a mailbox's messages, or those of all: never sent, and not acknowledged.
 
         Without a stream, too: who ends in order acknowledges first, so a repeat may be lost.
         """
-        return self.core.outgoing.message_count()
+        return self.core.outgoing.counts(mailbox)
 
     def abandon_in_child(self) -> None:
         """Close our copy of the stream after a fork; a plain close sends nothing while shared."""

@@ -101,7 +101,7 @@ class Attempts:
                     request.connection.close()
         self._node.log.debug("cannot accept %s: %s", key.peer, problem)
         self._drop(number)
-        host.endpoint.handle_failed(key, number, Failure.ERROR, b"", self._node.now_ns())
+        self._report_failure(host, key, number, Failure.ERROR, b"")
 
     def reject(self, number: int, private_data: bytes) -> None:
         """Answer a request with no."""
@@ -139,7 +139,7 @@ class Attempts:
                     )
                     self._close_link(attempt)
         self._drop(number)
-        host.endpoint.handle_failed(key, number, Failure.UNREACHABLE, b"", self._node.now_ns())
+        self._report_failure(host, key, number, Failure.UNREACHABLE, b"")
 
     def _fail(
         self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, octets: bytes
@@ -153,6 +153,12 @@ class Attempts:
             self._ask(host, key, number, attempt)
             return
         self._drop(number)
+        self._report_failure(host, key, number, failure, octets)
+
+    def _report_failure(
+        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, octets: bytes
+    ) -> None:
+        self._node.path(host, key).failure = failure.name.lower()
         host.endpoint.handle_failed(key, number, failure, octets, self._node.now_ns())
 
     def _new_link(self, host: RdmaHost, key: PeerKey, number: int, device: RdmaDevice) -> Link:
@@ -199,6 +205,7 @@ class Attempts:
             path = self._node.path(host, action.key)
             if path.link is not None:  # a fault of ours has swallowed its end
                 self.end(host, action.key, path.link.number)
+            path.failure = ""
             path.attach(
                 attempt.link,
                 acknowledged=action.acknowledged,

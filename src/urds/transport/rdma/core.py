@@ -213,6 +213,10 @@ class ConnectionCore:
         """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
         return self._outgoing.holds(owner)
 
+    def counts(self, owner: Owner | None = None) -> tuple[int, int]:
+        """Count the messages of the owner, or of any: never sent, and not acknowledged."""
+        return self._outgoing.counts(owner)
+
     def message_count(self) -> int:
         """Return how many messages are queued or unacknowledged."""
         return self._outgoing.message_count()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from urds.dataplane.base import Address, Mailbox, Wanted
 from urds.errors import Refusal, os_error
-from urds.logs import LogQueue
+from urds.logs import LogQueue, messages
 from urds.proto.settings import EndpointSettings
 from urds.transport.rdma import events
 from urds.transport.rdma.attempts import Attempts, port_of
@@ -310,6 +310,12 @@ class RdmaNode:
         else:
             self._note(host, action)
 
+    def failure(self, local: Address, peer: Address) -> str:
+        """Return why the last attempt to connect to a peer failed, "" if it did not."""
+        host = self.hosts.get(local)
+        paths = host.paths if host is not None else {}
+        return next((path.failure for key, path in paths.items() if key.peer == peer), "")
+
     def offer(self, host: RdmaHost, key: PeerKey) -> bytes:
         """Return our private data. Credits are granted for every receive that is posted."""
         core = self.path(host, key).core
@@ -323,15 +329,13 @@ class RdmaNode:
         if isinstance(action, events.RestartPeer):
             lost = self.path(host, action.key).restart_peer()
             if lost:
-                self.log.warning(
-                    "%s restarted: %d messages went down with it", action.key.peer, lost
-                )
+                text = "%s restarted: %s sent to it may be lost"
+                self.log.warning(text, action.key.peer, messages(lost))
         elif isinstance(action, events.GiveUp):
             dropped = self.path(host, action.key).drop_queue()
             seconds = action.down_ns / 1e9
-            self.log.warning(
-                "%s unreachable for %.1f s: dropped %d messages", action.key.peer, seconds, dropped
-            )
+            text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
+            self.log.warning(text, action.key.peer, seconds, messages(dropped))
         elif isinstance(action, events.Forget):
             self._forget(host, action.key)
         elif isinstance(action, events.Refused):

@@ -64,6 +64,7 @@ class RdmaPath:
         self.given_up_messages = 0
         self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
+        self.failure = ""  # why the last attempt to connect failed
         self._acknowledges_unasked = False  # an own node: it waits for what it sent last
         self._acknowledgement_planned = False
         self._host = host
@@ -121,9 +122,9 @@ class RdmaPath:
         """Send our map with the next push."""
         self.core.map_due = self.link is not None
 
-    def undelivered(self) -> int:
-        """Return how many messages the peer does not have yet and could get."""
-        return self.core.message_count()
+    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+        """Count a mailbox's messages, or those of all: never sent, and not acknowledged."""
+        return self.core.counts(mailbox)
 
     def row(self) -> PathRow:
         """Describe the path for rds-info."""

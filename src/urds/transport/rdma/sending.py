@@ -144,6 +144,14 @@ class Outgoing:
         owners = (message.owner for message in self._messages())
         return any(one is not None and owner in (None, one) for one in owners)
 
+    def counts(self, owner: Owner | None) -> tuple[int, int]:
+        """Count the messages of the owner, or of any: never sent, and not acknowledged."""
+        unsent, every = (
+            sum(one.owner is not None and owner in (None, one.owner) for one in messages)
+            for messages in (self.unsent, self._messages())
+        )
+        return unsent, every - unsent
+
     def _messages(self) -> Iterator[Message]:
         current = self._tracked_current()
         return chain(self.unsent, self.repeats, self.unacked, self._silents, current)
