@@ -26,6 +26,13 @@ from urds.constants import (
     SOCK_SEQPACKET,
 )
 from urds.errors import Refusal, os_error
+from urds.receive_buffers import (
+    all_writable,
+    checked_ancillary_size,
+    checked_size,
+    fill,
+    writable,
+)
 from urds.socket_rdma import RdmaSocket
 
 if TYPE_CHECKING:
@@ -148,7 +155,7 @@ class Socket(RdmaSocket):
         from urds import cmsg
         from urds.backend.base import Message
 
-        _check_positive(payload_bytes_max, "recv_region")
+        payload_bytes_max = checked_size(payload_bytes_max, "recv_region")
         taken = self._take(flags)
         if not isinstance(taken, Message):
             return b"", None, None
@@ -162,7 +169,7 @@ class Socket(RdmaSocket):
 
         Return payload, control messages, MSG_TRUNC and MSG_CTRUNC as they apply, and the source.
         """
-        _check_positive(payload_bytes_max, "recvmsg")
+        payload_bytes_max = checked_size(payload_bytes_max, "recvmsg")
         payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
         if len(payload) > payload_bytes_max:
             result_flags |= _TRUNC
@@ -173,34 +180,33 @@ class Socket(RdmaSocket):
     ) -> tuple[int, list[Ancillary], int, Any]:
         """Take one message into `buffers`, one after the other; the payload is copied.
 
-        Return the octets copied, or the whole length with MSG_TRUNC in `flags`; then as `recvmsg`.
+        Return the bytes copied, or the whole length with MSG_TRUNC in `flags`; then as `recvmsg`.
+        Raises TypeError if one of them cannot be written; then no message was taken.
         """
-        views = [memoryview(one).cast("B") for one in buffers]
+        return self._receive_into(all_writable(buffers), ancillary_bytes_max, flags)
+
+    def _receive_into(
+        self, views: list[memoryview], ancillary_bytes_max: int, flags: int
+    ) -> tuple[int, list[Ancillary], int, Any]:
         payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
-        copied = 0
-        for view in views:
-            piece = payload[copied : copied + len(view)]
-            view[: len(piece)] = piece
-            copied += len(piece)
+        copied = fill(views, payload)
         if copied < len(payload):
             result_flags |= _TRUNC
         count = len(payload) if flags & _TRUNC else copied
         return count, ancillary, result_flags, source
 
     def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
-        """Take one message into a buffer, at most `bytes_max` of it; 0 is the whole buffer."""
-        return self.recvfrom_into(buffer, bytes_max, flags)[0]
+        """Take one message into a buffer; see `recvfrom_into`."""
+        return self._receive_into([writable(buffer, bytes_max, "recv_into")], 0, flags)[0]
 
     def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
-        """Take one message into a buffer; return the octets copied and the source.
+        """Take one message into a buffer, at most `bytes_max` of it; 0 is the whole buffer.
 
-        Raises ValueError if the buffer is smaller than `bytes_max`.
+        Return the bytes copied and the source. Raises TypeError if the buffer cannot be written,
+        ValueError if it is smaller than `bytes_max`; then no message was taken.
         """
-        view = memoryview(buffer).cast("B")
-        _check_positive(bytes_max, "recvfrom_into")
-        if bytes_max > len(view):
-            raise ValueError(f"buffer of {len(view)} octets is too small for {bytes_max}")
-        count, _, _, source = self.recvmsg_into([view[:bytes_max] if bytes_max else view], 0, flags)
+        views = [writable(buffer, bytes_max, "recvfrom_into")]
+        count, _, _, source = self._receive_into(views, 0, flags)
         return count, source
 
     def recv_many(
@@ -220,6 +226,7 @@ class Socket(RdmaSocket):
         self, ancillary_bytes_max: int, flags: int
     ) -> tuple[bytes, list[Ancillary], int, Any]:
         """Take whatever is first; return it whole. Source: rds.md 3.5."""
+        ancillary_bytes_max = checked_ancillary_size(ancillary_bytes_max)
         from urds import cmsg
         from urds.backend.base import CongestionNotice, OperationNotices
 
@@ -275,8 +282,3 @@ class Socket(RdmaSocket):
             )
             self._check_open()
             return self._mailbox
-
-
-def _check_positive(count: int, name: str) -> None:
-    if count < 0:
-        raise ValueError(f"negative buffersize in {name}")

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "addresses": set(),
     "wire": set(),
     "placeholder": set(),
+    "receive_buffers": set(),
     "options": {"addresses", "wire", "settings"},
     "cmsg": {"addresses", "wire"},
     "proto": {"wire"},
@@ -55,12 +56,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rdma_requests": {"own_memory", "rdma", "backend", "cmsg"},
     "socket_sending": {"socket_base", "rdma_requests", "backend", "addresses", "options", "cmsg"},
     "socket_rdma": {"socket_sending", "rdma", "backend", "cmsg"},
-    "sockets": {"socket_rdma", "backend", "addresses", "options", "cmsg", "settings"},
+    "sockets": {
+        *("socket_rdma", "backend", "addresses", "options", "cmsg", "settings"),
+        "receive_buffers",
+    },
     "installation": {"sockets"},
     "aio": {"backend", "sockets", "addresses", "options", "cmsg", "settings"},
     "rsocket": {
         *("rsocket.wire", "rsocket.stream", "rsocket.dgram", "readiness", "settings"),
-        *("verbs", "verbs.engine", "verbs.providers"),
+        *("receive_buffers", "verbs", "verbs.engine", "verbs.providers"),
     },
     # Of the layers below the verbs objects it needs the records and the contract.
     "dat": {"verbs", "verbs.engine", "verbs.providers", "settings"},

@@ -85,6 +85,26 @@ def test_what_exceeds_the_buffer_is_lost_and_said(two: Two) -> None:
     assert (taken, flags, views) == (5, socket.MSG_TRUNC, [b"ab", b"cde"])
 
 
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        ("recv_into", b"read-only"),
+        ("recvfrom_into", memoryview(bytearray(8)).toreadonly()),
+        ("recv_into", memoryview(bytearray(8))[::2]),
+        ("recvmsg_into", [bytearray(2), b"read-only"]),
+    ],
+)
+def test_a_buffer_that_cannot_be_written_costs_no_datagram(
+    two: Two, call: str, argument: object
+) -> None:
+    first, second = two
+    first.sendto(b"abcdef", second.getsockname())
+    assert second.recv(9, socket.MSG_PEEK) == b"abcdef"
+    with pytest.raises(TypeError, match="read-write"):
+        getattr(second, call)(argument)
+    assert second.recv(9) == b"abcdef"
+
+
 def test_peek_leaves_the_datagram(two: Two) -> None:
     first, second = two
     first.sendto(b"abc", second.getsockname())

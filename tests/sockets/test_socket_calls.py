@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, cast
@@ -22,6 +23,9 @@ from urds.wire import exthdr
 
 LOCAL = ("10.0.0.1", 4000)
 PEER = ("10.0.0.2", 5000)
+READ_ONLY_VIEW = memoryview(bytearray(8)).toreadonly()
+STREWN_VIEW = memoryview(bytearray(8))[::2]
+OTHER_WORDS = [("recvmsg_into", [5]), ("recvmsg", [-1])]  # not those of CPython
 
 
 @pytest.fixture
@@ -234,12 +238,55 @@ def test_a_short_buffer_cuts_and_tells(sock: urds.Socket, box: FakeMailbox) -> N
     assert (first, second[:5]) == (b"pa", b"yload")
 
 
-def test_buffers_are_checked(sock: urds.Socket, box: FakeMailbox) -> None:
-    for call in (sock.recvmsg, sock.recvfrom_into):
-        with pytest.raises(ValueError, match="negative"):
-            call(*([-1] if call == sock.recvmsg else [bytearray(1), -1]))
-    with pytest.raises(ValueError, match="too small"):
-        sock.recvfrom_into(bytearray(1), 2)
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        *(
+            (call, [buffer])
+            for call in ("recv_into", "recvfrom_into")
+            for buffer in (b"read-only", READ_ONLY_VIEW, STREWN_VIEW, "text", 5, None)
+        ),
+        *(
+            ("recvmsg_into", [buffers])
+            for buffers in (
+                [bytearray(2), b"read-only"], [bytearray(2), READ_ONLY_VIEW], [STREWN_VIEW],
+                ["text"], [None], bytearray(2), 5,
+            )
+        ),
+        *(
+            (call, [bytearray(2), count])
+            for call in ("recv_into", "recvfrom_into")
+            for count in (-1, 3, 1.5, "2", None)
+        ),
+        *(("recvmsg_into", [[bytearray(2)], count]) for count in (-1, 1.5, "2", None)),
+        *(("recvmsg", [10, count]) for count in (-1, 1.5, "2", None)),
+        *(("recvmsg", [count]) for count in (-1, 1.5, "2", None)),
+    ],
+)  # fmt: skip
+def test_buffers_are_judged_before_a_message_is_taken(
+    sock: urds.Socket, box: FakeMailbox, call: str, arguments: list[Any]
+) -> None:
+    """With the error that a socket of the kernel raises, and its words."""
+    box.queue.append(message())
+    kernel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with kernel, other:
+        other.send(b"payload")
+        with pytest.raises((TypeError, ValueError)) as theirs:
+            getattr(kernel, call)(*arguments)
+    with pytest.raises(theirs.type) as ours:
+        getattr(sock, call)(*arguments)
+    if (call, arguments) not in OTHER_WORDS:
+        assert str(ours.value).startswith(str(theirs.value))
+    assert (len(box.queue), box.waits) == (1, [])
+
+
+def test_an_empty_buffer_of_any_format_takes_nothing(sock: urds.Socket, box: FakeMailbox) -> None:
+    box.queue.extend([message()] * 2)
+    assert sock.recv_into(array("d")) == 0
+    assert sock.recvmsg_into([array("d"), array("H", [0])])[0] == 2
+
+
+def test_a_count_below_one_is_refused(sock: urds.Socket, box: FakeMailbox) -> None:
     with pytest.raises(ValueError, match="count_max"):
         sock.recv_many(0)
     assert not box.waits

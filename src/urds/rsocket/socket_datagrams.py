@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from socket import MSG_CMSG_CLOEXEC, MSG_DONTROUTE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC
 from typing import TYPE_CHECKING, Any, Final
 
+from urds.receive_buffers import all_writable, checked_size, fill, writable
 from urds.rsocket import devices, options, socket_names
 from urds.rsocket.constants import SOL_RDMA
 from urds.rsocket.datagram_link import DatagramLink
@@ -129,34 +130,29 @@ class DatagramSocket(Socket):
 
         MSG_PEEK leaves it there. Raises OSError: EAGAIN, ETIMEDOUT, ECONNREFUSED.
         """
-        if bytes_max < 0:
-            raise ValueError("negative buffersize in recvfrom")
+        bytes_max = checked_size(bytes_max, "recvfrom")
         payload, source = self._receive(flags)
         return payload[:bytes_max], source
 
     def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
         """Take one datagram into a buffer; see `recvfrom_into`."""
-        return self.recvfrom_into(buffer, bytes_max, flags)[0]
+        return self._receive_into([writable(buffer, bytes_max, "recv_into")], flags)[0]
 
     def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
         """Take one datagram into a buffer; return how many octets, and the source.
 
-        With MSG_TRUNC it is the length of the datagram. Raises ValueError if the buffer is
-        smaller than `bytes_max`.
+        With MSG_TRUNC it is the length of the datagram. Raises TypeError if the buffer cannot be
+        written, ValueError if it is smaller than `bytes_max`; then no datagram was taken.
         """
-        view = memoryview(buffer).cast("B")
-        if not 0 <= bytes_max <= len(view):
-            raise ValueError(f"buffer of {len(view)} octets is too small for {bytes_max}")
-        view = view[:bytes_max] if bytes_max else view
-        count, _, _, source = self.recvmsg_into([view], 0, flags)
+        views = [writable(buffer, bytes_max, "recvfrom_into")]
+        count, _, source = self._receive_into(views, flags)
         return count, source
 
     def recvmsg(
         self, bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram and its source; MSG_TRUNC in the flags says that it was cut."""
-        if bytes_max < 0:
-            raise ValueError("negative buffersize in recvmsg")
+        bytes_max = checked_size(bytes_max, "recvmsg")
         _refuse_ancillary(ancillary_bytes_max)
         payload, source = self._receive(flags)
         cut = _TRUNC if len(payload) > bytes_max else 0
@@ -167,15 +163,15 @@ class DatagramSocket(Socket):
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram into all buffers, one after the other; else as `recvmsg`."""
         _refuse_ancillary(ancillary_bytes_max)
-        views = [memoryview(one).cast("B") for one in buffers]
+        count, cut, source = self._receive_into(all_writable(buffers), flags)
+        return count, [], cut, source
+
+    def _receive_into(self, views: list[memoryview], flags: int) -> tuple[int, int, Any]:
+        """Take one datagram into buffers; return its bytes there, MSG_TRUNC, and its source."""
         payload, source = self._receive(flags)
-        copied = 0
-        for view in views:
-            piece = payload[copied : copied + len(view)]
-            view[: len(piece)] = piece
-            copied += len(piece)
+        copied = fill(views, payload)
         cut = _TRUNC if len(payload) > copied else 0
-        return len(payload) if flags & _TRUNC else copied, [], cut, source
+        return len(payload) if flags & _TRUNC else copied, cut, source
 
     def _receive(self, flags: int) -> tuple[bytes, Any]:
         if flags & ~_RECEIVE_FLAGS:

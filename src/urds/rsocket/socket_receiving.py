@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from socket import MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL
 from typing import TYPE_CHECKING, Any, Final
 
+from urds.receive_buffers import all_writable, fill, writable
 from urds.rsocket.link import LinkState
 from urds.rsocket.refusals import refusal
 from urds.rsocket.socket_memory import registered
@@ -78,7 +79,7 @@ class TransferSocket(SendingSocket):
         writes there itself: if the time is over before all has come, what is behind the octets
         that were returned stays the peer's until the octets that it writes there are read.
         """
-        return self._receive(_target(buffer, bytes_max, "recv_into"), flags)
+        return self._receive(writable(buffer, bytes_max, "recv_into"), flags)
 
     def recvfrom(self, bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
         """Take octets as `recv` does; return them and the peer's address."""
@@ -86,7 +87,7 @@ class TransferSocket(SendingSocket):
 
     def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
         """Take octets as `recv_into` does; return how many and the peer's address."""
-        view = _target(buffer, bytes_max, "recvfrom_into")
+        view = writable(buffer, bytes_max, "recvfrom_into")
         return self._receive(view, flags), self._peer_shown()
 
     def recvmsg(
@@ -104,14 +105,14 @@ class TransferSocket(SendingSocket):
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Take octets into all buffers, one after the other; else as `recvmsg`."""
         _refuse_ancillary(ancillary_bytes_max)
-        views = [_target(one, 0, "recvmsg_into") for one in buffers]
+        views = all_writable(buffers)
         return self._receive_all(views, flags), [], 0, self._peer_shown()
 
     def _receive_all(self, views: list[memoryview], flags: int) -> int:
         """Fill buffers in order. Only the first wait counts, unless MSG_WAITALL asks for all."""
         if flags & _PEEK:
             octets = self.recv(sum(map(len, views)), flags)
-            return _scatter(octets, views)
+            return fill(views, octets)
         taken = 0
         for view in filter(len, views):
             try:
@@ -256,28 +257,6 @@ class TransferSocket(SendingSocket):
 def _later(flags: int) -> int:
     """Return the flag for buffers after the first: they take what is there."""
     return 0 if flags & _WAITALL else _DONTWAIT
-
-
-def _target(buffer: Any, bytes_max: int, call: str) -> memoryview:
-    """Return the octets to fill. Raises ValueError, TypeError as `socket.socket` does."""
-    view = memoryview(buffer)
-    if view.readonly:
-        raise TypeError(f"{call}() needs a writable buffer, not {type(buffer).__name__}")
-    view = view.cast("B")
-    if bytes_max < 0:
-        raise ValueError(f"negative buffersize in {call}")
-    if bytes_max > len(view):
-        raise ValueError(f"buffer of {len(view)} octets is too small for {bytes_max}")
-    return view[:bytes_max] if bytes_max else view
-
-
-def _scatter(octets: bytes, views: list[memoryview]) -> int:
-    copied = 0
-    for view in views:
-        piece = octets[copied : copied + len(view)]
-        view[: len(piece)] = piece
-        copied += len(piece)
-    return copied
 
 
 def _refuse_ancillary(ancillary_bytes_max: int) -> None:
