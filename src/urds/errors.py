@@ -82,6 +82,7 @@ class Refusal(Enum):
     CLOSED = auto()
     AFTER_FORK = auto()
     NODE_FAILED = auto()
+    REENTERED = auto()
     # Peers
     PEER_UNREACHABLE = auto()
     PEER_NOT_ALLOWED = auto()
@@ -130,6 +131,7 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.CLOSED: errno.EBADF,
     Refusal.AFTER_FORK: errno.EBADF,
     Refusal.NODE_FAILED: errno.EIO,  # ours: a fault of urds itself ended its control thread
+    Refusal.REENTERED: errno.EDEADLK,  # ours: the kernel's calls are not interrupted half-way
     Refusal.PEER_UNREACHABLE: errno.EHOSTUNREACH,  # ours: Linux never reports an absent peer
     Refusal.PEER_NOT_ALLOWED: errno.EACCES,  # ours: Linux knows no list of peers
     Refusal.TOO_MANY_PEERS: errno.EUSERS,  # ours; not ENOBUFS, which promises a map update
@@ -137,7 +139,13 @@ ERRNO_OF: dict[Refusal, int] = {
 assert ERRNO_OF.keys() == set(Refusal), "each refusal has exactly one errno"
 
 _ADVICE = {
-    Refusal.NODE_FAILED: "a fault of urds, logged as 'urds' with its traceback; restart the process"
+    Refusal.NODE_FAILED: (
+        "a fault of urds, logged as 'urds' with its traceback; restart the process"
+    ),
+    Refusal.REENTERED: (
+        "a signal handler or finaliser interrupted a call of urds in this thread; there, a socket"
+        " may be closed, polled and given options; set a flag, and send or receive outside"
+    ),
 }
 
 

@@ -9,9 +9,10 @@ POLLWRBAND together with POLLOUT (docs/differences.md).
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
+
+from urds.reentry import new_lock
 
 _FILL = bytes(512)
 
@@ -25,8 +26,9 @@ class ReadinessDescriptor:
         self._user.setblocking(False)
         self._far.setblocking(False)
         self._user.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        self._shown = (False, True)
-        self._lock = threading.Lock()
+        self._shown: tuple[bool, bool] | None = (False, True)  # None: not known
+        self._lock, self._is_inside = new_lock()
+        self._is_stale = False
         self.sync()
 
     def fileno(self) -> int:
@@ -37,19 +39,41 @@ class ReadinessDescriptor:
         """Show the state as it is now.
 
         Called after every change and without the owner's lock; whoever comes last reads the last
-        state, and a change in between is seen by the next comparison.
+        state, and a change in between is seen by the next comparison. A handler that finds its
+        own thread in here leaves the change to that call.
         """
+        self._is_stale = True
+        while self._is_stale and not self._is_inside():
+            try:
+                self._show()
+            except BaseException:  # an interrupt must not leave a poller asleep
+                self._show()
+                raise
+
+    def _show(self) -> None:
         with self._lock, suppress(OSError):  # closed by another thread in between
+            self._is_stale = False
             while (wanted := self._wanted()) != self._shown:
-                readable, writable = wanted
-                if readable != self._shown[0]:
+                # Not known until all is done: an interrupt may come in between.
+                (shown, self._shown), (readable, writable) = (self._shown, None), wanted
+                if shown is None:
+                    shown = self._begin_anew()
+                if readable != shown[0]:
                     if readable:
                         self._far.send(b"\0", socket.MSG_NOSIGNAL)
                     else:
                         self._user.recv(1)
-                if writable != self._shown[1]:
+                if writable != shown[1]:
                     self._empty() if writable else self._fill()
                 self._shown = wanted
+
+    def _begin_anew(self) -> tuple[bool, bool]:
+        """Take out whatever is in both directions; return what that shows."""
+        with suppress(BlockingIOError):
+            while self._user.recv(64):
+                pass
+        self._empty()
+        return (False, True)
 
     def _fill(self) -> None:
         with suppress(BlockingIOError):
@@ -63,7 +87,7 @@ class ReadinessDescriptor:
 
     def abandon_in_child(self) -> None:
         """Close our copies after a fork; the holder of the lock is not here."""
-        self._lock = threading.Lock()
+        self._lock, self._is_inside = new_lock()
         self.close()
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ _INT: Final = Struct("=i")
 _FIONBIO: Final = 0x5421
 _SOCK_NONBLOCK: Final = 0o4000
 _SOCK_CLOEXEC: Final = 0o2000000
+_PLACED: Final = ("sendto", "recvfrom")  # the mailbox's own methods, in a bound socket
 _UNBOUND_NAME: Final = (0, bytes(14))  # AF_UNSPEC, as CPython shows a name it does not know
 
 
@@ -104,15 +105,36 @@ class SocketBase(system.socket):
                 if refused.errno == errno.EADDRINUSE:  # kernel parity
                     self._set_transport(None)
                 raise
-            self._backend, self._mailbox = backend, mailbox
-            self._set_transport(backend.transport_of(mailbox))
-            if self._placeholder is not None:
-                self._placeholder.become(mailbox.fileno())
-            if not self._settings.strict_linux:  # strictness looks at flags first
-                self.__dict__["sendto"] = mailbox.sendto
-            self.__dict__["recvfrom"] = mailbox.recvfrom
-            self._note_peer()
-            self._lock.notify_all()
+            try:
+                self._adopt(backend, mailbox)
+            except BaseException:  # no descriptor left, or a signal handler raised: not bound
+                self._let_go(backend, mailbox)
+                raise
+
+    def _adopt(self, backend: Backend, mailbox: Mailbox) -> None:
+        """Be bound to a mailbox, and tell who waits for that. Lock held."""
+        transport = backend.transport_of(mailbox)
+        if self._placeholder is not None:
+            self._placeholder.become(mailbox.fileno())
+        self._check_open()  # a signal handler may have closed or bound us in this very call
+        if self._mailbox is not None:
+            raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
+        self._backend, self._mailbox = backend, mailbox
+        self._set_transport(transport)
+        if not self._settings.strict_linux:  # strictness looks at flags first
+            self.__dict__["sendto"] = mailbox.sendto
+        self.__dict__["recvfrom"] = mailbox.recvfrom
+        self._note_peer()
+        self._lock.notify_all()
+
+    def _let_go(self, backend: Backend, mailbox: Mailbox) -> None:
+        """Have the control thread, or the next bind, close a mailbox. Takes no lock."""
+        if self._mailbox is mailbox:
+            self._mailbox = None
+            for placed in _PLACED:
+                self.__dict__.pop(placed, None)
+        process.connected.pop((mailbox.local, mailbox.port), None)
+        backend.abandoned(mailbox, self._linger_ns())
 
     def connect(self, address: object, /) -> None:
         """Set the default destination; nothing is sent. May be repeated, before bind too.
@@ -168,13 +190,18 @@ class SocketBase(system.socket):
                 mailbox = self._bound()
                 mailbox.cancel(*options.cancel_target(octets, self._settings))
             else:
-                self._options = options.set_option(
-                    self._options,
-                    level=level,
-                    option=option,
-                    octets=octets,
-                    settings=self._settings,
-                )
+                while True:
+                    before = self._options
+                    after = options.set_option(
+                        before,
+                        level=level,
+                        option=option,
+                        octets=octets,
+                        settings=self._settings,
+                    )
+                    if self._options is before:  # else a signal handler set one meanwhile
+                        self._options = after
+                        break
                 self._tell_mailbox()
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
@@ -292,8 +319,11 @@ class SocketBase(system.socket):
         )
 
     def _tell_mailbox(self) -> None:
-        if self._mailbox is not None:
-            self._mailbox.configure(self._mailbox_settings())
+        while (mailbox := self._mailbox) is not None:
+            chosen, timeout_s = self._options, self._timeout_s
+            mailbox.configure(self._mailbox_settings())
+            if self._options is chosen and self._timeout_s is timeout_s:
+                break  # else a signal handler set something meanwhile
 
     # -- descriptor and end
 
@@ -310,29 +340,51 @@ class SocketBase(system.socket):
                 return self._placeholder.fileno()
             if self._mailbox is not None:
                 return self._mailbox.fileno()
-            self._placeholder = Placeholder()
+            made = Placeholder()
+            if self._placeholder is None:  # else a signal handler was faster
+                self._placeholder = made
+            else:
+                made.close()
             return self._placeholder.fileno()
 
     def close(self) -> None:
         """Unbind; idempotent. What nobody read is dropped.
 
         What is not acknowledged is given the setting `linger_s` in the background; with SO_LINGER
-        that long in this call, and with 0 seconds of it nothing.
+        that long in this call, and with 0 seconds of it nothing. A signal handler or finaliser
+        may close: inside another call of its thread SO_LINGER waits in the background. A handler
+        that raises ends the wait; the socket is closed all the same, and its port free.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            mailbox, self._mailbox = self._mailbox, None
-            for placed in ("sendto", "recvfrom"):
-                self.__dict__.pop(placed, None)
-            self._lock.notify_all()
-        if mailbox is not None and self._backend is not None:
-            process.connected.pop((mailbox.local, mailbox.port), None)
-            mailbox.close(self._linger_ns())
-            self._backend.closed(mailbox)
-        if self._placeholder is not None:
-            self._placeholder.close()
+        mailbox: Mailbox | None = None
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                mailbox, self._closed = self._mailbox, True
+                self._mailbox = None
+                for placed in _PLACED:
+                    self.__dict__.pop(placed, None)
+                self._lock.notify_all()
+            if mailbox is not None:
+                self._end(mailbox)
+        except BaseException:
+            if mailbox is not None and self._backend is not None:
+                self._let_go(self._backend, mailbox)
+            raise
+        finally:
+            if self._closed and self._placeholder is not None:
+                self._placeholder.close()
+
+    def _end(self, mailbox: Mailbox) -> None:
+        """Close a mailbox and free its port; inside another call soon, for it may hold any lock."""
+        backend = self._backend
+        assert backend is not None, "bound sockets have a backend"
+        if backend.is_inside():
+            self._let_go(backend, mailbox)
+            return
+        process.connected.pop((mailbox.local, mailbox.port), None)
+        mailbox.close(self._linger_ns())
+        backend.closed(mailbox)
 
     def _linger_ns(self) -> int | None:
         if self._options.linger_s is not None:
@@ -349,12 +401,14 @@ class SocketBase(system.socket):
         # A finaliser may run inside any call of any thread: it takes no lock and closes nothing.
         if self._closed:
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self._closed = True
-        if self._mailbox is not None and self._backend is not None:
-            self._backend.abandoned(self._mailbox)
-        if self._placeholder is not None:
-            self._placeholder.close()
+        try:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:  # a program may make an exception of the warning
+            self._closed = True
+            if self._mailbox is not None and self._backend is not None:
+                self._let_go(self._backend, self._mailbox)
+            if self._placeholder is not None:
+                self._placeholder.close()
 
     def __repr__(self) -> str:
         words = [f"<urds.{type(self).__qualname__}", "family=AF_RDS", "type=SOCK_SEQPACKET"]

@@ -151,7 +151,11 @@ class FakeBackend:
         self.table.free_all(mailbox)
         self.ended.append(mailbox)
 
-    def abandoned(self, mailbox: FakeMailbox) -> None:
+    def is_inside(self) -> bool:
+        """Say that no call is interrupted."""
+        return False
+
+    def abandoned(self, mailbox: FakeMailbox, linger_ns: int | None = None) -> None:
         """Record."""
         self.forgotten.append(mailbox)
 

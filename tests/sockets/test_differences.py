@@ -19,6 +19,7 @@ import pytest
 
 import urds
 from tests import carriers
+from tests.planes import in_use
 from tests.sockets.conftest import NewSocket, backend_with
 from tests.sockets.hosts import host
 from tests.sockets.recording import DONTWAIT, poll_bits, readable, sockaddr6
@@ -26,6 +27,7 @@ from tests.sockets.remote import RemotePeer
 from tests.tcp.faults import silent_host
 from urds.backend.inprocess import InProcess
 from urds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
+from urds.dataplane.native import PYTHON
 from urds.dataplane.reference.inbox import LOOK_AGAIN_NS, Inbox
 from urds.driver import streams
 from urds.proto.peer import emit_ours
@@ -281,6 +283,23 @@ def test_difference_sub_interpreters() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "refused and bound\n", "")
+
+
+def test_difference_handlers(new_socket: NewSocket, backend: InProcess) -> None:
+    sock, other = new_socket(1), new_socket(1)
+    port = other.getsockname()[1]
+    with backend._driver.lock:  # as a finaliser finds it inside a bind
+        failure = refusal(new_socket().bind, (host(1), 0))
+        assert failure.errno == errno.EDEADLK
+        assert "send or receive outside" in str(failure)
+        if in_use() == PYTHON:
+            with backend.plane.lock:
+                assert refusal(sock.sendto, b"x", NOBODY).errno == errno.EDEADLK
+                assert refusal(sock.recv, 1).errno == errno.EDEADLK
+        other.settimeout(1)
+        assert other.fileno() >= 0
+        other.close()
+    new_socket(1, port)
 
 
 @pytest.mark.usefixtures("backend")

@@ -1,11 +1,15 @@
 """Too many peers: who goes is idle, and takes no message with it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 import urds
 from tests import carriers
 from tests.sockets.conftest import backend_with
 from tests.sockets.hosts import host
+from urds.backend.inprocess import InProcess
 from urds.driver import driver as driver_module
 from urds.driver.driver import first_sequence
 
@@ -14,10 +18,23 @@ pytestmark = pytest.mark.carried
 FIRST, SECOND = (host(50), 4000), (host(51), 4000)
 
 
+@contextmanager
+def control_thread_held(backend: InProcess) -> Iterator[None]:
+    """Keep the control thread from its work, and send meanwhile as if we were not inside of it."""
+    driver = backend._driver
+    holds_lock = driver.holds_lock
+    with driver.lock:
+        driver.holds_lock = lambda: False
+        try:
+            yield
+        finally:
+            driver.holds_lock = holds_lock
+
+
 def test_a_peer_whose_first_message_is_just_queued_stays() -> None:
     with backend_with(peers_max=1) as backend, urds.Socket() as sock:
         sock.bind((host(1), 0))
-        with backend._driver.lock:  # the control thread has not read its `Wanted` yet
+        with control_thread_held(backend):  # it has not read its `Wanted` yet
             sock.sendto(b"kept", FIRST)
             with pytest.raises(OSError, match="peers"):
                 sock.sendto(b"refused", SECOND)
@@ -29,7 +46,7 @@ def test_a_peer_whose_first_message_is_just_queued_stays() -> None:
 def test_a_peer_that_is_evicted_and_wanted_at_once_keeps_the_new_message() -> None:
     with backend_with(peers_max=1) as backend, urds.Socket() as sock:
         sock.bind((host(1), 0))
-        with backend._driver.lock:
+        with control_thread_held(backend):
             for address in (FIRST, SECOND, FIRST):
                 sock.cancel()
                 sock.sendto(b"%d" % address[1], address)

@@ -33,12 +33,13 @@ class Process:
         self._settings: Settings | None = None
         self._backend: Backend | None = None
         self.alive: weakref.WeakSet[Backend] = weakref.WeakSet()  # every one that has a thread
-        self._lock = threading.Lock()
+        self._is_making = False
+        self._lock = threading.RLock()  # a signal handler may make a socket during the first bind
 
     def configure(self, values: dict[str, object]) -> Settings:
         """Add values that outrank file and environment; return the settings that result."""
         with self._lock:
-            if self._backend is not None:
+            if self._backend is not None or self._is_making:
                 raise SettingError(
                     f"{', '.join(sorted(values))}: settings are fixed once a socket was bound"
                 )
@@ -53,11 +54,20 @@ class Process:
             return self._read_settings()
 
     def backend(self) -> Backend:
-        """Return the backend, made at the first call."""
+        """Return the backend, made at the first call.
+
+        Raises OSError (EDEADLK) in a handler or finaliser that interrupts the making.
+        """
         with self._lock:
             if self._backend is None:
-                _refuse_subinterpreter()
-                self._backend = _make(self._read_settings())
+                if self._is_making:
+                    raise os_error(Refusal.REENTERED)
+                try:
+                    self._is_making = True  # no call before: a handler would make one as well
+                    _refuse_subinterpreter()
+                    self._backend = _make(self._read_settings())
+                finally:
+                    self._is_making = False
             return self._backend
 
     def plane_in_use(self) -> tuple[str, str]:
@@ -85,8 +95,8 @@ class Process:
         for backend in list(self.alive):
             backend.abandon_in_child()
         self.alive.clear()
-        self._lock = threading.Lock()
-        self._backend = None
+        self._lock = threading.RLock()
+        self._backend, self._is_making = None, False
         self.connected = {}
 
     def _read_settings(self) -> Settings:

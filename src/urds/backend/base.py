@@ -93,11 +93,17 @@ class Backend(Protocol):
     def closed(self, mailbox: Mailbox) -> None:
         """Free the port of a mailbox that its socket has closed."""
 
-    def abandoned(self, mailbox: Mailbox) -> None:
-        """Note a mailbox whose socket was forgotten; close it and free its port soon.
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds a lock of ours.
 
-        Called by a finaliser, which may run in any thread inside any call: takes no lock and
-        does not close here.
+        Then what calls is a signal handler or finaliser that interrupted another call.
+        """
+
+    def abandoned(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
+        """Note a mailbox whose socket is over; close it and free its port soon.
+
+        `linger_ns` as in `Mailbox.close`, in the background. For a finaliser or handler, which may
+        run in any thread inside any call: takes no lock and does not close here.
         """
 
     def close(self, *, at_exit: bool = False) -> int:

@@ -83,9 +83,13 @@ class InProcess:
         """Free the port of a mailbox that its socket has closed."""
         self._driver.unbind(mailbox)
 
-    def abandoned(self, mailbox: Mailbox) -> None:
-        """Have a forgotten socket's mailbox closed soon; takes no lock."""
-        self._driver.abandon(mailbox)
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds a lock of ours."""
+        return self._driver.is_inside()
+
+    def abandoned(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
+        """Have the mailbox of a forgotten socket closed soon; takes no lock."""
+        self._driver.abandon(mailbox, linger_ns)
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""

@@ -509,6 +509,13 @@ class Plane(Protocol):
     def fileno(self) -> int:
         """Return a descriptor that is readable when `pump` would read something."""
 
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds the plane's lock.
+
+        Then what calls is a signal handler or finaliser that interrupted another call. It may
+        close, ask for the descriptor and configure; the rest raises OSError (EDEADLK).
+        """
+
     def snapshot(self) -> Snapshot:
         """Return counters and tables."""
 

@@ -40,6 +40,7 @@ from urds.proto.connection import Connection
 from urds.proto.endpoint import Endpoint
 from urds.proto.settings import ConnectionSettings, EndpointSettings
 from urds.proto.stats import Stats
+from urds.reentry import new_lock
 from urds.settings import Settings
 from urds.transport import subnets, tcp
 
@@ -57,7 +58,7 @@ class Driver:
 
     def __init__(self, settings: Settings, make_plane: Callable[..., Plane]) -> None:
         self.settings = settings
-        self.lock = threading.RLock()
+        self.lock, self.holds_lock = new_lock()
         self.random = Random(os.urandom(16))
         self.stats = Stats()
         self.log = LogQueue()
@@ -80,12 +81,12 @@ class Driver:
         self._watch_at_ns: int | None = None
         self.stopping = False
         self.failed = False  # see `fail`
-        # Sockets that were forgotten, not closed. Their finalisers may run in any thread inside any
-        # call, so they append and ring, and take no lock.
-        self._abandoned: deque[Mailbox] = deque()
+        # Sockets that were forgotten, or closed by a handler inside another call. Who appends runs
+        # in any thread inside any call, so it takes no lock: it appends and rings.
+        self._abandoned: deque[tuple[Mailbox, int | None]] = deque()
         self._information: InformationSocket | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._serve_now(self._bell, self._close_abandoned, Interest.READ)
+        self._serve_now(self._bell, self._answer_bell, Interest.READ)
         self._thread = threading.Thread(
             target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
         )
@@ -105,25 +106,47 @@ class Driver:
         Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL, EIO,
         ENOPROTOOPT for RDMA without a device.
         """
-        with self.lock:
-            if self.failed:
-                raise os_error(Refusal.NODE_FAILED)
-            host = self.hosts.get(address) or self._open(address)
-            over_rdma = wants_rdma(transport, self.settings)
-            if over_rdma:
-                self.rdma.open(address, endpoint_settings_of(self.settings, address))
-            chosen = host.endpoint.bind(port)
+        self.refuse_reentry()
+        mailbox: Mailbox | None = None
+        try:
+            with self.lock:
+                self._close_abandoned()
+                mailbox = self._bind(address, port, settings, transport)
+        except BaseException:  # perhaps of a signal handler, as late as that
+            if mailbox is not None:
+                self.abandon(mailbox)
+            raise
+        return mailbox
+
+    def _bind(
+        self,
+        address: Address,
+        port: int,
+        settings: MailboxSettings,
+        transport: Transport | None,
+    ) -> Mailbox:
+        mailbox: Mailbox | None = None
+        if self.failed:
+            raise os_error(Refusal.NODE_FAILED)
+        host = self.hosts.get(address) or self._open(address)
+        over_rdma = wants_rdma(transport, self.settings)
+        if over_rdma:
+            self.rdma.open(address, endpoint_settings_of(self.settings, address))
+        chosen = host.endpoint.bind(port)
+        try:
             plane = self.rdma.plane if over_rdma else self.plane
             self.rdma.crossings.make_way(address, chosen)
-            try:
-                mailbox = plane.mailbox(local=address, port=chosen, settings=settings)
-            except BaseException:
-                host.endpoint.release(chosen)
-                raise
+            mailbox = plane.mailbox(local=address, port=chosen, settings=settings)
             host.mailboxes.add(mailbox)
             if over_rdma:
                 self.rdma.add(mailbox)
             self.rdma.crossings.add(mailbox)
+        except BaseException:
+            if mailbox is not None:
+                mailbox.close(0)
+                self.unbind(mailbox)
+            host.endpoint.release(chosen)
+            raise
         return mailbox
 
     def unbind(self, mailbox: Mailbox) -> None:
@@ -133,27 +156,41 @@ class Driver:
             host = self.hosts.get(mailbox.local)
             if host is None or mailbox not in host.mailboxes:
                 return
-            host.mailboxes.discard(mailbox)
-            host.endpoint.release(mailbox.port)
             self.rdma.crossings.forget(mailbox)
             self.rdma.forget(mailbox)
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
+            host.endpoint.release(mailbox.port)
+            host.mailboxes.discard(mailbox)  # last: an interrupted call is made again
 
-    def abandon(self, mailbox: Mailbox) -> None:
-        """Have the control thread close a mailbox soon; for finalisers, takes no lock."""
-        self._abandoned.append(mailbox)
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds the control lock, a plane's or a device's."""
+        return self.holds_lock() or self.plane.is_inside() or self.rdma.is_inside()
+
+    def refuse_reentry(self) -> None:
+        """Refuse a call of a handler or finaliser inside another. Raises OSError (EDEADLK)."""
+        if self.is_inside():
+            raise os_error(Refusal.REENTERED)
+
+    def abandon(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
+        """Have a mailbox closed soon, or by the next bind; takes no lock."""
+        self._abandoned.append((mailbox, linger_ns))
         if not self.stopping:  # else the plane closes it with everything
             os.eventfd_write(self._bell, 1)
 
-    def _close_abandoned(self) -> None:
+    def _answer_bell(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
+        self._close_abandoned()
+        self.serve(self._bell, self._answer_bell, Interest.READ)
+
+    def _close_abandoned(self) -> None:
+        """Close what was abandoned and free its ports. Control lock held."""
         while self._abandoned:
-            mailbox = self._abandoned.popleft()
-            mailbox.close()
+            mailbox, linger_ns = self._abandoned[0]  # stays there should an interrupt end this
+            mailbox.close(None if linger_ns else linger_ns)  # nobody waits here
             self.unbind(mailbox)
-        self.serve(self._bell, self._close_abandoned, Interest.READ)
+            self._abandoned.popleft()
 
     def inform(self, report: Callable[[], bytes]) -> None:
         """Answer `urds info` with what `report` returns; it is called in the control thread."""
@@ -175,8 +212,10 @@ class Driver:
     def resolve(self, mailbox: Mailbox, peer: Address) -> None:
         """Route a mailbox to a peer, in the sender's thread.
 
-        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
+        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many,
+        EDEADLK in a handler or finaliser that interrupted another call.
         """
+        self.refuse_reentry()
         with self.lock:
             if mailbox in self.rdma:
                 self.rdma.resolve(mailbox, peer)
@@ -198,7 +237,10 @@ class Driver:
         return self.rdma.plane if mailbox in self.rdma else self.plane
 
     def snapshot(self) -> base.Snapshot:
-        """Return counters and tables of all planes."""
+        """Return counters and tables of all planes. Raises OSError as `Plane.snapshot`."""
+        if not self.is_inside():
+            with self.lock:
+                self._close_abandoned()
         return self.rdma.complete(self.plane.snapshot())
 
     def failure(self, local: Address, peer: Address) -> str:
@@ -276,7 +318,7 @@ class Driver:
         The lock is renewed: its holder, if it had one, is not here.
         """
         self.stopping = True
-        self.lock = threading.RLock()
+        self.lock, self.holds_lock = new_lock()
         self.log.abandon_in_child()
         os.close(self._bell)
         for host in self.hosts.values():

@@ -95,6 +95,12 @@ class Rdma:
         """Note that a mailbox sends over RDMA."""
         self._mailboxes.add(mailbox)
 
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds a lock of a plane of its own, or of a device."""
+        if self._beside is not None and self._beside.plane.is_inside():
+            return True
+        return self.node is not None and self.node.is_inside()
+
     def __contains__(self, mailbox: object) -> bool:
         """Tell whether a mailbox sends over RDMA."""
         return mailbox in self._mailboxes

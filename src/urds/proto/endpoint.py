@@ -81,7 +81,7 @@ class Endpoint:
             port = self._free_port()
         elif port in self._ports:
             raise os_error(Refusal.ADDRESS_IN_USE, f"port {port} of {self.local}")
-        self._ports.add(port)
+        self._ports |= {port}  # no call: a signal handler that raises comes before it or later
         return port
 
     def release(self, port: int) -> None:

@@ -101,6 +101,10 @@ class Plane(urds_native.Plane):
         """Do what no application thread does; return events, or [] at the deadline."""
         return [event_of(report) for report in super().help(deadline_ns)]
 
+    def is_inside(self) -> bool:
+        """Return False: no instruction of Python runs while the module holds its lock."""
+        return False
+
     def snapshot(self) -> Snapshot:
         """Return counters and tables."""
         return snapshot_of(*super().snapshot())

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from urds.errors import Refusal
+from urds.reentry import new_lock
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
@@ -31,6 +31,8 @@ _END_OF_CARRIED_NS = 100_000_000  # how long it waits for what other transports 
 
 def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     """Unbind; linger in the foreground if asked, else in the background."""
+    if linger_ns and plane.desk.waits_here():
+        linger_ns = None  # in a handler that interrupted a wait: in the background
     if linger_ns and not plane.virtual:
         _ask_for(plane, mailbox)
         plane.wait(
@@ -133,12 +135,12 @@ def abandon_in_child(plane: Plane) -> None:
     """
     plane.closed = True
     plane.closed_refusal = Refusal.AFTER_FORK
-    plane.lock = threading.Lock()
+    plane.lock, plane.is_inside = new_lock()
     plane.desk.abandon_in_child(plane.lock)
     plane.helper.abandon_in_child()
     for host in plane.hosts.values():
         for mailbox in host.inboxes.values():
-            mailbox.abandon_in_child(plane.lock)
+            mailbox.abandon_in_child()
         for path in host.all_paths():
             path.abandon_in_child()
     plane.poll_set.close()

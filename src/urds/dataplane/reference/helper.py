@@ -72,6 +72,7 @@ class Helper:
         """Work and sleep until there are events or the deadline passes."""
         plane = self._plane
         while True:
+            plane.catch_up()
             plane.serve_due()
             with plane.lock:
                 events = plane.take_events()

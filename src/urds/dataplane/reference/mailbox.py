@@ -8,7 +8,6 @@ it shows its state on a descriptor, has a notice, is closed, or pauses a path.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import index
@@ -70,7 +69,7 @@ class Mailbox(Inbox):
         super().__init__(port=port, buffer_bytes=settings.receive_bytes_max)
         self.local = host.address
         self._plane = plane
-        self._lock = plane.lock
+        self._lock, self._is_inside = plane.lock, plane.is_inside
         self._host = host
         self.closed = False
         self.send_queued_bytes = 0
@@ -88,6 +87,7 @@ class Mailbox(Inbox):
         self._map_news = False
         self._takes_long = False  # the last message that was waited for was long
         self.descriptor: ReadinessDescriptor | None = None
+        self._configured = settings  # perhaps not yet applied
         self._apply(settings)
 
     def _apply(self, settings: MailboxSettings) -> None:
@@ -123,6 +123,8 @@ class Mailbox(Inbox):
         /,
     ) -> int:
         """Queue one message; return its length."""
+        if self._is_inside():
+            raise os_error(Refusal.REENTERED)
         wait_ns = self.settings.send_wait_ns
         if address is None:
             address = flags_or_address  # type: ignore[assignment]  # two-argument form
@@ -179,6 +181,7 @@ class Mailbox(Inbox):
         copy: bool = True,
     ) -> int:
         """Queue one message gathered from `buffers`; several are always copied."""
+        self._plane.refuse_reentry()
         several = len(buffers) != 1
         payload = b"".join(buffers) if several else queueing.frozen(buffers[0], copy=copy)
         return queueing.queue(self, payload, address, extension, wait_ns, operations)
@@ -206,6 +209,8 @@ class Mailbox(Inbox):
 
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `payload_bytes_max` is discarded."""
+        if self._is_inside():
+            raise os_error(Refusal.REENTERED)
         if type(payload_bytes_max) is not int:
             payload_bytes_max = index(payload_bytes_max)
         if payload_bytes_max < 0:
@@ -276,6 +281,7 @@ class Mailbox(Inbox):
     ) -> Message | Notice | None:
         """Take (or look at) what is next; None when nothing came in `wait_ns`."""
         plane = self._plane
+        plane.refuse_reentry()
 
         def attempt() -> Message | Notice | None:
             if self.closed:
@@ -335,6 +341,7 @@ class Mailbox(Inbox):
 
     def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
         """Wait until an operation has ended; return whether it has."""
+        self._plane.refuse_reentry()
         return noticing.wait(self, operation, wait_ns)
 
     # -- congestion at the peer
@@ -384,6 +391,7 @@ class Mailbox(Inbox):
 
     def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
         """Have `callback` called once: for a message at once if there is one."""
+        self._plane.refuse_reentry()
         waiter = Waiter(callback)
         waiters = self.room_waiters if room else self.receive_waiters
 
@@ -402,8 +410,17 @@ class Mailbox(Inbox):
         return cancel
 
     def configure(self, settings: MailboxSettings) -> None:
-        """Replace the settings; waiters look again."""
+        """Replace the settings; waiters look again. Inside another call, soon."""
+        self._configured = settings
+        if self._is_inside():
+            self._plane.later(self._take_settings)
+        else:
+            self._take_settings()
+
+    def _take_settings(self) -> None:
+        """Apply what was configured last. No lock held."""
         with self._lock:
+            settings = self._configured
             if settings.tos != self.settings.tos:  # it may lead over other connections
                 self._routes.clear()
                 self._flows.clear()
@@ -415,6 +432,7 @@ class Mailbox(Inbox):
 
     def cancel(self, peer: Address | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
+        self._plane.refuse_reentry()
         count = 0
         with self._lock:
             for path in self.paths():
@@ -430,16 +448,36 @@ class Mailbox(Inbox):
             return sum(sum(path.counts(self)) for path in self.paths())
 
     def fileno(self) -> int:
-        """Return the readiness descriptor, made on the first call."""
-        with self._lock:
-            if self.closed:
+        """Return the readiness descriptor, made on the first call.
+
+        Inside another call as well: then what that call changes is shown soon.
+        """
+        if self.closed:
+            raise os_error(self._plane.closed_refusal)
+        descriptor = self.descriptor
+        if descriptor is None:
+            made = ReadinessDescriptor(self._wanted_readiness)
+            if self.descriptor is None:  # else a handler, or another thread, was faster
+                self.descriptor = made
+            descriptor = self.descriptor
+            if descriptor is not made:
+                made.close()
+            if self.closed:  # meanwhile, and it may not have seen this one
+                descriptor.close()
                 raise os_error(self._plane.closed_refusal)
-            if self.descriptor is None:
-                self.descriptor = ReadinessDescriptor(self._wanted_readiness)
-                self.special = True
-                self._plane.helper.want()
+            if self._is_inside():
+                self._plane.later(self._begin_to_show)
+            else:
+                self._begin_to_show()
+        return descriptor.fileno()
+
+    def _begin_to_show(self) -> None:
+        """Have every change shown from now on, and what changed meanwhile. No lock held."""
+        with self._lock:
+            self.special = True
+            self._plane.helper.want()
         self._plane.helper.deliver()
-        return self.descriptor.fileno()
+        self.sync()
 
     def _wanted_readiness(self) -> tuple[bool, bool]:
         readable = bool(self.queue) or self._has_notice() or self._map_news or self.closed
@@ -487,9 +525,9 @@ class Mailbox(Inbox):
         self.room_waiters.tell_all(plane.desk)
         self.operation_waiters.tell_all(plane.desk)
 
-    def abandon_in_child(self, lock: threading.Lock) -> None:
+    def abandon_in_child(self) -> None:
         """Refuse everything from now on; called in the child of a fork."""
-        self._lock = lock
+        self._lock, self._is_inside = self._plane.lock, self._plane.is_inside
         self.closed = self.special = True
         self._flows = {}
         # The parent's are not here.

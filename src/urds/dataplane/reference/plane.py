@@ -9,7 +9,6 @@ call that may block, and wake-ups and descriptor changes happen after it is rele
 from __future__ import annotations
 
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -38,7 +37,8 @@ from urds.dataplane.reference.snapshots import take_snapshot
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
 from urds.dataplane.reference.warm_memory import WarmMemory
-from urds.errors import Refusal
+from urds.errors import Refusal, os_error
+from urds.reentry import new_lock
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
@@ -64,12 +64,13 @@ class Plane:
         self.virtual = clock_ns is not None  # a clock of the caller's: nothing ever waits
         self.clock_ns = clock_ns or time.monotonic_ns
         self.wall_ns = time.time_ns
-        self.lock = threading.Lock()
+        self.lock, self.is_inside = new_lock()
         self.counters = Counters()
         self.hosts: dict[Address, Host] = {}
         self.poll_set = PollSet(self)
         self.warm_memory = WarmMemory()
         self.desk = WaitingDesk(self.lock)
+        self._postponed: deque[Callable[[], None]] = deque()  # no lock, so atomic calls
         self.poll_set.add_kick(self.desk.kick)
         self.helper = Helper(self)
         self.loops: deque[None] = deque()  # one entry per event loop; no lock, so atomic calls
@@ -92,10 +93,16 @@ class Plane:
 
     def mailbox(self, *, local: Address, port: int, settings: MailboxSettings) -> Mailbox:
         """Bind a mailbox; the caller has checked that the port is free."""
-        with self.lock:
-            host = self._host(local)
-            mailbox = Mailbox(self, host, port=port, settings=settings)
-            host.inboxes[port] = mailbox
+        mailbox: Mailbox | None = None
+        host = self.host(local)
+        try:
+            with self.lock:
+                mailbox = Mailbox(self, host, port=port, settings=settings)
+                host.inboxes[port] = mailbox
+        except BaseException:  # of a signal handler: nobody hears of this mailbox
+            if mailbox is not None:
+                self.close_mailbox(mailbox, 0)
+            raise
         return mailbox
 
     def path(self, *, local: Address, peer: Address, index: int, sequence_first: int) -> StreamPath:
@@ -200,9 +207,12 @@ class Plane:
         """Wait as `wait` does, after an attempt that gave nothing; `wait_ns` is not 0."""
         desk = self.desk
         waiter = desk.waiter()
+        if desk.leader is waiter:  # in the wait of one that is alone
+            raise os_error(Refusal.REENTERED)
         deadline_ns = None if wait_ns is None else self.clock_ns() + wait_ns
         used = False
         try:
+            waiter.in_use = True
             while True:
                 if self.tails:
                     self.flush_tails()
@@ -230,7 +240,10 @@ class Plane:
                 if mailbox.descriptor is not None:
                     mailbox.sync()
         finally:
-            self._leave(waiter, waiters, used=used)
+            try:
+                self._leave(waiter, waiters, used=used)
+            finally:
+                waiter.in_use = False
 
     def _leave(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> None:
         with self.lock:
@@ -407,6 +420,7 @@ class Plane:
     def help(self, deadline_ns: int | None) -> list[Event]:
         """See `base.Plane.help`; one thread only."""
         if deadline_ns is not None and deadline_ns <= self.clock_ns():
+            self.catch_up()
             self.pump()
             with self.lock:
                 return self.take_events()
@@ -432,6 +446,22 @@ class Plane:
         self.loops.pop()
         if not self.closed:
             self.helper.ring()
+
+    def refuse_reentry(self) -> None:
+        """Refuse a call inside one that holds the lock. Raises OSError (EDEADLK)."""
+        if self.is_inside():
+            raise os_error(Refusal.REENTERED)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have the helper make a call soon, with no lock held; from any thread, any lock held."""
+        self._postponed.append(call)
+        if not self.closed:
+            self.helper.ring()
+
+    def catch_up(self) -> None:
+        """Make the calls that were put off. No lock held."""
+        while self._postponed:
+            self._postponed.popleft()()
 
     def pump(self) -> int:
         """Make one pass without blocking."""
@@ -459,6 +489,7 @@ class Plane:
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables."""
+        self.refuse_reentry()
         with self.lock:
             return take_snapshot(self)
 

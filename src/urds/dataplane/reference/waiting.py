@@ -25,6 +25,8 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeVar
 
+from urds.errors import Refusal, os_error
+
 _T = TypeVar("_T")
 
 
@@ -40,11 +42,12 @@ class Doing(Enum):
 class Waiter:
     """One per waiting thread, or a callback that stands in for one."""
 
-    __slots__ = ("callback", "doing", "gate")
+    __slots__ = ("callback", "doing", "gate", "in_use")
 
     def __init__(self, callback: Callable[[], None] | None = None) -> None:
         self.doing = Doing.RUNNING
         self.callback = callback
+        self.in_use = False  # in a wait; a handler that interrupts it must not wait as well
         if callback is None:
             self.gate = threading.Lock()
             self.gate.acquire()
@@ -98,7 +101,7 @@ class Waiters:
 class WaitingDesk:
     """Leader, followers and the wake-ups that are due once the lock is free."""
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self.lock = lock
         self.leader: Waiter | None = None
         self.followers: deque[Waiter] = deque()
@@ -110,11 +113,21 @@ class WaitingDesk:
         self._own = threading.local()
 
     def waiter(self) -> Waiter:
-        """Return the calling thread's waiter, reused from wait to wait."""
+        """Return the calling thread's waiter, reused from wait to wait.
+
+        Raises OSError (EDEADLK) inside a wait: the thread would wait for itself to read.
+        """
         waiter: Waiter | None = getattr(self._own, "waiter", None)
         if waiter is None:
             waiter = self._own.waiter = Waiter()
+        elif waiter.in_use:
+            raise os_error(Refusal.REENTERED)
         return waiter
+
+    def waits_here(self) -> bool:
+        """Tell whether the calling thread is in a wait, which a handler interrupted."""
+        waiter: Waiter | None = getattr(self._own, "waiter", None)
+        return waiter is not None and (waiter.in_use or self.leader is waiter)
 
     def notify(self, waiter: Waiter) -> None:
         """Mark a waiter and note how to wake it; call `deliver` after the lock is released."""
@@ -204,7 +217,7 @@ class WaitingDesk:
         """Tell whether nobody waits. Lock held."""
         return self.leader is None and not self.followers
 
-    def abandon_in_child(self, lock: threading.Lock) -> None:
+    def abandon_in_child(self, lock: threading.RLock) -> None:
         """Forget everybody after a fork: they are not here."""
         self.lock = lock
         self.leader, self.due = None, False

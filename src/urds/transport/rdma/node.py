@@ -20,6 +20,7 @@ from urds.dataplane.base import Address, Mailbox, Wanted
 from urds.errors import Refusal, os_error
 from urds.logs import LogQueue, messages
 from urds.proto.settings import EndpointSettings
+from urds.reentry import holder_test
 from urds.transport.rdma import events
 from urds.transport.rdma.attempts import Attempts, port_of
 from urds.transport.rdma.core import CoreLimits
@@ -90,6 +91,12 @@ class RdmaNode:
         self._attempts = Attempts(self)
         self._reports: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
         self._paths: dict[RdmaPath, RdmaHost] = {}
+
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds a lock of a device or of the regions."""
+        return self.regions.is_inside() or any(
+            holder_test(device.adapter.lock)() for device in self.devices
+        )
 
     # -- addresses and routes
 

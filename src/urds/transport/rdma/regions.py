@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import errno
 import random
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from urds.constants import RDMA_PAGE_BYTES
 from urds.errors import Refusal, os_error
+from urds.reentry import new_lock
 from urds.transport.rdma.counters import RdmaCounters
 from urds.verbs.engine.keys import REGION_INDEX_FIRST, VARIANT_BITS, WINDOW_INDEX_FIRST, Region
 from urds.verbs.engine.numbers import AccessFlag
@@ -89,7 +89,7 @@ class RegionTable:
         self._later = later
         self._chance = chance or random.SystemRandom()
         self._counters = counters or RdmaCounters()
-        self._lock = threading.Lock()
+        self._lock, self.is_inside = new_lock()
         self._entries: dict[int, _Entry] = {}
         self._reserved: set[int] = set()  # keys that a registration under way has drawn
         self._is_abandoned = False  # by a fork: the parent's
@@ -172,7 +172,7 @@ class RegionTable:
         Takes no lock: whoever held one is not here.
         """
         self._is_abandoned = True
-        self._lock = threading.Lock()
+        self._lock, self.is_inside = new_lock()
         self._entries, self._reserved = {}, set()
 
     def __len__(self) -> int:
