@@ -143,7 +143,10 @@ def test_a_connection_ends_at_any_frame(siege: Siege, orderly: bool) -> None:
     for count in range(len(frames)):
         address = siege.address()
         delivered = [b"whole".hex()] if count > 2 else []
-        say(siege.connected(address), frames[:count], orderly=orderly)
+        stranger = siege.connected(address)
+        # What comes before the control thread has taken the connection goes with its end.
+        siege.until(lambda host=address: siege.victim.ask("paths")[f"{host}/0"]["up"])  # type: ignore[misc]  # bound
+        say(stranger, frames[:count], orderly=orderly)
         assert siege.victim.ask("collect", count=len(delivered)) == delivered, count
         again = siege.returned(address)
         again.send(*message(LARGE, sequence=2, flags=REPEATED))
