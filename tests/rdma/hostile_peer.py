@@ -256,6 +256,9 @@ class Stranger:
             if self.receives:
                 self._post_receive(wc.wr_id)
 
+    def handle_refused(self, *, wrong_key: bool) -> None:
+        """Pass over what the victim may not do: the end tells."""
+
     def cut_after_fault(self) -> None:
         """Cut nothing: a mistake of ours here ends the thread, and so the test."""
 

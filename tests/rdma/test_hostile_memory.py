@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.rdma.hostile_peer import Siege, Stranger, congestion_map, message
 from tests.rdma.victim import CANARY, GUARD_BYTES
 from urds.constants import ExtensionType
 from urds.verbs.engine.numbers import WCStatus, WROpcode
+from urds.verbs.providers.base import ConnectionEventKind
 from urds.wire import exthdr
 
 SIZE = 8192
@@ -195,6 +197,62 @@ def test_no_send_takes_a_key_back(siege: Siege, region: tuple[int, int]) -> None
     assert siege.victim.ask("is_over", number=number) is False
     other = siege.connected()
     assert status(other, "read", cookie) is WCStatus.SUCCESS
+
+
+def test_a_wrong_key_and_a_wrong_place_are_refused_alike(
+    siege: Siege, region: tuple[int, int]
+) -> None:
+    """Else a guesser could find the key first, and then the page at which the region begins."""
+    _, cookie = region
+    for way in WAYS:
+        ended = []
+        for guess, offset in ((cookie ^ 1, 0), (cookie, SIZE), (cookie, U64 - 4096)):
+            stranger = siege.connected()
+            ended.append((status(stranger, way, guess, offset), stranger.qp.state))
+            siege.until_cut(stranger, "no region has this key and these octets")
+            ended[-1] += tuple(stranger.ends)
+        assert len(set(ended)) == 1, ended
+
+
+def test_a_wrong_key_is_a_breach_and_its_host_rests(siege: Siege, region: tuple[int, int]) -> None:
+    """Whatever the type of service; what is connected stays, and others are not concerned."""
+    _, cookie = region
+    address = siege.address()
+    guesser, other = siege.connected(address), siege.connected(address, tos=7)
+    with siege.counted(rdma_wrong_keys=1, rdma_breaches=1):
+        read_of(guesser, cookie ^ 1)
+        siege.until_cut(guesser, "no region has this key and these octets")
+    with siege.counted(rdma_refused_resting=3):
+        for tos in (0, 7, 9):
+            again = siege.stranger(address)
+            again.connect(again.data(tos=tos).emit())
+            siege.until(lambda one=again: one.is_up or one.is_over)  # type: ignore[misc]  # bound
+            assert again.ends == [ConnectionEventKind.REJECTED]
+    assert read_of(other, cookie) is WCStatus.SUCCESS
+    assert siege.connected().is_up
+    siege.returned(address)
+
+
+def test_many_connections_of_a_host_guess_no_faster_than_one(
+    siege: Siege, region: tuple[int, int]
+) -> None:
+    """Each guess costs half a second on average, also those that are made all at once."""
+    _, cookie = region
+    address = siege.address()
+    guessers = [siege.connected(address, tos=tos) for tos in range(1, 33)]
+    with siege.counted(rdma_wrong_keys=len(guessers)):
+        began_s = time.monotonic()
+        for guesser in guessers:
+            guesser.post(cookie=cookie ^ 1, **WAYS["read"])
+        for guesser in guessers:
+            siege.until_cut(guesser)
+    while time.monotonic() < began_s + 4:
+        again = siege.stranger(address)
+        again.connect(again.data().emit())
+        siege.until(lambda one=again: one.is_up or one.is_over)  # type: ignore[misc]  # bound
+        assert not again.is_up, f"let in after {time.monotonic() - began_s:.1f} s"
+        again.vanish()
+        time.sleep(0.05)
 
 
 def test_any_guess_costs_its_connection(siege: Siege, region: tuple[int, int]) -> None:

@@ -12,7 +12,7 @@ from tests.sockets.conftest import backend_with
 from tests.sockets.hosts import host
 from tests.unit.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
 from tests.unit.rdma_core_world import Side, atomic, frames, transfer
-from tests.unit.rdma_world import HIGH, LOW
+from tests.unit.rdma_world import HIGH, LOW, SECOND
 from urds.backend.inprocess import InProcess
 from urds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
 from urds.dataplane.native import NATIVE
@@ -192,6 +192,18 @@ def test_difference_rdma_long_frames() -> None:
         side.begin(long_frames=attach.long_frames)
         side.send(bytes(100_000))
         assert len(side.take()[0].payload) == octets
+
+
+def test_difference_rdma_rest() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    for number in (1, 2):
+        bench.core.handle_breach(TO_HIGH, number, NOW, wrong_key=True)
+    rejected = [Reject(REQUEST, INCOMPATIBLE)]
+    assert bench.request(generation=4)[-1:] == rejected
+    assert bench.request(tos=3, generation=4) == rejected
+    assert bench.request(generation=4, now_ns=NOW + SECOND) == [Accept(TO_HIGH, REQUEST)]
+    assert bench.stats.wrong_keys == 2
 
 
 def test_difference_rdma_mark() -> None:

@@ -141,6 +141,47 @@ def test_a_breach_ends_the_connection_and_lets_both_sides_rest() -> None:
     assert (bench.stats.breaches, bench.stats.refused_resting) == (1, 1)
 
 
+def test_a_breach_lets_the_host_rest_whatever_the_type_of_service() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    assert bench.request(1001, tos=3, generation=4) == [Accept(PeerKey(HIGH, 3), 1001)]
+    bench.establish(1001, key=PeerKey(HIGH, 3))
+    bench.core.handle_breach(TO_HIGH, 1, NOW, wrong_key=True)
+    assert bench.actions() == [Detach(TO_HIGH, 1)], "the other connection stays"
+    assert (bench.stats.breaches, bench.stats.wrong_keys) == (1, 1)
+    rest_until_ns = bench.core.poll_timeout()
+    assert rest_until_ns is not None
+    for tos in (0, 3, 4):
+        found = bench.request(1002 + tos, tos=tos, generation=4, now_ns=rest_until_ns - 1)
+        assert found == [Reject(1002 + tos, INCOMPATIBLE)]
+    assert bench.core.find(PeerKey(HIGH, 4)) is None, "nothing is kept of who is not let in"
+    other = IPv4Address("10.0.0.77")
+    assert bench.request(1100, peer=other, generation=4) == [Accept(PeerKey(other, 0), 1100)]
+    assert bench.stats.refused_resting == 3
+
+
+def test_our_own_attempts_wait_for_a_rest_that_began_after_they_were_planned() -> None:
+    bench = Bench()
+    bench.join(generation=4)
+    to_three = PeerKey(HIGH, 3)
+    assert bench.want(tos=3) == [Connect(to_three, 2)]
+    bench.core.handle_failed(to_three, 2, Failure.UNREACHABLE, b"", NOW)
+    bench.core.handle_failed(to_three, 2, Failure.UNREACHABLE, b"", NOW)
+    planned_ns = bench.core.poll_timeout()
+    assert planned_ns is not None and planned_ns < NOW + SECOND // 100
+    bench.actions()
+    bench.core.handle_breach(TO_HIGH, 1, NOW)
+    bench.actions()
+    rests = bench.core._rests  # when they may go on; the draw is by chance
+    rest_until_ns = rests.until_ns(HIGH)
+    assert rest_until_ns > NOW + SECOND // 100
+    assert bench.wait(rest_until_ns - 1 - NOW) == []
+    assert {action.key for action in bench.wait(SECOND) if isinstance(action, Connect)} == {
+        TO_HIGH,
+        to_three,
+    }
+
+
 @pytest.mark.parametrize("state", list(State))
 def test_after_a_fault_of_ours_everything_starts_over(state: State) -> None:
     bench = Bench()

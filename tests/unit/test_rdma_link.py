@@ -64,12 +64,15 @@ class FakePath:
         self.rdma_counters = RdmaCounters()
         self.is_paused = False
         self.breaches: list[str] = []
+        self.wrong_keys = 0
 
     def settle(self) -> None:
         """Nobody waits."""
 
-    def handle_breach(self, link: Link, reason: str) -> None:
+    def handle_breach(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
+        assert not link.is_over, "the end of a connection must not outrun its reason"
         self.breaches.append(reason)
+        self.wrong_keys += wrong_key
 
 
 class Pair:
@@ -91,6 +94,7 @@ class Pair:
 
     def note(self, link: Link, event: ConnectionEvent) -> None:
         link.is_established |= event.kind is ConnectionEventKind.ESTABLISHED
+        link.is_over |= event.kind is not ConnectionEventKind.ESTABLISHED
 
     def answer(self, event: ConnectionEvent) -> None:
         self.links[1].accept(event.connection, b"")
@@ -168,6 +172,20 @@ def test_a_read_from_a_peer_that_serves_none_costs_the_connection_alone(
     assert "RDMA_READ" in path.breaches[0]
     assert not pair.paths[1].core.heard
     assert not pair.paths[1].breaches
+
+
+@pytest.mark.parametrize("is_write", [False, True], ids=["read", "write"])
+def test_a_wrong_key_is_told_before_the_connection_ends(pair: Pair, is_write: bool) -> None:
+    path = pair.paths[0]
+    memory = memoryview(bytearray(8))
+    guess = RdmaTransfer(key=1 << 8, remote_address=0, is_write=is_write, pieces=(memory,))
+    path.core.to_say.append(Piece(1, guess, 0, 0))
+    pair.say(b"behind it")
+    assert pair.paths[1].breaches == ["no region has this key and these octets"]
+    assert pair.paths[1].wrong_keys == 1
+    assert all(link.is_over for link in pair.links)
+    assert (path.breaches, path.wrong_keys) == ([], 0)
+    assert path.core.ended[0] == (1, Outcome.REMOTE_ACCESS)
 
 
 def test_a_fault_of_ours_costs_the_connection_alone(

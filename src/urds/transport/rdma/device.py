@@ -15,10 +15,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.completions import CompletionQueue
-from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    AsyncEventType,
+    QPAttrMask,
+    QPState,
+    QPType,
+)
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
-from urds.verbs.engine.work import WC
+from urds.verbs.engine.work import WC, AsyncEvent
 from urds.verbs.providers.base import Adapter, Address, Listener, OnConnectionEvent, PortSpace
 
 if TYPE_CHECKING:
@@ -52,6 +58,7 @@ class RdmaDevice:
         self._completions = CompletionQueue(1)
         self._completions.on_push = self._take
         with adapter.lock:
+            adapter.on_async_event = self._handle_event
             adapter.attend()
 
     def queue_pair(self, link: Link, *, send_ring: int, receive_ring: int) -> QueuePair:
@@ -102,6 +109,14 @@ class RdmaDevice:
         with self.adapter.lock:
             self.adapter.unattend()
         self.adapter.close()
+
+    def _handle_event(self, event: AsyncEvent) -> None:
+        """Tell a link that its peer has asked for what it may not have; its queue pair is over."""
+        if event.event_type in (AsyncEventType.QP_ACCESS_ERR, AsyncEventType.QP_REQ_ERR):
+            link = self.links.get(event.element.qpn)
+            if link is not None:
+                with self.confine(link.cut_after_fault):
+                    link.handle_refused(wrong_key=event.event_type is AsyncEventType.QP_ACCESS_ERR)
 
     def _take(self, wc: WC, _solicited: bool) -> bool:
         """Hand a completion to its link; none is ever queued."""

@@ -29,6 +29,7 @@ from urds.transport.rdma.events import (
     Reject,
 )
 from urds.transport.rdma.peer import REJECTION, RdmaPeer, read_offer
+from urds.transport.rdma.rests import HostRests
 from urds.transport.rdma.seeking import key_of
 from urds.transport.rdma.settings import PeerSettings
 from urds.transport.rdma.stats import RdmaStats
@@ -64,6 +65,12 @@ class RdmaEndpoint:
         self._random = random
         self._next_number = next_number
         self._may_evict = may_evict
+        self._rests = HostRests(
+            each_max_ns=peer_settings.reconnect_delay_max_ns,
+            all_max_ns=peer_settings.reconnect_delay_idle_max_ns,
+            hosts_max=settings.peers_max,
+            random=random,
+        )
         self._actions: deque[Action] = deque()
         self._timers = Timers()
         self._peers: dict[PeerKey, RdmaPeer] = {}
@@ -114,6 +121,7 @@ class RdmaEndpoint:
             settings=self._peer_settings,
             random=self._random,
             stats=self.stats,
+            rests=self._rests,
             actions=self._actions,
             timers=self._timers,
             next_number=self._next_number,
@@ -163,6 +171,10 @@ class RdmaEndpoint:
         if reason is not None or version is None:
             self._refuse(number, peer, reason or Reason.VERSION)
             return
+        if now_ns < self._rests.until_ns(peer):
+            self.stats.refused_resting += 1
+            self._actions.append(Reject(number, REJECTION))
+            return
         key = PeerKey(peer, 0 if offer is None else offer.tos, self._is_ourselves(peer))
         known = self._peers.get(key) or self._make_peer(key, now_ns)
         if known is None:
@@ -194,8 +206,11 @@ class RdmaEndpoint:
         if (peer := self._peers.get(key)) is not None:
             peer.handle_ended(number, now_ns, useful=useful)
 
-    def handle_breach(self, key: PeerKey, number: int, now_ns: int) -> None:
-        """End a connection on which the peer broke the protocol, and rest."""
+    def handle_breach(
+        self, key: PeerKey, number: int, now_ns: int, *, wrong_key: bool = False
+    ) -> None:
+        """End a connection on which the peer broke the protocol, and let its host rest."""
+        self.stats.wrong_keys += wrong_key
         if (peer := self._peers.get(key)) is not None:
             peer.handle_breach(number, now_ns)
 

@@ -227,6 +227,20 @@ class Link:
             return False
         return True
 
+    def handle_refused(self, *, wrong_key: bool) -> None:
+        """Tell at once that the peer's request was refused: the end of the queue pair follows.
+
+        The peer may have been late: the region it was told of has been freed, or is used up.
+        """
+        if self._breach_told:
+            return
+        if self._breach is None:
+            self._breach = (
+                "no region has this key and these octets" if wrong_key else "request refused"
+            )
+        self._breach_told = True
+        self.path.handle_breach(self, self._breach, wrong_key=wrong_key)
+
     def cut_after_fault(self) -> None:
         """Have the connection ended: nobody knows what a mistake of ours has left undone here."""
         self.cut("a fault of urds")

@@ -254,13 +254,15 @@ class RdmaNode:
         self._reports.append((report, recover or _nothing))
         self.plane.wake()
 
-    def _report_breach(self, path: RdmaPath, link: Link, reason: str) -> None:
+    def _report_breach(self, path: RdmaPath, link: Link, reason: str, wrong_key: bool) -> None:
         host = self._paths.get(path)
         if host is None:
             return
         self.log.warning("RDMA connection of %s cut: %s", path.peer, reason)
         self.report(
-            lambda: host.endpoint.handle_breach(path.key, link.number, self.now_ns()),
+            lambda: host.endpoint.handle_breach(
+                path.key, link.number, self.now_ns(), wrong_key=wrong_key
+            ),
             partial(self.start_over, host, path.key),
         )
 

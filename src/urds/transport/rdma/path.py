@@ -46,7 +46,7 @@ class RdmaPath:
         may_answer_ping: bool,
         on_key_used: Callable[[object, int], None],
         on_wanted: Callable[[RdmaPath], None],
-        on_breach: Callable[[RdmaPath, Link, str], None],
+        on_breach: Callable[[RdmaPath, Link, str, bool], None],
     ) -> None:
         self.local = host.address
         self.peer = key.peer
@@ -259,9 +259,9 @@ class RdmaPath:
             self._acknowledgement_planned = True
             plane.note_due(self, plane.clock_ns() + _ACKNOWLEDGE_NS)
 
-    def handle_breach(self, link: Link, reason: str) -> None:
+    def handle_breach(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""
-        self._on_breach(self, link, reason)
+        self._on_breach(self, link, reason, wrong_key)
 
     # -- for the control plane
 

@@ -36,6 +36,7 @@ from urds.transport.rdma.events import (
     Reject,
     RestartPeer,
 )
+from urds.transport.rdma.rests import HostRests
 from urds.transport.rdma.seeking import Seeker
 from urds.transport.rdma.settings import PeerSettings
 from urds.transport.rdma.state import RESTING, UNDER_WAY, Input, State
@@ -80,6 +81,7 @@ class RdmaPeer(Seeker):
         settings: PeerSettings,
         random: Random,
         stats: RdmaStats,
+        rests: HostRests,
         actions: deque[Action],
         timers: Timers,
         next_number: Callable[[], int],
@@ -89,6 +91,7 @@ class RdmaPeer(Seeker):
             settings=settings,
             random=random,
             stats=stats,
+            rests=rests,
             actions=actions,
             timers=timers,
             next_number=next_number,
@@ -146,10 +149,7 @@ class RdmaPeer(Seeker):
     ) -> None:
         """Accept or reject a request; its version is one that we answer."""
         self.used_ns = now_ns
-        if now_ns < self._rest_until_ns:
-            self._stats.refused_resting += 1
-            self._reject(number)
-        elif self._give_way(offer, now_ns):
+        if self._give_way(offer, now_ns):
             self._stats.accepts += 1
             self._request, self._request_version = offer, version
             self._is_in_doubt |= self._is_another_life(offer)
@@ -201,15 +201,15 @@ class RdmaPeer(Seeker):
             self._start_over(now_ns)
 
     def handle_breach(self, number: int, now_ns: int) -> None:
-        """End the connection and let some time pass: the next one will hardly be better."""
+        """End the connection and let the host rest: the next one will hardly be better."""
         if number == self.number:
             self._stats.breaches += 1
-            self._rest(now_ns)
+            self._rests.extend(self.key.peer, now_ns)
             self.handle_ended(number, now_ns)
 
     def handle_fault(self, now_ns: int) -> None:
         """Start over after a rest, whatever the state: a mistake of ours was met."""
-        self._rest(now_ns)
+        self._rests.extend(self.key.peer, now_ns)
         self._start_over(now_ns)
 
     # -- requests of the peer

@@ -4,7 +4,7 @@ Either side may connect, so nobody waits for the other: a lost connection is sou
 fails is tried again after random times, up to a bound that doubles; where nothing waits here, it
 grows further. It begins anew once a connection lasted, or carried a message: Linux resets it as
 soon as one is up, but then two nodes that do not understand each other would connect as fast as
-they can. After a breach of the protocol comes a rest.
+they can. After a breach of the protocol comes a rest, of the whole host (`rests`).
 
 Source: rds.md 4.1 (linux v6.12 net/rds/ib_cm.c, net/rds/threads.c).
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from urds.proto.backoff import Backoff
 from urds.proto.timers import TimerKey, TimerKind, Timers
 from urds.transport.rdma.events import Abandon, Action, Connect, Detach, GiveUp, PeerKey
+from urds.transport.rdma.rests import HostRests
 from urds.transport.rdma.settings import PeerSettings
 from urds.transport.rdma.state import RESTING, UNDER_WAY, Input, State, next_state
 from urds.transport.rdma.stats import RdmaStats
@@ -50,6 +51,7 @@ class Seeker:
         settings: PeerSettings,
         random: Random,
         stats: RdmaStats,
+        rests: HostRests,
         actions: deque[Action],
         timers: Timers,
         next_number: Callable[[], int],
@@ -60,6 +62,7 @@ class Seeker:
         self.wanted = False  # messages of ours wait
         self._settings = settings
         self._stats = stats
+        self._rests = rests
         self._random = random
         self._actions = actions
         self._timers = timers
@@ -68,7 +71,6 @@ class Seeker:
         self._sought = False  # attempts go on until a connection is up, or we give up
         self._attempted_ns: int | None = None  # our last attempt
         self._since_ns = 0  # when what is under way began, or came up
-        self._rest_until_ns = 0  # no connection before
         self._yield_until_ns = 0  # no attempt of ours before: the peer is about to ask
         self._down_ns: int | None = None  # since when there is none, while it is sought
 
@@ -84,7 +86,12 @@ class Seeker:
     def handle_timer(self, kind: TimerKind, now_ns: int) -> None:
         """Do what one timer asks for."""
         if kind is TimerKind.ATTEMPT:
-            self._connect(now_ns)
+            # The host may have broken the protocol since, on a connection of another service.
+            rest_until_ns = self._rests.until_ns(self.key.peer)
+            if rest_until_ns > now_ns:
+                self._set(TimerKind.ATTEMPT, rest_until_ns)
+            else:
+                self._connect(now_ns)
         elif kind is TimerKind.GIVE_UP:
             self._give_up(now_ns)
         else:
@@ -117,7 +124,8 @@ class Seeker:
 
     def _seek(self, delay_ns: int, now_ns: int) -> None:
         """Look for a connection, now or after a delay. The passive end waits for the other one."""
-        delay_ns = max(delay_ns, max(self._rest_until_ns, self._yield_until_ns) - now_ns)
+        rest_until_ns = self._rests.until_ns(self.key.peer)
+        delay_ns = max(delay_ns, max(rest_until_ns, self._yield_until_ns) - now_ns)
         self._move(Input.SEEK)
         self._sought = True
         self._start_outage(now_ns)
@@ -151,11 +159,6 @@ class Seeker:
         self.wanted = self._sought = False
         self._down_ns = None
         self._cancel(TimerKind.ATTEMPT)
-
-    def _rest(self, now_ns: int) -> None:
-        """Let the next connection wait, by chance up to the longest delay."""
-        rest_ns = self._random.randrange(self._settings.reconnect_delay_max_ns)
-        self._rest_until_ns = now_ns + rest_ns
 
     # -- the connection
 

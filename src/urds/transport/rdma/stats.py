@@ -18,6 +18,7 @@ class RdmaStats:
     ups: int = 0
     downs: int = 0
     breaches: int = 0
+    wrong_keys: int = 0  # of them: a key that no region has any more, or octets outside of it
     connect_raced: int = 0  # a request met an attempt or an answer under way
     listen_closed_stale: int = 0  # a request met a connection that seemed up
     peer_restarts: int = 0
