@@ -146,7 +146,7 @@ from urds.constants import (
 from urds.errors import PlaneError, SettingError
 
 if _typing.TYPE_CHECKING:
-    from urds.backend import configure
+    from urds.backend import configure, drain
     from urds.installation import install, uninstall
     from urds.rdma import MemoryRegion, PendingAtomic, PendingOperation
     from urds.settings import Settings
@@ -294,6 +294,7 @@ __all__ = [
     "Socket",
     "Transport",
     "configure",
+    "drain",
     "install",
     "socket",
     "uninstall",
@@ -306,6 +307,7 @@ _LAZY = {
     "Settings": "urds.settings",
     "Socket": "urds.sockets",
     "configure": "urds.backend",
+    "drain": "urds.backend",
     "install": "urds.installation",
     "socket": "urds.sockets",
     "uninstall": "urds.installation",

@@ -182,8 +182,8 @@ class Settings:
     strangers_per_address_max: int = _tunable(16, _integer(1, 65_536))
     stranger_wait_s: float = _tunable(30.0, _seconds(3600))
     # The end: of the process, and in the background of a closed socket without SO_LINGER.
-    drain_s: float = _tunable(1.0, _seconds(3600))
-    linger_s: float = _tunable(1.0, _seconds(3600))  # 0 cancels at close, as Linux does
+    drain_s: float = _tunable(5.0, _seconds(3600))
+    linger_s: float = _tunable(5.0, _seconds(3600))  # 0 cancels at close, as Linux does
     # RDS over RDMA: what bind takes unless SO_RDS_TRANSPORT chose, the devices in the order in
     # which peers are sought on them, and the rings of a connection as net.rds.ib has them.
     transport: str = _tunable("tcp", _word("tcp", "ib"))

@@ -174,6 +174,19 @@ class SocketBase(system.socket):
             raise os_error(Refusal.NOT_CONNECTED)
         return addresses.socket_address(*self._peer)
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages of this socket peers have not acknowledged, those not sent included.
+
+        0 means that each lies in its receiver's queue (towards Linux: in its host's TCP). Raises
+        OSError (EBADF) once closed; `urds.drain` waits for the messages of closed sockets too.
+        """
+        mailbox = self._mailbox
+        if mailbox is None:
+            self._check_open()
+            return 0
+        return mailbox.unacknowledged()
+
     # -- options
 
     def setsockopt(

@@ -99,6 +99,10 @@ class FakeMailbox:
         self.cancelled.append((peer, port))
         return 3
 
+    def unacknowledged(self) -> int:
+        """Return how many messages were recorded: nobody acknowledges them."""
+        return len(self.sent)
+
     def close(self, linger_ns: int | None = None) -> None:
         """Record a close."""
         self.lingers.append(linger_ns)

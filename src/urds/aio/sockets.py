@@ -260,6 +260,11 @@ class Socket:
         """Set the default destination; nothing is sent."""
         self._socket.connect(address)
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages peers have not acknowledged; see `urds.Socket.unacknowledged`."""
+        return self._socket.unacknowledged
+
     def getsockname(self) -> Any:
         """Return the bound address."""
         return self._socket.getsockname()

@@ -78,6 +78,12 @@ class Process:
             made = getattr(self._backend, "choice", None)
             return made or choose()
 
+    def drain(self, timeout_s: float) -> int:
+        """Wait for acknowledgements, if anything was bound; see `drain`."""
+        with self._lock:
+            backend = self._backend
+        return 0 if backend is None else backend.drain(timeout_s)
+
     def use(self, backend: Backend | None) -> Backend | None:
         """Put another backend in place; return the one before. For tests and embedders."""
         with self._lock:
@@ -158,3 +164,15 @@ def configure(**values: object) -> Settings:
     value, or when it is too late.
     """
     return process.configure(values)
+
+
+def drain(timeout_s: float) -> int:
+    """Wait until every message of this process is acknowledged; return how many are not.
+
+    Those of closed sockets count as well. Waits for `timeout_s` seconds at most, `math.inf` is for
+    ever; 0 looks once. Any thread may call it, a signal handler must not. What is left stays
+    queued. Raises ValueError for a negative time or one that is no number.
+    """
+    if not timeout_s >= 0:
+        raise ValueError(f"timeout_s = {timeout_s}: must be 0 or more seconds")
+    return process.drain(timeout_s)

@@ -116,6 +116,9 @@ class Backend(Protocol):
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""
 
+    def drain(self, timeout_s: float) -> int:
+        """Wait until peers have acknowledged everything; return the messages left."""
+
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""
 

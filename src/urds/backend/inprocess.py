@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from urds.backend import process
 from urds.backend.processes import report_of_this_process
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from urds.transport.rdma.regions import RegionTable
 
 _S = 1_000_000_000
+_DRAIN_TURN_S: Final = 0.05
 
 
 class InProcess:
@@ -112,6 +114,15 @@ class InProcess:
     def break_connections(self) -> int:
         """Reset every connection of this process, as a fault would; return how many."""
         return self._driver.break_connections()
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait until everything is acknowledged; return the messages left. See `urds.drain`."""
+        until_s = time.monotonic() + timeout_s
+        while True:  # in short turns: signal handlers run between them
+            left_s = min(_DRAIN_TURN_S, max(0.0, until_s - time.monotonic()))
+            left = self._driver.drain(round(left_s * _S))
+            if not left or left_s < _DRAIN_TURN_S:
+                return left
 
     def close(self, *, at_exit: bool = False) -> int:
         """Drain for `drain_s`, then end; return the messages that were left."""

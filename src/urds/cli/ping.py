@@ -138,7 +138,8 @@ def run(options: PingOptions) -> Exit:
 def _allow(target: Address) -> None:
     """Let this process talk to the target, wherever it is: the user named it."""
     settings = urds.configure()
-    urds.configure(allow=[*settings.allow, str(target).partition("%")[0]])
+    # A ping that nobody answered is over: the end does not wait for it.
+    urds.configure(allow=[*settings.allow, str(target).partition("%")[0]], linger_s=0)
 
 
 def _ping(

@@ -257,6 +257,12 @@ class Driver:
         with self.lock:
             return self.streams.break_all() + self.rdma.break_connections()
 
+    def drain(self, drain_ns: int) -> int:
+        """Send what is queued and wait for its acknowledgement; return the messages left."""
+        until_ns = now_ns() + drain_ns
+        left = self.plane.drain(drain_ns)
+        return left + self.rdma.drain(max(0, until_ns - now_ns()))
+
     def close(self, drain_ns: int, *, at_exit: bool = False) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
 
@@ -267,9 +273,7 @@ class Driver:
         """
         if self.stopping:
             return 0
-        until_ns = now_ns() + drain_ns
-        left = self.plane.drain(drain_ns)
-        left += self.rdma.drain(max(0, until_ns - now_ns()))
+        left = self.drain(drain_ns)
         if left:
             tell_left(self, left, drain_ns / _S)
         self.stopping = True
