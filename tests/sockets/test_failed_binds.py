@@ -1,11 +1,14 @@
 """A bind that fails half-way leaves nothing behind."""
 
 import errno
+import os
+import subprocess
+import sys
 
 import pytest
 
 import urds
-from tests.planes import in_use
+from tests.planes import chosen, in_use
 from tests.sockets.hosts import host
 from urds.backend.inprocess import InProcess
 from urds.dataplane.native import PYTHON
@@ -31,3 +34,60 @@ def test_the_next_bind_finds_address_and_port_free(
         assert len(waited_for) == (3 if in_use() == PYTHON else 4)
         if in_use() == PYTHON:
             assert waited_for == backend.plane.poll_set._watched.keys()
+
+
+SCARCE = """
+import errno, os, resource, sys, threading
+import urds
+from tests.sockets.hosts import host
+from urds.backend import process
+
+def used():
+    return len(os.listdir("/proc/self/fd"))
+
+with urds.Socket() as sock:  # what is imported late is here then
+    sock.bind((host(1), 4000))
+    sock.sendto(b"own", (host(1), 4000))
+process.use(None).close()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for free in range(12):
+    before = used()
+    taken = [os.dup(0) for _ in range(free + 1)]  # the last is one too many
+    for one in taken:
+        os.close(one)
+    left = set()
+    for _ in range(4):
+        with urds.Socket() as sock:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1], hard))
+            try:
+                sock.bind((host(1), 4000))
+            except OSError as failure:
+                assert failure.errno == errno.EMFILE, failure
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        backend = process._backend
+        left.add((used() - before, sum(one.name == "urds-driver" for one in threading.enumerate())))
+    assert len(left) == 1, (free, left)  # as much after four as after one
+    assert backend is not None or left == {(0, 0)}, (free, left)
+    with urds.Socket() as sock:
+        sock.bind((host(1), 4000))
+        sock.sendto(b"own", (host(1), 4000))
+        assert sock.recv(10) == b"own"
+    process.use(None).close()
+    del backend
+    assert used() == before, (free, used(), before)
+    print(end=".")
+"""
+
+
+def test_a_first_bind_that_finds_no_descriptor_keeps_none() -> None:
+    """A node that could be made stays for the next bind, with its descriptors and one thread."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCARCE],
+        env={**os.environ, **chosen()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.stdout) == ("", "." * 12)

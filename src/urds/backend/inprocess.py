@@ -39,9 +39,13 @@ class InProcess:
         self._driver = Driver(settings, plane_class(self.choice))
         self.plane = self._driver.plane
         self._owner = os.getpid()
-        if settings.info_socket:
-            self._driver.inform(self._report)
-        process.alive.add(self)
+        try:
+            if settings.info_socket:
+                self._driver.inform(self._report)
+            process.alive.add(self)
+        except BaseException:  # of a signal handler: nobody has this driver
+            self._driver.close(0)
+            raise
         # The child of a multiprocessing fork ends by os._exit, past atexit, but runs these.
         util = sys.modules.get("multiprocessing.util")
         if util is not None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from random import Random
 
 from urds.constants import MAX_MESSAGE_BYTES, Transport
@@ -71,7 +71,6 @@ class Driver:
         self.tcp = tcp_settings_of(settings)
         self.guard = Guard(self)
         self.streams = Streams(self)
-        self.lanes = Lanes(self, lane_class(self.plane))
         self.acceptor = Acceptor(self)
         self.actions = Actions(self)
         self.rdma = Rdma(self)
@@ -85,12 +84,17 @@ class Driver:
         # in any thread inside any call, so it takes no lock: it appends and rings.
         self._abandoned: deque[tuple[Mailbox, int | None]] = deque()
         self._information: InformationSocket | None = None
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._serve_now(self._bell, self._answer_bell, Interest.READ)
-        self._thread = threading.Thread(
-            target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
-        )
-        self._thread.start()
+        with ExitStack() as undo:  # the system may have no descriptor left
+            undo.callback(self.plane.release)
+            self.lanes = Lanes(self, lane_class(self.plane))
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            undo.callback(os.close, self._bell)
+            self._serve_now(self._bell, self._answer_bell, Interest.READ)
+            self._thread = threading.Thread(
+                target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
+            )
+            self._thread.start()
+            undo.pop_all()
 
     # -- for application threads
 

@@ -17,7 +17,7 @@ import socket
 import stat
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -62,16 +62,17 @@ class InformationSocket:
     @classmethod
     def open(cls, report: Callable[[], bytes]) -> InformationSocket | None:
         """Listen at this process's place; None where that cannot be."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
+        with suppress(OSError), ExitStack() as undo:
+            # No descriptor, no folder, a read-only one, or a path too long for a socket.
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            undo.callback(listener.close)
             place = _place_for(os.getpid())
             listener.bind(os.fspath(place))
             place.chmod(0o600)
             listener.listen(_BACKLOG)
-        except OSError:  # no folder, a read-only one, or a path too long for a socket
-            listener.close()
-            return None
-        return cls(place, listener, report)
+            undo.pop_all()
+            return cls(place, listener, report)
+        return None
 
     def fileno(self) -> int:
         """Return the descriptor of the listener."""

@@ -50,8 +50,14 @@ def is_possible() -> bool:
 
 
 def listen(local: Address, port: int) -> socket.socket | None:
-    """Listen for lanes to an address of ours; None if another process has the name."""
-    listener = _new_socket()
+    """Listen for lanes to an address of ours; None if another process has the name.
+
+    Or if there is no descriptor left: TCP does then.
+    """
+    try:
+        listener = _new_socket()
+    except OSError:
+        return None
     try:
         listener.bind(_name(local, port))
         listener.listen(_BACKLOG)
@@ -76,7 +82,10 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 def connect(peer: Address, port: int) -> socket.socket | None:
     """Connect to who listens for lanes to an address, if it is this user; never waits."""
-    line = _new_socket()
+    try:
+        line = _new_socket()
+    except OSError:
+        return None
     try:
         if line.connect_ex(_name(peer, port)) == 0 and _is_ours(line):
             return line

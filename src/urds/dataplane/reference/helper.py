@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Event
@@ -35,9 +36,13 @@ class Helper:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self.wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._set = select.epoll()
-        self._set.register(self.wake_descriptor, select.EPOLLIN)
-        self._set.register(plane.poll_set.fileno(), 0)
+        with ExitStack() as undo:
+            undo.callback(os.close, self.wake_descriptor)
+            self._set = select.epoll()
+            undo.callback(self._set.close)
+            self._set.register(self.wake_descriptor, select.EPOLLIN)
+            self._set.register(plane.poll_set.fileno(), 0)
+            undo.pop_all()
         self._armed = False
         self._leader_ticks = 0
         self._tick_ns = TICK_NS

@@ -12,6 +12,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from urds.dataplane.base import (
@@ -67,12 +68,16 @@ class Plane:
         self.lock, self.is_inside = new_lock()
         self.counters = Counters()
         self.hosts: dict[Address, Host] = {}
-        self.poll_set = PollSet(self)
         self.warm_memory = WarmMemory()
-        self.desk = WaitingDesk(self.lock)
+        with ExitStack() as undo:  # the system may have no descriptor left
+            self.poll_set = PollSet(self)
+            undo.callback(self.poll_set.close)
+            self.desk = WaitingDesk(self.lock)
+            undo.callback(self.desk.close)
+            self.poll_set.add_kick(self.desk.kick)
+            self.helper = Helper(self)
+            undo.pop_all()
         self._postponed: deque[Callable[[], None]] = deque()  # no lock, so atomic calls
-        self.poll_set.add_kick(self.desk.kick)
-        self.helper = Helper(self)
         self.loops: deque[None] = deque()  # one entry per event loop; no lock, so atomic calls
         self.tails = False
         self.driven = False
