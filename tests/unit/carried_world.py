@@ -49,7 +49,7 @@ class FakePath:
         self._plane = plane
 
     def _tell(self, what: str, *, locked: bool) -> None:
-        assert self._plane.lock.locked() is locked, f"{what} with the plane's lock {not locked}"
+        assert self._plane.is_inside() is locked, f"{what} with the plane's lock {not locked}"
         self.told.append(what)
 
     def queue(

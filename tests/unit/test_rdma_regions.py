@@ -267,7 +267,7 @@ def test_no_lock_of_the_table_is_held_where_a_device_is_asked(
         real = getattr(keys, name)
 
         def watched(*arguments: Any, real: Any = real, **more: Any) -> Any:
-            held.append(world.table._lock.locked())
+            held.append(world.table.is_inside())
             return real(*arguments, **more)
 
         monkeypatch.setattr(keys, name, watched)
