@@ -17,7 +17,7 @@ KERNEL ?= 6.1
 INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim interop namespaces bench interop-bench bench-page faults fuzz soak lint \
+.PHONY: help demo test check sim interop namespaces bench attacks interop-bench bench-page faults fuzz soak lint \
         types docs native lock clean python \
         environment lint-environment
 
@@ -67,6 +67,10 @@ interop-bench: python  ## Measure against the kernel's RDS in one virtual machin
 	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench
 	@$(PYTHON) -m tools.native build --optional --at $(VENV)-bench
 	@PYTHONPATH=. $(VENV)-bench/bin/python benches/interop.py --json $(REPORT)/interop-bench.json
+
+attacks: environment  ## Measure what attackers cost a node's other peers, on both planes (6 min)
+	@$(PYTHON) -m tools.native build --optional
+	@$(BIN)/python -m tests.tcp.siege_figures $(ARGS)
 
 bench-page: python  ## Write figures and plots of docs/benchmarks.md anew from the last runs
 	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench

@@ -29,10 +29,8 @@ _StreamAddress = tuple[str, int]
 
 # The name of the record, then its fields. Wanted, PeerRestarted: path. FirstFrame: path and
 # attachment. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
-# acknowledgement, ports of source and target, extension (16 octets), payload, attachment. PeerMap:
-# octets and scope of the local address, of the peer. Congested: those of the local one, port, on.
-# LimitHit: name of the limit, path or None, port, count. Ready: descriptor, interest. LingerOver:
-# path, messages never sent, messages not acknowledged.
+# acknowledgement, ports of source and target, extension (16 octets), payload, attachment. Ready:
+# descriptor, interest. LingerOver: path, messages never sent, messages not acknowledged.
 _Event = tuple[Any, ...]
 
 # Local address and its scope, port, then base.MailboxRow from `send_bytes_max` on.

@@ -103,6 +103,24 @@ def figures_of(took_ns: Sequence[int], *, grown_bytes: int = 0, descriptors: int
     )
 
 
+def measured(
+    siege: Besieged, attack: AbstractContextManager[object] | None, *, measure_s: float
+) -> Figures:
+    """Return the neighbour's round trips while an attack goes on, and what the victim grew by."""
+    before = siege.victim.rss_bytes, siege.victim.descriptor_count
+    with attack or nullcontext():
+        time.sleep(_BEGIN_S)
+        took_ns = []
+        end_s = time.monotonic() + measure_s
+        while time.monotonic() < end_s:
+            took_ns += siege.others_are_well(_AT_ONCE)
+        return figures_of(
+            took_ns,
+            grown_bytes=siege.victim.rss_bytes - before[0],
+            descriptors=siege.victim.descriptor_count - before[1],
+        )
+
+
 def during(
     siege: Besieged,
     what: str,
@@ -113,18 +131,7 @@ def during(
     after: Callable[[], None] = lambda: None,
 ) -> Figures:
     """Measure the neighbour's round trips while an attack goes on, and print them."""
-    before = siege.victim.rss_bytes, siege.victim.descriptor_count
-    with attack or nullcontext():
-        time.sleep(_BEGIN_S)
-        took_ns = []
-        end_s = time.monotonic() + measure_s
-        while time.monotonic() < end_s:
-            took_ns += siege.others_are_well(_AT_ONCE)
-        figures = figures_of(
-            took_ns,
-            grown_bytes=siege.victim.rss_bytes - before[0],
-            descriptors=siege.victim.descriptor_count - before[1],
-        )
+    figures = measured(siege, attack, measure_s=measure_s)
     print(f"{siege.name} {what}: {figures.line(alone)}", flush=True)
     after()
     return figures

@@ -138,6 +138,7 @@ class World:
         self.now_ns = 1_000 * MS
         self.paths: dict[object, Path] = {}
         self.remotes: list[Remote] = []
+        self.was_congested = False  # our port, at the last look
         self.plane = make_plane(
             limits=limits or Limits(), resolve=self.resolve, clock_ns=lambda: self.now_ns
         )

@@ -27,7 +27,6 @@ from urds.dataplane.base import (
     Message,
     Path,
     PathRow,
-    PeerMap,
     Plane,
 )
 from urds.wire.header import HEADER_BYTES, Header
@@ -248,16 +247,11 @@ class Side:
         return arrived
 
     def events(self) -> dict[object, list[object]]:
-        """Return what the plane reports of each object; the order between them is not told.
-
-        Of maps that were read at once only the last one is in force, and told.
-        """
+        """Return what the plane reports of each object; the order between them is not told."""
         told: dict[object, list[object]] = {}
         for event in self.plane.help(0):
             about = getattr(event, "path", None) or getattr(event, "port", None)
-            events = told.setdefault(self.plain(about), [])
-            if not isinstance(event, PeerMap) or self.plain(event) not in events:
-                events.append(self.plain(event))
+            told.setdefault(self.plain(about), []).append(self.plain(event))
         return told
 
     def tables(self) -> dict[str, object]:

@@ -4,12 +4,10 @@ import errno
 
 import pytest
 
-from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
+from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, Remote, World, take
 from urds.constants import MSG_DONTWAIT, MSG_PEEK, HeaderFlag
 from urds.dataplane.base import (
     Control,
-    Limit,
-    LimitHit,
     Limits,
     Message,
     Release,
@@ -131,35 +129,62 @@ class TestPathMessages:
         assert refusal(other.sendto, b"", ADDRESS) == 0
 
 
-class TestControlEvents:
+class TestControlBudget:
     """A flood of pings becomes neither memory nor events without end."""
+
+    BURST = 64
+    number = 0  # of the last ping
 
     @pytest.fixture
     def limits(self) -> Limits:
-        return Limits(control_events_max=64)
+        return Limits(control_events_max=self.BURST, control_interval_ns=10_000_000)
 
-    def test_more_than_can_be_fetched_are_dropped_and_counted(self, world: World) -> None:
+    def pings(self, remote: Remote, world: World, count: int, *, apart: bool = False) -> int:
+        """Say so many pings, each read by itself if `apart`; return how many become events."""
+        for _ in range(count):
+            self.number += 1
+            remote.say(self.number, source_port=9, target_port=0)
+            if apart:
+                world.plane.pump()
+        return len([event for event in world.turn() if isinstance(event, Control)])
+
+    def test_a_burst_is_heard_and_the_rest_is_dropped_and_counted(self, world: World) -> None:
         remote = world.attach()
-        for number in range(1, 101):
-            remote.say(number, source_port=9, target_port=0)
-        world.plane.pump()
-        events = world.plane.help(0)
-        controls = [event for event in events if isinstance(event, Control)]
-        hits = [event for event in events if isinstance(event, LimitHit)]
-        assert len(controls) == 64
-        assert [(hit.limit, hit.count) for hit in hits] == [(Limit.CONTROL_EVENTS, 36)]
+        assert self.pings(remote, world, 40) == 40
+        assert self.pings(remote, world, 60, apart=True) == self.BURST - 40
         assert world.counter("recv_drop_control_full") == 36
+        assert world.counter("recv_ping") == 100
 
-    def test_the_bound_holds_over_passes_and_ends_with_a_fetch(self, world: World) -> None:
-        """Read in many passes before anybody fetches, they are still no more than the bound."""
+    def test_it_comes_back_with_time(self, world: World) -> None:
         remote = world.attach()
-        for number in range(1, 101):
-            remote.say(number, source_port=9, target_port=0)
-            world.plane.pump()
-        events = world.plane.help(0)
-        assert len([event for event in events if isinstance(event, Control)]) == 64
-        remote.say(200, source_port=9, target_port=0)
-        assert [type(event) for event in world.turn()] == [Control]
+        assert self.pings(remote, world, 100) == self.BURST
+        world.turn(30)
+        assert self.pings(remote, world, 100) == 3
+        world.turn(10_000)
+        assert self.pings(remote, world, 100) == self.BURST
+
+    def test_to_connect_again_buys_nothing(self, world: World) -> None:
+        assert self.pings(world.attach(), world, 100) == self.BURST
+        assert self.pings(world.attach(), world, 100) == 0
+
+    def test_each_stream_has_its_handshake(self, world: World) -> None:
+        """Without it an own node is taken for a kernel, and loses what a reset interrupts."""
+        self.pings(world.attach(), world, 100)
+        for _ in range(2):
+            remote = world.attach()
+            for _ in range(9):
+                remote.say(0, source_port=1, target_port=0)
+            handshakes = [event for event in world.turn() if isinstance(event, Control)]
+            assert len(handshakes) == 4
+
+    def test_maps_are_taken_beyond_it_and_are_no_events(self, world: World) -> None:
+        """A map that is dropped could leave a sender waiting for good."""
+        remote = world.attach()
+        self.pings(remote, world, 100)
+        assert not world.path().peer_is_congested(3)
+        remote.say_map(b"\x08" + bytes(8191))
+        assert world.turn() == []
+        assert world.path().peer_is_congested(3)
 
 
 class TestTakingBack:

@@ -17,7 +17,6 @@ from urds.dataplane.base import (
     FirstFrame,
     Hold,
     Interest,
-    PeerMap,
     PeerRestarted,
     Ready,
     Release,
@@ -289,7 +288,7 @@ class TestReports:
     def test_a_map_is_in_force(self, world: World) -> None:
         remote = world.attach()
         remote.say_map(b"\x08" + bytes(8191))
-        assert of(PeerMap, world.turn()) == [PeerMap(LOCAL, PEER)]
+        world.turn()
         assert world.path().peer_is_congested(3)
         assert not world.path().peer_is_congested(4)
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.sockets.remote import RemotePeer
 from tests.tcp.faults import silent_host
 from urds.backend.inprocess import InProcess
 from urds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
+from urds.dataplane.base import Limits
 from urds.dataplane.native import PYTHON
 from urds.dataplane.reference.inbox import LOOK_AGAIN_NS, Inbox
 from urds.driver import streams
@@ -575,3 +577,21 @@ def test_each_line_has_a_test_and_each_test_a_line() -> None:
     }
     assert len(set(lines)) == len(lines)
     assert set(lines) == tests
+
+
+@pytest.mark.carried(False)
+def test_difference_ping_budget() -> None:
+    pings = 200
+    with RemotePeer() as peer, backend_with(), urds.Socket() as sender:
+        peer.socket().bind((host(2), 4000))
+        sender.bind((host(1), 0))
+        sender.settimeout(ARRIVAL_S)
+        for _ in range(pings):
+            sender.sendto(b"", (host(2), 0))
+        answered = 0
+        with suppress(TimeoutError):
+            while answered < pings:
+                sender.recv(1)
+                answered += 1
+                sender.settimeout(0.5)
+        assert Limits().control_events_max <= answered < pings

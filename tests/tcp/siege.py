@@ -14,10 +14,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import cycle
+from random import Random
 from typing import Any, Final
 
 from tests.health.sources import ROOT
@@ -25,7 +26,7 @@ from tests.tcp.faults import reset
 from tests.tcp.frames import emit_frame, emit_map
 from tests.tcp.nodes import PORT
 from tests.tcp.processes import NodeProcess
-from urds.constants import MAX_MESSAGE_BYTES, RDS_TCP_PORT, Capability
+from urds.constants import MAX_MESSAGE_BYTES, PROBE_PORT, RDS_TCP_PORT, Capability, HeaderFlag
 from urds.wire.exthdr import Handshake, Mark, emit_handshake
 
 UNBOUND_PORT: Final = 9
@@ -93,6 +94,38 @@ def small_frames(target_port: int, payload: bytes = b"") -> bytes:
     """Return many frames without a flag; their number falls back at each turn, as Linux allows."""
     frame = partial(emit_frame, payload, source_port=7, target_port=target_port)
     return b"".join(frame(sequence=1 + number) for number in range(_FLOOD_FRAMES))
+
+
+def probe_frames() -> bytes:
+    """Return handshakes, each with another generation, as of a kernel that restarts each time."""
+    frames = []
+    for number in range(_FLOOD_FRAMES):
+        extension = emit_handshake(Handshake(npaths=1, generation=number + 1))
+        frames.append(emit_frame(sequence=1 + number, source_port=PROBE_PORT, extension=extension))
+    return b"".join(frames)
+
+
+def random_headers() -> bytes:
+    """Return headers with random fields, the same in each run; none announces a payload."""
+    chance = Random(17)
+    draw = chance.getrandbits
+    return b"".join(
+        emit_frame(
+            sequence=draw(64),
+            ack=draw(64),
+            source_port=draw(16),
+            target_port=draw(16),
+            flags=draw(8) & ~HeaderFlag.CONG_BITMAP,  # a map of no octets ends the connection
+            extension=chance.randbytes(16),
+        )
+        for _ in range(_FLOOD_FRAMES)
+    )
+
+
+def burn() -> None:
+    """Keep a processor busy without touching the victim: what the others are compared with."""
+    while not is_over():
+        sum(range(100_000))
 
 
 def break_rules(octets: bytes, sources: list[str], target: str, per_s: float) -> None:
@@ -229,6 +262,9 @@ def attack(name: str, target: str, how_many: int) -> None:
         "pings": partial(keep_sending, lambda: small_frames(0), near[0], target),
         "maps": partial(keep_sending, emit_map, near[0], target),
         "lives": partial(tell_lives, near[0], target),
+        "probes": partial(keep_sending, probe_frames, near[0], target),
+        "bad-headers": partial(keep_sending, random_headers, near[0], target),
+        "burn": burn,
         "peers": partial(
             crowd, _hosts(target, how_many), target, greeting=emit_map(), per_s=0, each_max=1
         ),
@@ -238,8 +274,8 @@ def attack(name: str, target: str, how_many: int) -> None:
 
 
 ATTACKS: Final = (
-    "lengths", "lengths-100", "slow-loris", "slow-loris-500", "congested", "unbound", "pings",
-    "maps", "lives", "peers",
+    "burn", "pings", "probes", "maps", "lives", "bad-headers", "unbound", "congested", "lengths",
+    "lengths-100", "slow-loris", "slow-loris-500", "peers",
 )  # fmt: skip
 
 
@@ -248,9 +284,15 @@ class Siege:
 
     name = "tcp"
 
-    def __init__(self, address: Callable[[int], str], **settings: Any) -> None:
-        self.victim = NodeProcess(address(250), **settings)
-        self.neighbour = NodeProcess(address(1))
+    def __init__(
+        self,
+        address: Callable[[int], str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.victim = NodeProcess(address(250), environ=environ, **settings)
+        self.neighbour = NodeProcess(address(1), environ=environ)
         self.victim.ask("serve_echo")
         self.others_are_well(20)
 

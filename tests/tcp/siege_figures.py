@@ -1,22 +1,28 @@
-"""What a siege over TCP costs, by hand: `PYTHONPATH=src python -m tests.tcp.siege_figures [NAME]`.
+"""Measure what attacks over TCP cost the victim's other peers: `make attacks`.
 
-Prints the neighbour's round trips alone and during each attack of `tests.tcp.siege`, with their
-ratio, and the victim's memory and descriptors; then the full sizes of what `test_hostile_floods`
-tries in small. SECURITY.md has the figures.
+Prints, for each plane, the round trips of a neighbour alone and during each attack of
+`tests.tcp.siege`: medians over interleaved rounds, with the ratio to `burn`, a process that keeps
+a processor busy and does not touch the victim. Victim, neighbour and attacker are processes of
+their own. By name it also measures the full sizes of what `test_hostile_floods` tries in small.
+SECURITY.md has the figures.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
-from tests.siege import MIB, during
+from tests.siege import MIB, Figures, measured
 from tests.tcp.siege import ATTACKS, UNBOUND_PORT, Siege, connect, small_frames
 
 NET = "127.8.77"
+ALONE, BURN = "alone", "burn"
 PEERS = 5000
 CONNECTIONS = 10_000
 MESSAGES = 1_000_000
@@ -25,24 +31,66 @@ TRACED = {"PYTHONTRACEMALLOC": "1"}
 
 
 def main() -> None:
-    """Print the figures of the attacks and sizes named, or of all."""
-    names = sys.argv[1:] or [*ATTACKS, *SIZES]
-    attacks = [name for name in ATTACKS if name in names]
-    if attacks:
-        _round_trips(attacks)
+    """Print the figures of the attacks and sizes named, or of all attacks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=ATTACKS, metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--measure-s", type=float, default=1.0, help="of one attack in a round")
+    parser.add_argument("--planes", default="python,native", help="those that are there")
+    options = parser.parse_args()
+    unknown = set(options.names) - {*ATTACKS, *SIZES}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(KNOWN)}")
+    attacks = [name for name in ATTACKS if name in {*options.names, BURN}]
+    if len(attacks) > 1:
+        for plane in options.planes.split(","):
+            if plane == "native" and find_spec("urds_native") is None:
+                print("native: left out, urds_native is not installed")
+                continue
+            _round_trips(plane, attacks, rounds=options.rounds, measure_s=options.measure_s)
     for name, measure in SIZES.items():
-        if name in names:
+        if name in options.names:
             measure()
 
 
-def _round_trips(attacks: list[str]) -> None:
-    """Print the neighbour's round trips alone and during each attack."""
-    siege = _siege()
-    alone = during(siege, "nobody")
-    for name in attacks:
-        during(siege, name, siege.under(name), alone=alone)
-    during(siege, "nobody", alone=alone)
-    siege.close()
+def _round_trips(plane: str, attacks: list[str], *, rounds: int, measure_s: float) -> None:
+    """Print the neighbour's round trips alone and during each attack, all in each round."""
+    siege = _siege(environ={"URDS_IMPL": plane})
+    took: dict[str, list[Figures]] = {name: [] for name in (ALONE, *attacks)}
+    try:
+        for number in range(rounds):
+            _progress(f"{plane}: round {number + 1} of {rounds}")
+            for name, rows in took.items():
+                attack = None if name == ALONE else siege.under(name)
+                rows.append(measured(siege, attack, measure_s=measure_s))
+    finally:
+        siege.close()
+        _progress("")
+    print(table(plane, took), flush=True)
+
+
+def table(plane: str, took: Mapping[str, Sequence[Figures]]) -> str:
+    """Return the medians over the rounds, with the ratio of each round to its `burn`."""
+    lines = [f"{plane:<16}{'p50 us':>8}{'p99 us':>9}{'x burn p50':>12}{'x burn p99':>12}{'MiB':>8}"]
+    for name, rows in took.items():
+        p50, p99 = (
+            median(values)
+            for values in zip(*((row.median_ns, row.late_ns) for row in rows), strict=True)
+        )
+        beside = list(zip(rows, took[BURN], strict=True))
+        of_p50 = median(row.median_ns / burn.median_ns for row, burn in beside)
+        of_p99 = median(row.late_ns / burn.late_ns for row, burn in beside)
+        grown = max(row.grown_bytes for row in rows) / MIB
+        lines.append(
+            f"{name:<16}{p50 / 1e3:>8.0f}{p99 / 1e3:>9.0f}"
+            f"{of_p50:>12.1f}{of_p99:>12.1f}{grown:>+8.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _siege(**settings: Any) -> Siege:
@@ -128,6 +176,7 @@ SIZES: dict[str, Callable[[], None]] = {
     "many-messages": many_messages,
     "many-peers": many_peers,
 }
+KNOWN = (*ATTACKS, *SIZES)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ class World:
             -1 if timeout is None else timeout, core.octets_written, int(core.attached),
             incoming.sequence_expected, incoming.frames, incoming.messages_owed,
             incoming.bytes_owed, int(incoming.acknowledgement_due), incoming.acknowledged,
-            len(incoming.controls), incoming.controls_dropped, int(incoming.restarted),
+            len(incoming.controls), int(incoming.restarted),
             len(self.inbox.queue), self.inbox.receive_queued_bytes,
             -1 if self.fence is None else int(self.fence.open),
             int(own.holds()),

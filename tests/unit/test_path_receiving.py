@@ -156,7 +156,7 @@ class TestBounds:
         side.receive(b"".join(message(number, b"z" * 100, target_port=0) for number in range(1, 6)))
         assert [control.sequence for control in side.incoming.controls] == [1, 2, 3]
         assert {len(control.payload) for control in side.incoming.controls} == {64}
-        assert side.incoming.controls_dropped == 2
+        assert side.counters.recv_drop_control_full == 2
 
 
 def test_a_first_frame_that_comes_in_pieces_is_a_frame() -> None:

@@ -85,7 +85,6 @@ struct Learnt {
     result: Result<(), DownReason>,
     got: Vec<Got>,
     controls: Vec<ControlMessage>,
-    controls_dropped: u64,
     received: Received,
     owed: (usize, usize, bool, u64),
     frames: u64,
@@ -146,7 +145,6 @@ fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
         result,
         got: mailboxes.got,
         controls: incoming.controls.iter().cloned().collect(),
-        controls_dropped: incoming.controls_dropped,
         received: incoming.received(),
         owed: (
             incoming.messages_owed,

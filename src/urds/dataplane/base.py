@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
 
 __all__ = [  # rows and notices are told on, for whoever has the contract from here
-    "ALL_GROUPS", "Address", "Agreement", "Buffer", "Carrier", "Congested", "CongestionNotice",
-    "Control", "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limit", "LimitHit",
-    "Limits", "LingerOver", "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow",
-    "Notice", "Operation", "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerMap",
-    "PeerRestarted", "Plane", "RdmaRow", "Ready", "Release", "Snapshot", "SocketAddress", "Stream",
-    "Wanted",
+    "ALL_GROUPS", "Address", "Agreement", "Buffer", "Carrier", "CongestionNotice", "Control",
+    "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limits", "LingerOver",
+    "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow", "Notice", "Operation",
+    "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerRestarted", "Plane", "RdmaRow",
+    "Ready", "Release", "Snapshot", "SocketAddress", "Stream", "Wanted",
 ]  # fmt: skip
 
 Address = IPv4Address | IPv6Address
@@ -83,13 +82,6 @@ class DownReason(Enum):
     BAD_ACKNOWLEDGEMENT = auto()  # acknowledged more than was handed to the stream
 
 
-class Limit(Enum):
-    """Bounds whose crossing is reported once per crossing."""
-
-    RECEIVE_HARD = auto()  # a mailbox is far over its buffer: its peer is not read until half
-    CONTROL_EVENTS = auto()  # pings come faster than they are fetched: the rest is dropped
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of a plane; all octets unless named otherwise."""
@@ -97,7 +89,8 @@ class Limits:
     message_bytes_max: int = 1 << 20  # that our sockets may send
     frame_bytes_max: int = 1 << 20  # that a peer may announce; checked before memory is taken
     path_messages_max: int = 65536
-    control_events_max: int = 64
+    control_events_max: int = 64  # pings and handshakes of a path at once, then
+    control_interval_ns: int = 10_000_000  # one in so long: more are dropped
     receive_hard_factor: int = 4
     receive_hard_bytes: int = 16 << 20
     flush_bytes: int = 32768
@@ -198,33 +191,6 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMap:
-    """A congestion map of `peer` is in force for `local`."""
-
-    local: Address
-    peer: Address
-
-
-@dataclass(frozen=True, slots=True)
-class Congested:
-    """Our map changed: a mailbox is over its buffer, or below half of it; told to all peers."""
-
-    local: Address
-    port: int
-    on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LimitHit:
-    """A bound was reached; `count` messages were dropped for it (0: none, only slowed)."""
-
-    limit: Limit
-    path: Path | None
-    port: int  # of the mailbox, 0 if none is concerned
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class PeerRestarted:
     """A Linux peer began a new life (seen before the duplicate rule); our numbers go on."""
 
@@ -248,18 +214,7 @@ class Ready:
     interest: Interest
 
 
-Event = (
-    Wanted
-    | FirstFrame
-    | Down
-    | Control
-    | PeerMap
-    | Congested
-    | LimitHit
-    | PeerRestarted
-    | LingerOver
-    | Ready
-)
+Event = Wanted | FirstFrame | Down | Control | PeerRestarted | LingerOver | Ready
 
 
 class Stream(Protocol):

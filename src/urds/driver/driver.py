@@ -447,8 +447,6 @@ class Driver:
             if handler is not None:
                 handler()
             return
-        if isinstance(event, base.PeerMap | base.Congested | base.LimitHit):
-            return  # counted by the plane; nothing to decide
         if isinstance(event, base.LingerOver):
             tell_linger_over(self, event)
             return

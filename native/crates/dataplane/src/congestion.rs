@@ -6,7 +6,6 @@
 
 use urds_path::Address;
 
-use crate::events::Event;
 use crate::host::MapOctets;
 use crate::mailbox::{ALL_GROUPS, Mailbox};
 use crate::plane::Plane;
@@ -128,7 +127,6 @@ impl State {
             self.note_map(sender, groups);
             self.touched.insert(sender);
         }
-        self.emit(Event::Congested { local, port, on });
     }
 
     fn senders_by_loop(&self, local: &Address) -> Vec<MailboxId> {
@@ -144,7 +142,7 @@ impl State {
         let Some(path) = self.paths.get(path) else {
             return;
         };
-        let (peer, local) = (path.peer, path.local);
+        let peer = path.peer;
         let Some(host) = self.hosts.get_mut(path.host) else {
             return;
         };
@@ -154,7 +152,6 @@ impl State {
             self.note_map(mailbox, groups);
             self.touched.insert(mailbox);
         }
-        self.emit(Event::PeerMap { local, peer });
     }
 
     /// Drop the map of a peer to which no path of the host is left.

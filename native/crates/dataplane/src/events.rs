@@ -1,6 +1,6 @@
 //! What a plane reports to the control plane out of `help`; as in `urds.dataplane.base`.
 
-use urds_path::{Address, DownReason, Extension};
+use urds_path::{DownReason, Extension};
 
 use crate::state::PathId;
 
@@ -11,15 +11,6 @@ pub struct Interest(pub u8);
 impl Interest {
     pub const READ: Self = Self(1);
     pub const WRITE: Self = Self(4);
-}
-
-/// Bounds whose crossing is reported once per crossing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// A mailbox is far over its buffer: its peer is not read until half.
-    ReceiveHard,
-    /// Pings come faster than they are fetched: the rest is dropped.
-    ControlEvents,
 }
 
 /// A message for the control plane: ping, pong or probe.
@@ -54,21 +45,6 @@ pub enum Event {
         attachment: u64,
     },
     Control(Control),
-    PeerMap {
-        local: Address,
-        peer: Address,
-    },
-    Congested {
-        local: Address,
-        port: u16,
-        on: bool,
-    },
-    LimitHit {
-        limit: Limit,
-        path: Option<PathId>,
-        port: u16,
-        count: u64,
-    },
     PeerRestarted {
         path: PathId,
     },

@@ -241,17 +241,17 @@ impl Plane {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::net::Ipv4Addr;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use urds_path::{Address, Limits};
+    use urds_path::Limits;
 
     use super::*;
     use crate::events::Interest;
+    use crate::state::PathId;
     use crate::waiting::Waiter;
 
     fn plane() -> Arc<Plane> {
@@ -293,11 +293,11 @@ mod tests {
     #[test]
     fn an_event_ends_its_sleep() {
         let plane = plane();
-        let local = Address::from(Ipv4Addr::LOCALHOST);
+        let path = PathId::from_u64(0);
         thread::scope(|scope| {
             let helper = scope.spawn(|| plane.help(None));
             until(|| sleeps_long(&plane));
-            plane.lock().emit(Event::PeerMap { local, peer: local });
+            plane.lock().emit(Event::PeerRestarted { path });
             assert_eq!(helper.join().expect("no panic").len(), 1);
         });
     }

@@ -2,7 +2,7 @@
 
 use urds_path::DownReason;
 
-use crate::events::{Control, Event, Limit};
+use crate::events::{Control, Event};
 use crate::state::{MailboxId, PathId, State};
 
 impl State {
@@ -79,29 +79,13 @@ impl State {
         }
     }
 
-    /// Report pings, pongs and probes, up to the bound of what lies unfetched.
+    /// Report pings, pongs and probes.
     fn settle_controls(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        let incoming = &mut path.core.incoming;
-        if incoming.controls.is_empty() && incoming.controls_dropped == 0 {
-            return;
-        }
-        let mut dropped = std::mem::take(&mut incoming.controls_dropped);
         let attachment = path.attachment;
-        while let Some(message) = self.paths.get_mut(id).and_then(|path| {
-            let message = path.core.incoming.controls.pop_front()?;
-            let room = path.controls_unfetched < self.limits.control_events_max;
-            path.controls_unfetched += usize::from(room);
-            Some((message, room))
-        }) {
-            let (message, has_room) = message;
-            self.counters.recv_ping += u64::from(message.target_port == 0);
-            if !has_room {
-                dropped += 1;
-                continue;
-            }
+        for message in std::mem::take(&mut path.core.incoming.controls) {
             self.emit(Event::Control(Control {
                 path: id,
                 sequence: message.sequence,
@@ -112,10 +96,6 @@ impl State {
                 payload: message.payload,
                 attachment,
             }));
-        }
-        self.counters.recv_drop_control_full += dropped;
-        if let Some(path) = self.paths.get_mut(id) {
-            path.controls_dropped += dropped;
         }
     }
 
@@ -136,14 +116,7 @@ impl State {
             record.pausing.push(id);
         }
         record.special = true;
-        let port = record.port;
         self.counters.recv_paused += 1;
-        self.emit(Event::LimitHit {
-            limit: Limit::ReceiveHard,
-            path: Some(id),
-            port,
-            count: 0,
-        });
     }
 
     /// Count why a peer's stream is cut.

@@ -10,7 +10,7 @@ use urds_path::{Address, Counters, Limits};
 
 use crate::clock::Clock;
 use crate::dues::Owing;
-use crate::events::{Event, Limit};
+use crate::events::Event;
 use crate::helper::HelperState;
 use crate::host::Host;
 use crate::mailbox::Mailbox;
@@ -257,32 +257,7 @@ impl State {
 
     /// Return and forget the events.
     pub fn take_events(&mut self) -> Vec<Event> {
-        let mut events = std::mem::take(&mut self.events);
-        let mut asked: Vec<PathId> = Vec::new();
-        for event in &events {
-            if let Event::Control(control) = event
-                && !asked.contains(&control.path)
-            {
-                asked.push(control.path);
-            }
-        }
-        for path in asked {
-            let Some(record) = self.paths.get_mut(path) else {
-                continue;
-            };
-            record.controls_unfetched = 0;
-            let count = std::mem::take(&mut record.controls_dropped);
-            if count > 0 {
-                let limit = Limit::ControlEvents;
-                events.push(Event::LimitHit {
-                    limit,
-                    path: Some(path),
-                    port: 0,
-                    count,
-                });
-            }
-        }
-        events
+        std::mem::take(&mut self.events)
     }
 
     // -- what is done once the lock is free

@@ -56,8 +56,6 @@ pub struct StreamPath {
     pub ack_poll_ns: u64,
     pub ack_poll_delay_ns: u64,
     pub first_frame_told: bool,
-    pub controls_unfetched: usize,
-    pub controls_dropped: u64,
     /// The last read brought nothing for anybody here.
     pub vain: bool,
     pub expected_octets: usize,
@@ -112,8 +110,6 @@ impl StreamPath {
             ack_poll_ns: 0,
             ack_poll_delay_ns: ACK_POLL_NS,
             first_frame_told: false,
-            controls_unfetched: 0,
-            controls_dropped: 0,
             vain: false,
             expected_octets: 1,
             long: false,

@@ -368,6 +368,7 @@ impl PathCore {
         ground: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
+        self.incoming.now_ns = now_ns;
         let result = self.incoming.receive(data, ground, counters);
         self.settle_received(now_ns, result)
     }
@@ -383,6 +384,7 @@ impl PathCore {
         ground: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
+        self.incoming.now_ns = now_ns;
         let result = self.incoming.resume_body(body, ground, counters);
         self.settle_received(now_ns, result)
     }

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use crate::constants::{
     CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, HEADER_BYTES, LONG_BYTES, PORT_FIRST,
 };
+use crate::control_budget::ControlBudget;
 use crate::counters::Counters;
 use crate::header::Header;
 use crate::kinds::{DownReason, Extension};
@@ -88,10 +89,11 @@ pub struct Incoming {
     // For the shell to fetch.
     /// Highest number of ours that the peer acknowledged on this stream.
     pub acknowledged: u64,
-    /// Pings, pongs and probes; at most `control_events_max`.
+    /// Pings, pongs and probes that were within the budget.
     pub controls: VecDeque<ControlMessage>,
-    /// How many more came.
-    pub controls_dropped: u64,
+    pub(crate) control_budget: ControlBudget,
+    /// At the last read.
+    pub now_ns: u64,
     /// The newest congestion map of the peer.
     pub peer_map: Option<Box<[u8; CONGESTION_MAP_BYTES]>>,
     /// A kernel began a new life.
@@ -119,7 +121,8 @@ impl Incoming {
             acknowledgement_due: false,
             acknowledged: 0,
             controls: VecDeque::new(),
-            controls_dropped: 0,
+            control_budget: ControlBudget::new(&limits),
+            now_ns: 0,
             peer_map: None,
             restarted: false,
         }
@@ -144,6 +147,7 @@ impl Incoming {
             self.floor = Some(lowest);
         }
         self.accepted = false;
+        self.control_budget.begin_stream();
     }
 
     /// Forget the partial message and what was owed on the stream; the numbers stay.

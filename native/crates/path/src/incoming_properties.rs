@@ -14,7 +14,6 @@ struct Learnt {
     result: Result<(), DownReason>,
     got: Vec<Got>,
     controls: Vec<ControlMessage>,
-    controls_dropped: u64,
     received: Received,
     owed: (usize, usize, bool, u64),
     frames: u64,
@@ -66,7 +65,6 @@ fn learnt(peer: Peer, octets: &[u8], cuts: &[usize], lent: bool) -> Learnt {
         result,
         got: side.mailboxes.got,
         controls: incoming.controls.iter().cloned().collect(),
-        controls_dropped: incoming.controls_dropped,
         received: incoming.received(),
         owed: (
             incoming.messages_owed,

@@ -247,7 +247,10 @@ fn controls_are_kept_up_to_their_bound() {
             .all(|one| one.payload == [3; 64])
     );
     assert_eq!(
-        (side.incoming.controls_dropped, side.incoming.acknowledged),
+        (
+            side.counters.recv_drop_control_full,
+            side.incoming.acknowledged
+        ),
         (2, 4)
     );
 }

@@ -99,6 +99,10 @@ impl Incoming {
         let is_repeat = header.flags & FLAG_RETRANSMITTED != 0;
         let is_control = header.target_port == 0
             || (header.source_port == 0 && header.target_port == PROBE_PORT);
+        // Before anything else, for it may tell of another life.
+        if is_control && from_or_to_socket && !self.admits_control(header, counters) {
+            return Ok(false);
+        }
         if sequence == 0 && !is_repeat && is_control {
             // A hello, its answer, or an acknowledgement of an own node: outside the numbers.
             if from_or_to_socket {
@@ -157,11 +161,16 @@ impl Incoming {
         (is_old && is_below) || self.lives.is_new_by_probe(header)
     }
 
+    /// Count a ping, pong or probe; tell whether it is within the budget.
+    fn admits_control(&mut self, header: &Header, counters: &mut Counters) -> bool {
+        counters.recv_ping += u64::from(header.target_port == 0);
+        let is_handshake = [header.source_port, header.target_port].contains(&PROBE_PORT);
+        let is_admitted = self.control_budget.admits(self.now_ns, is_handshake);
+        counters.recv_drop_control_full += u64::from(!is_admitted);
+        is_admitted
+    }
+
     fn keep_control(&mut self, header: &Header, payload: &[u8]) {
-        if self.controls.len() >= self.limits.control_events_max {
-            self.controls_dropped += 1;
-            return;
-        }
         self.controls.push_back(ControlMessage {
             sequence: header.sequence,
             acknowledgement: header.ack,

@@ -9,8 +9,10 @@ pub struct Limits {
     pub frame_bytes_max: usize,
     /// Queued and unacknowledged messages of one path.
     pub path_messages_max: usize,
-    /// Messages for the control plane that wait on one path.
+    /// Messages for the control plane that a path may bring at once.
     pub control_events_max: usize,
+    /// After those, one in so long; more are dropped.
+    pub control_interval_ns: u64,
     /// With `receive_hard_bytes`: the bound of a mailbox is this times its buffer, and those.
     pub receive_hard_factor: usize,
     pub receive_hard_bytes: usize,
@@ -36,6 +38,7 @@ impl Default for Limits {
             frame_bytes_max: 1 << 20,
             path_messages_max: 65536,
             control_events_max: 64,
+            control_interval_ns: 10_000_000,
             receive_hard_factor: 4,
             receive_hard_bytes: 16 << 20,
             flush_bytes: 32768,

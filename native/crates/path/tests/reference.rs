@@ -259,7 +259,6 @@ impl World {
             flag(incoming.acknowledgement_due),
             incoming.acknowledged.to_string(),
             incoming.controls.len().to_string(),
-            incoming.controls_dropped.to_string(),
             flag(incoming.restarted),
             self.mailbox.messages.to_string(),
             self.mailbox.octets.to_string(),

@@ -5,7 +5,6 @@ use pyo3::types::PyTuple;
 use urds_dataplane::events::{Control, Event};
 use urds_dataplane::state::PathId;
 
-use crate::addresses::pack;
 use crate::values;
 
 /// Return an event as a tuple; `None` if it is of a path that nobody knows any more.
@@ -39,23 +38,6 @@ pub fn event_tuple<'py>(
             ("Down", path, reason, errno, frames, attachment).into_pyobject(py)
         }
         Event::Control(control) => control_tuple(py, &control, path),
-        Event::PeerMap { local, peer } => {
-            let (local_octets, peer_octets) = (pack(py, &local), pack(py, &peer));
-            (
-                "PeerMap",
-                local_octets,
-                local.scope,
-                peer_octets,
-                peer.scope,
-            )
-                .into_pyobject(py)
-        }
-        Event::Congested { local, port, on } => {
-            ("Congested", pack(py, &local), local.scope, port, on).into_pyobject(py)
-        }
-        Event::LimitHit {
-            limit, port, count, ..
-        } => ("LimitHit", values::limit(limit), path, port, count).into_pyobject(py),
         Event::Ready {
             descriptor,
             interest,
@@ -73,8 +55,7 @@ fn path_id(event: &Event) -> Option<PathId> {
         | Event::LingerOver { path, .. }
         | Event::PeerRestarted { path } => Some(*path),
         Event::Control(control) => Some(control.path),
-        Event::LimitHit { path, .. } => *path,
-        Event::PeerMap { .. } | Event::Congested { .. } | Event::Ready { .. } => None,
+        Event::Ready { .. } => None,
     }
 }
 

@@ -157,7 +157,7 @@ impl Plane {
     #[pyo3(signature = (limits, resolve, clock_ns=None, generation=None, /))]
     fn new(
         py: Python<'_>,
-        limits: [u64; 13],
+        limits: [u64; 14],
         resolve: Py<PyAny>,
         clock_ns: Option<Py<PyAny>>,
         generation: Option<u32>,

@@ -2,7 +2,6 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use urds_dataplane::events::Limit;
 use urds_dataplane::mailbox::MailboxSettings;
 use urds_path::{DownReason, Extension, Hold, Limits, NO_EXTENSION, Release};
 
@@ -50,22 +49,23 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
 }
 
 /// `base.Limits`, field by field.
-pub fn limits(fields: [u64; 13]) -> Limits {
+pub fn limits(fields: [u64; 14]) -> Limits {
     let octets = |field: usize| usize::try_from(fields[field]).unwrap_or(usize::MAX);
     Limits {
         message_bytes_max: octets(0),
         frame_bytes_max: octets(1),
         path_messages_max: octets(2),
         control_events_max: octets(3),
-        receive_hard_factor: octets(4),
-        receive_hard_bytes: octets(5),
-        flush_bytes: octets(6),
-        acknowledge_messages: octets(7),
-        acknowledge_bytes: octets(8),
-        acknowledge_delay_ns: fields[9],
-        unacked_packets_max: octets(10),
-        unacked_bytes_max: octets(11),
-        linger_ns: fields[12],
+        control_interval_ns: fields[4],
+        receive_hard_factor: octets(5),
+        receive_hard_bytes: octets(6),
+        flush_bytes: octets(7),
+        acknowledge_messages: octets(8),
+        acknowledge_bytes: octets(9),
+        acknowledge_delay_ns: fields[10],
+        unacked_packets_max: octets(11),
+        unacked_bytes_max: octets(12),
+        linger_ns: fields[13],
     }
 }
 
@@ -97,13 +97,6 @@ pub const fn down_reason(reason: DownReason) -> &'static str {
         DownReason::BadMap => "BAD_MAP",
         DownReason::BadChecksum => "BAD_CHECKSUM",
         DownReason::BadAcknowledgement => "BAD_ACKNOWLEDGEMENT",
-    }
-}
-
-pub const fn limit(limit: Limit) -> &'static str {
-    match limit {
-        Limit::ReceiveHard => "RECEIVE_HARD",
-        Limit::ControlEvents => "CONTROL_EVENTS",
     }
 }
 

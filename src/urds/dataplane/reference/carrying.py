@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Limit, LimitHit
-
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
     from urds.dataplane.reference.inbox import Inbox, Item
@@ -69,4 +67,3 @@ def _pause(plane: Plane, path: CarriedPath, inbox: Inbox) -> None:
         inbox.pausing.add(path)
         inbox.special = True
         plane.counters.recv_paused += 1
-        plane.emit(LimitHit(Limit.RECEIVE_HARD, None, inbox.port, 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, Congested, PeerMap
+from urds.dataplane.base import Address
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.host import Host
@@ -76,7 +76,6 @@ def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
             if sender.sends_by_loop_to(mailbox.local):
                 sender.note_map(groups)
                 plane.touched.add(sender)
-    plane.emit(Congested(mailbox.local, mailbox.port, on))
 
 
 def note_peer_map(plane: Plane, host: Host, peer: Address, octets: bytes, *, exact: bool) -> None:
@@ -86,7 +85,6 @@ def note_peer_map(plane: Plane, host: Host, peer: Address, octets: bytes, *, exa
     for mailbox in host.inboxes.values():
         mailbox.note_map(groups, exact=exact)
         plane.touched.add(mailbox)
-    plane.emit(PeerMap(host.address, peer))
 
 
 def resumed(plane: Plane, mailbox: Mailbox) -> list[Pausable]:

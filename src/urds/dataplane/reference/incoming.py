@@ -28,6 +28,7 @@ from typing import NamedTuple, cast
 from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.dataplane.base import DownReason, Limits, SocketAddress
 from urds.dataplane.reference.alike import RUN_MIN, payloads_of_run
+from urds.dataplane.reference.control_budget import ControlBudget
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.inbox import Inbox
 from urds.dataplane.reference.peer_lives import (
@@ -87,6 +88,10 @@ class Incoming:
         self.inboxes = inboxes
         self.sources = Sources(source_of)
         self._wall_ns = wall_ns
+        self._now_ns = 0  # at the last read
+        self._control_budget = ControlBudget(
+            burst_max=limits.control_events_max, interval_ns=limits.control_interval_ns
+        )
         # What the handshake agreed.
         self.checksum = False
         self.acknowledging = False  # an own node: it wants to know what lies in our inboxes
@@ -111,7 +116,6 @@ class Incoming:
         self.acknowledgement_due = False
         # For the shell to fetch.
         self.controls: deque[ControlMessage] = deque()
-        self.controls_dropped = 0
         self.peer_map: bytes | None = None
         self.acknowledged = 0
         self.touched: list[tuple[Inbox, int]] = []
@@ -157,6 +161,7 @@ class Incoming:
         if self._lowest is not None:
             self._floor, self._lowest = self._lowest, None
         self._accepted = False
+        self._control_budget.begin_stream()
 
     def end_stream(self) -> None:
         """Forget the partial message and what was owed on the stream; the numbers stay."""
@@ -189,6 +194,7 @@ class Incoming:
 
         A `memoryview` is memory of the reader's: what is kept of it is copied.
         """
+        self._now_ns = now_ns
         offset = 0
         if self._long is not None:
             offset = self._body_missing
@@ -406,6 +412,12 @@ class Incoming:
             return False
         flagged = bool(flags & RETRANSMITTED)
         is_control = not target_port or (not source_port and target_port == PROBE_PORT)
+        if (
+            is_control
+            and (source_port or target_port)
+            and not self._admits_control(source_port, target_port)
+        ):
+            return False  # before anything else, for it may tell of another life
         if not sequence and not flagged and is_control:
             # A hello, its answer, or an acknowledgement of an own node: all outside the numbers.
             if source_port or target_port:
@@ -445,10 +457,17 @@ class Incoming:
         below_floor = self._floor is not None and sequence < self._floor
         return bool(repeated and below_floor) or self.lives.is_new_by_probe(fields)
 
+    def _admits_control(self, source_port: int, target_port: int) -> bool:
+        """Count a ping, pong or probe; tell whether it is within the budget."""
+        if not target_port:
+            self.counters.recv_ping += 1
+        handshake = PROBE_PORT in (source_port, target_port)
+        if self._control_budget.admits(self._now_ns, handshake=handshake):
+            return True
+        self.counters.recv_drop_control_full += 1
+        return False
+
     def _keep_control(self, fields: Fields, payload: bytes) -> None:
-        if len(self.controls) >= self.limits.control_events_max:
-            self.controls_dropped += 1
-            return
         self.controls.append(
             ControlMessage(
                 sequence=fields[0],

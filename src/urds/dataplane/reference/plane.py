@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from urds.dataplane.base import (
     Address,
-    Control,
     Event,
     Interest,
     Limits,
@@ -415,11 +414,6 @@ class Plane:
     def take_events(self) -> list[Event]:
         """Return and forget the events. Lock held."""
         events, self._events = self._events, []
-        for path in {event.path for event in events if isinstance(event, Control)}:
-            assert isinstance(path, StreamPath)
-            hit = path.controls_fetched()
-            if hit is not None:
-                events.append(hit)
         return events
 
     def help(self, deadline_ns: int | None) -> list[Event]:

@@ -23,8 +23,6 @@ from urds.dataplane.base import (
     Down,
     DownReason,
     Hold,
-    Limit,
-    LimitHit,
     Path,
     Release,
     Stream,
@@ -88,8 +86,6 @@ class StreamPath:
         self.ack_poll_ns = 0
         self.ack_poll_delay_ns = stream_dues.ACK_POLL_NS
         self.first_frame_told = False
-        self.controls_unfetched = 0
-        self.controls_dropped = 0
         self.vain = False  # the last read brought nothing for anybody here
         self.expected_octets = 1
         self._doomed: list[Stream] = []  # closed once nobody writes to them
@@ -214,12 +210,6 @@ class StreamPath:
     def read(self, *, others: bool = False) -> bool:
         """Read what is there, a bounded number of times; return whether anything came."""
         return stream_reading.read(self, others=others)
-
-    def controls_fetched(self) -> LimitHit | None:
-        """Begin to count anew; return what was dropped since the last fetch. Lock held."""
-        self.controls_unfetched = 0
-        dropped, self.controls_dropped = self.controls_dropped, 0
-        return LimitHit(Limit.CONTROL_EVENTS, self, 0, dropped) if dropped else None
 
     def settle_freed(self) -> None:
         """Tell whom freed messages concern: owners, senders at our bound, paths behind a fence.

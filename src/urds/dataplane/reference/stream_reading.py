@@ -12,15 +12,7 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import (
-    Control,
-    DownReason,
-    FirstFrame,
-    Limit,
-    LimitHit,
-    PeerRestarted,
-    Stream,
-)
+from urds.dataplane.base import Control, DownReason, FirstFrame, PeerRestarted, Stream
 from urds.dataplane.reference.dues import note_owed
 from urds.dataplane.reference.inbox import Inbox
 
@@ -199,8 +191,8 @@ def _settle(path: StreamPath) -> None:
     if incoming.frames and not path.first_frame_told:
         path.first_frame_told = True
         plane.emit(FirstFrame(path, path.attachment))
-    if incoming.controls or incoming.controls_dropped:
-        _settle_controls(path)
+    while incoming.controls:
+        plane.emit(Control(path, *incoming.controls.popleft(), path.attachment))
     if incoming.restarted:
         incoming.restarted = False
         plane.counters.peer_restarted += 1
@@ -220,23 +212,6 @@ def _count_breach(path: StreamPath, reason: DownReason) -> None:
     setattr(counters, name, getattr(counters, name) + 1)
 
 
-def _settle_controls(path: StreamPath) -> None:
-    """Report pings, pongs and probes, up to the bound of what lies unfetched. Lock held."""
-    plane, incoming = path.plane, path.core.incoming
-    dropped, incoming.controls_dropped = incoming.controls_dropped, 0
-    while incoming.controls:
-        message = incoming.controls.popleft()
-        if not message.target_port:
-            plane.counters.recv_ping += 1
-        if path.controls_unfetched >= plane.limits.control_events_max:
-            dropped += 1
-            continue
-        path.controls_unfetched += 1
-        plane.emit(Control(path, *message, path.attachment))
-    path.controls_dropped += dropped
-    plane.counters.recv_drop_control_full += dropped
-
-
 def _pause(path: StreamPath, inbox: Inbox) -> None:
     """Stop reading until the mailbox is at half of its hard bound. Lock held."""
     if path.paused and path in inbox.pausing:
@@ -245,4 +220,3 @@ def _pause(path: StreamPath, inbox: Inbox) -> None:
     inbox.pausing.add(path)
     inbox.special = True
     path.plane.counters.recv_paused += 1
-    path.plane.emit(LimitHit(Limit.RECEIVE_HARD, path, inbox.port, 0))

@@ -1,0 +1,42 @@
+"""How many control messages of one path become events: some at once, then so many a second.
+
+Each ping, pong or handshake costs the control thread a wake-up, a turn under the control lock and
+an answer. What a peer sends beyond its budget is dropped and counted before any of that, so that a
+flood costs its neighbours no more than the same octets in messages that no socket takes.
+
+Two things are never dropped. The first handshake messages of a stream: without them an own node is
+taken for a kernel, and what a reset then interrupts is lost; a new stream costs far more than they
+do, and streams have bounds of their own. Congestion maps: the plane itself puts the newest one of a
+read into force, and without it a sender could wait for good.
+"""
+
+from __future__ import annotations
+
+_HANDSHAKES_OF_STREAM = 4  # the peer's own and its answer to ours, and each once more
+
+
+class ControlBudget:
+    """A leaky bucket. It outlives streams, so that to connect again buys no pings.
+
+    Source: the generic cell rate algorithm, ITU-T I.371 annex A.
+    """
+
+    def __init__(self, *, burst_max: int, interval_ns: int) -> None:
+        self._interval_ns = interval_ns
+        self._ahead_max_ns = (burst_max - 1) * interval_ns
+        self._due_ns = 0  # when the next one is due at the steady rate
+        self._handshakes_left = _HANDSHAKES_OF_STREAM
+
+    def begin_stream(self) -> None:
+        """Admit the handshake of a new stream."""
+        self._handshakes_left = _HANDSHAKES_OF_STREAM
+
+    def admits(self, now_ns: int, *, handshake: bool) -> bool:
+        """Tell whether one more control message is within the budget, and charge it if so."""
+        if handshake and self._handshakes_left:
+            self._handshakes_left -= 1
+            return True
+        if self._due_ns - now_ns > self._ahead_max_ns:
+            return False
+        self._due_ns = max(self._due_ns, now_ns) + self._interval_ns
+        return True
