@@ -26,6 +26,7 @@ SEQUENCE_FIRST = 1000
 GENERATION = 77
 _WIRE_BYTES_MAX = 1 << 18  # that the peer has said and we have not read
 _PORTIONS_MAX = 32
+_HANDSHAKES_OF_STREAM = 4
 _PARTIAL_BYTES_MAX = HEADER_BYTES + 8192  # of a message that is not collected apart
 _SIZES = (0, 1, 100, 5000, 9000, FRAME_BYTES_MAX)
 _HELLO_PORTS = (1, 0)
@@ -154,6 +155,9 @@ class Besieged:
         for inbox, count in incoming.touched:
             assert inbox in self.inboxes.values() and count > 0
         incoming.touched.clear()
+        # Between two reads no time need pass: the burst, and what a stream's handshake has beside.
+        assert len(incoming.controls) <= self.limits.control_events_max + _HANDSHAKES_OF_STREAM
+        incoming.controls.clear()
         incoming.restarted = False
         assert incoming.octets_wanted() > 0
 
@@ -265,7 +269,6 @@ class Besieged:
         assert outgoing.message_count() <= MESSAGES_MAX
         assert len(incoming._carry) <= _PARTIAL_BYTES_MAX  # no public look at half a message
         assert sum(map(len, incoming._body)) <= FRAME_BYTES_MAX
-        assert len(incoming.controls) <= self.limits.control_events_max
         for inbox in self.inboxes.values():
             queued = sum(len(item[0]) for item in inbox.queue)
             assert inbox.receive_queued_bytes == queued, "the inbox is wrong"

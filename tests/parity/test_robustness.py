@@ -39,8 +39,8 @@ class TestInterrupts:
         remote = world.attach()
         write = PairStream.sendmsg
 
-        def interrupted(stream: PairStream, buffers: list[bytes]) -> int:
-            write(stream, buffers)
+        def interrupted(stream: PairStream, *arguments: object) -> int:
+            write(stream, *arguments)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

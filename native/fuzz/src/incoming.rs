@@ -10,6 +10,8 @@ use crate::mailboxes::{FIRST_PORT, Got, Mailboxes};
 
 const FRAME_BYTES_MAX: usize = 20_000;
 const CONTROLS_MAX: usize = 4;
+const STREAMS_MAX: usize = 4;
+const HANDSHAKES_OF_STREAM: usize = 4;
 
 #[derive(Arbitrary, Debug)]
 struct Script {
@@ -106,7 +108,7 @@ pub fn run(octets: &[u8]) {
     let streams: Vec<Vec<u8>> = script
         .streams
         .iter()
-        .take(4)
+        .take(STREAMS_MAX)
         .map(|steps| octets_of(steps, &mut number))
         .collect();
     let whole = learnt(&script, &streams, How::Whole);
@@ -193,7 +195,7 @@ fn receive(
 fn check_bounds(incoming: &Incoming) {
     let (of_header, of_payload) = incoming.remaining();
     assert!(of_header < 48 && of_payload <= FRAME_BYTES_MAX);
-    assert!(incoming.controls.len() <= CONTROLS_MAX);
+    assert!(incoming.controls.len() <= CONTROLS_MAX + STREAMS_MAX * HANDSHAKES_OF_STREAM);
     assert!(
         incoming
             .controls
