@@ -184,6 +184,7 @@ class Settings:
     # The end: of the process, and in the background of a closed socket without SO_LINGER.
     drain_s: float = _tunable(5.0, _seconds(3600))
     linger_s: float = _tunable(5.0, _seconds(3600))  # 0 cancels at close, as Linux does
+    idle_s: float = _tunable(2.0, _seconds(3600))  # without a socket, then the thread ends
     # RDS over RDMA: what bind takes unless SO_RDS_TRANSPORT chose, the devices in the order in
     # which peers are sought on them, and the rings of a connection as net.rds.ib has them.
     transport: str = _tunable("tcp", _word("tcp", "ib"))

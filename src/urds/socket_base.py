@@ -93,13 +93,9 @@ class SocketBase(system.socket):
             local, port = addresses.parse(address, Call.BIND)
             if self._mailbox is not None:
                 raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
-            backend = process.backend()
             try:
-                mailbox = backend.bind(
-                    address=local,
-                    port=port,
-                    settings=self._mailbox_settings(),
-                    transport=self._options.transport,
+                backend, mailbox = process.bind(
+                    local, port, self._mailbox_settings(), self._options.transport
                 )
             except OSError as refused:
                 if refused.errno == errno.EADDRINUSE:  # kernel parity

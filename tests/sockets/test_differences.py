@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from tests.sockets.hosts import host
 from tests.sockets.recording import DONTWAIT, poll_bits, readable, sockaddr6
 from tests.sockets.remote import RemotePeer
 from tests.tcp.faults import silent_host
+from urds.backend import process
+from urds.backend.base import MailboxSettings
 from urds.backend.inprocess import InProcess
 from urds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
 from urds.dataplane.base import Limits
@@ -222,6 +225,31 @@ def test_difference_exit_drains() -> None:
         done = subprocess.run(command, check=False, capture_output=True, timeout=60, env=environ)
         assert done.returncode == 0, done.stderr.decode()
         assert [receiver.recv(10) for _ in range(100)] == [b"%d" % n for n in range(100)]
+
+
+def test_difference_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("URDS_IDLE_S", "0.05")
+    before = process.use(None)
+    try:
+        with urds.Socket() as sock:
+            sock.bind((host(1), 0))
+            sock.sendto(b"x", sock.getsockname())
+        node = process.backend()
+        assert node.counters()["send_queued"] == 1
+        end_s = time.monotonic() + 10
+        while node in process.alive:
+            assert time.monotonic() < end_s, "it does not end"
+            time.sleep(0.005)
+        with backend_with() as another:  # as another process would
+            settings = MailboxSettings()
+            another.bind(
+                address=ip_address(host(1)), port=4000, settings=settings, transport=None
+            ).close()
+        assert process.backend().counters()["send_queued"] == 0
+    finally:
+        made = process.use(before)
+        if made is not None:
+            made.close()
 
 
 def test_difference_fork(new_socket: NewSocket) -> None:

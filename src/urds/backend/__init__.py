@@ -19,7 +19,10 @@ from urds.errors import Refusal, SettingError, os_error
 from urds.settings import AUTO, IN_PROCESS, Settings
 
 if TYPE_CHECKING:
-    from urds.backend.base import Address, Backend
+    from collections.abc import Callable
+
+    from urds.backend.base import Address, Backend, Mailbox, MailboxSettings
+    from urds.constants import Transport
 
     Endpoint = tuple[Address, int]
 
@@ -65,10 +68,33 @@ class Process:
                 try:
                     self._is_making = True  # no call before: a handler would make one as well
                     _refuse_subinterpreter()
-                    self._backend = _make(self._read_settings())
+                    self._backend = _make(self._read_settings(), self._end_unused)
                 finally:
                     self._is_making = False
             return self._backend
+
+    def bind(
+        self, address: Address, port: int, settings: MailboxSettings, transport: Transport | None
+    ) -> tuple[Backend, Mailbox]:
+        """Bind a socket, as `Backend.bind`; return the backend that has it as well."""
+        while True:
+            backend = self.backend()
+            try:
+                return backend, backend.bind(
+                    address=address, port=port, settings=settings, transport=transport
+                )
+            except OSError:
+                with self._lock:  # held while a backend ends for want of sockets
+                    if self._backend is backend:
+                        raise
+
+    def _end_unused(self, backend: Backend) -> bool:
+        """End the backend if there is nothing left to do for it; the next bind makes another."""
+        with self._lock:
+            if self._backend is not backend or not backend.end_if_unused():
+                return False
+            self._backend = None
+            return True
 
     def plane_in_use(self) -> tuple[str, str]:
         """Return which plane the backend has, or would have, and why; makes no backend."""
@@ -93,7 +119,9 @@ class Process:
 
     def close_at_exit(self) -> None:
         """Give what was sent its time, then end the connections; calls that wait go on waiting."""
-        for backend in list(self.alive):
+        with self._lock:  # held while a backend ends for want of sockets
+            alive = list(self.alive)
+        for backend in alive:
             backend.close(at_exit=True)
 
     def after_fork_in_child(self) -> None:
@@ -128,13 +156,13 @@ def _refuse_subinterpreter() -> None:
             return
 
 
-def _make(settings: Settings) -> Backend:
+def _make(settings: Settings, on_unused: Callable[[Backend], bool]) -> Backend:
     if settings.node not in {AUTO, IN_PROCESS}:
         detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
         raise os_error(Refusal.NOT_SUPPORTED, detail)
     from urds.backend.inprocess import InProcess
 
-    return InProcess(settings)
+    return InProcess(settings, on_unused)
 
 
 process = Process()

@@ -113,6 +113,9 @@ class Backend(Protocol):
         on waiting.
         """
 
+    def end_if_unused(self) -> bool:
+        """End if there is no socket, nor a message of a closed one; tell whether it has ended."""
+
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -33,10 +34,14 @@ _DRAIN_TURN_S: Final = 0.05
 class InProcess:
     """See `backend.base.Backend`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, on_unused: Callable[[InProcess], bool] | None = None
+    ) -> None:
+        """Begin; without `on_unused`, which is to call `end_if_unused`, never end by itself."""
         self.settings = settings
         self.choice = choose()  # which plane, and why
-        self._driver = Driver(settings, plane_class(self.choice))
+        end = None if on_unused is None else partial(on_unused, self)
+        self._driver = Driver(settings, plane_class(self.choice), end)
         self.plane = self._driver.plane
         self._owner = os.getpid()
         try:
@@ -48,8 +53,9 @@ class InProcess:
             raise
         # The child of a multiprocessing fork ends by os._exit, past atexit, but runs these.
         util = sys.modules.get("multiprocessing.util")
-        if util is not None:
-            util.Finalize(None, self.close, kwargs={"at_exit": True}, exitpriority=0)
+        self._finalizer = util and util.Finalize(
+            None, self.close, kwargs={"at_exit": True}, exitpriority=0
+        )
 
     def bind(
         self,
@@ -135,8 +141,21 @@ class InProcess:
         left = self._driver.close(round(self.settings.drain_s * _S), at_exit=at_exit)
         self._driver.log.flush()
         if not at_exit:  # its descriptors are gone: a later fork must not close them again
-            process.alive.discard(self)
+            self._forget()
         return left
+
+    def end_if_unused(self) -> bool:
+        """End if there is no socket, nor a message of a closed one; tell whether it has ended."""
+        if not self._driver.stop_if_unused():
+            return False
+        self._forget()
+        self._driver.end()
+        return True
+
+    def _forget(self) -> None:
+        process.alive.discard(self)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""

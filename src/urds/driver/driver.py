@@ -56,8 +56,19 @@ _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to ov
 class Driver:
     """Owns the plane, the endpoints and the thread; made with the first bind of a process."""
 
-    def __init__(self, settings: Settings, make_plane: Callable[..., Plane]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        make_plane: Callable[..., Plane],
+        on_unused: Callable[[], bool] | None = None,
+    ) -> None:
+        """Begin. After `idle_s` without a socket the thread calls `on_unused`; if true, it ends."""
         self.settings = settings
+        self._on_unused = on_unused
+        self._idle_ns = round(settings.idle_s * _S)
+        self._unused_since_ns = now_ns()
+        # When to look whether there is a socket; None while there was one at the last look.
+        self._unused_at_ns = None if on_unused is None else self._unused_since_ns + self._idle_ns
         self.lock, self.holds_lock = new_lock()
         self.random = Random(os.urandom(16))
         self.stats = Stats()
@@ -78,7 +89,7 @@ class Driver:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
         self._watch_at_ns: int | None = None
-        self.stopping = False
+        self.stopping = self._ended_unused = False
         self.failed = False  # see `fail`
         # Sockets that were forgotten, or closed by a handler inside another call. Who appends runs
         # in any thread inside any call, so it takes no lock: it appends and rings.
@@ -132,6 +143,8 @@ class Driver:
         mailbox: Mailbox | None = None
         if self.failed:
             raise os_error(Refusal.NODE_FAILED)
+        if self._ended_unused:  # just now: the caller asks the next one
+            raise os_error(Refusal.CLOSED, f"no socket for {self.settings.idle_s} s (idle_s)")
         host = self.hosts.get(address) or self._open(address)
         over_rdma = wants_rdma(transport, self.settings)
         if over_rdma:
@@ -165,6 +178,11 @@ class Driver:
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
             host.endpoint.release(mailbox.port)
+            if len(host.mailboxes) == 1:
+                self._unused_since_ns = now_ns()
+                if self._unused_at_ns is None and self._on_unused is not None:
+                    self._unused_at_ns = self._unused_since_ns + self._idle_ns
+                    self.plane.wake()  # else the thread may sleep for ever
             host.mailboxes.discard(mailbox)  # last: an interrupted call is made again
 
     def is_inside(self) -> bool:
@@ -281,6 +299,38 @@ class Driver:
         if left:
             tell_left(self, left, drain_ns / _S)
         self.stopping = True
+        self.end(at_exit=at_exit)
+        return left
+
+    def stop_if_unused(self) -> bool:
+        """Take no more sockets if there is none, nor a message of a closed one; `end` is next."""
+        since_ns = self._unused_since_ns
+        left = self.plane.drain(0) + self.rdma.drain(0)
+        with self.lock:
+            if left or self.stopping or self._is_used() or since_ns != self._unused_since_ns:
+                return False
+            self.stopping = self._ended_unused = True
+            return True
+
+    def _is_used(self) -> bool:
+        return self.failed or any(host.mailboxes for host in self.hosts.values())
+
+    def _is_unused_for_long(self, at_ns: int) -> bool:
+        """Tell whether there was no socket for `idle_s`; note when to look again."""
+        if self._unused_at_ns is None or at_ns < self._unused_at_ns:
+            return False
+        due_ns = self._unused_since_ns + self._idle_ns
+        if self._is_used():
+            self._unused_at_ns = None
+        elif due_ns > at_ns:
+            self._unused_at_ns = due_ns
+        else:
+            self._unused_at_ns = at_ns + max(self._idle_ns, _REST_NS)  # should it not end now
+            return True
+        return False
+
+    def end(self, *, at_exit: bool = False) -> None:
+        """End the thread, if it is not the caller, the connections and the plane."""
         self.plane.wake()
         self.rdma.end_thread()
         if threading.current_thread() is not self._thread:
@@ -300,10 +350,10 @@ class Driver:
             self.plane.close(0)
         self.rdma.close_plane(at_exit=at_exit)
         self.rdma.close()
-        if not at_exit and not self._thread.is_alive():
+        is_over = threading.current_thread() is self._thread or not self._thread.is_alive()
+        if not at_exit and is_over:
             self.plane.release()
             os.close(self._bell)
-        return left
 
     def fail(self) -> None:
         """Refuse every call of every socket with EIO: the control thread ends by a fault."""
@@ -394,7 +444,7 @@ class Driver:
     # -- the thread
 
     def _run(self) -> None:
-        deadline_ns: int | None = None
+        deadline_ns = self._unused_at_ns
         while True:
             events = self.plane.help(deadline_ns)
             with self.lock:
@@ -403,7 +453,10 @@ class Driver:
                     return
                 for event in events:
                     self._report(event)
+                is_unused = self._is_unused_for_long(now_ns())
                 deadline_ns = self._turn()
+            if is_unused and self._on_unused is not None and self._on_unused():
+                return
 
     def _turn(self) -> int | None:
         """Run due timers, carry out actions, return the next deadline."""
@@ -421,6 +474,7 @@ class Driver:
             self.carry_out(host)
             deadlines += [host.endpoint.poll_timeout(), accepting_at_ns]
         deadlines += [self._watch_at_ns, self.streams.next_ns(), self.lanes.next_ns()]
+        deadlines.append(self._unused_at_ns)
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     def _watch_again(self) -> None:
