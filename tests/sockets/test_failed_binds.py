@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from ipaddress import ip_address
 
 import pytest
 
@@ -34,6 +35,20 @@ def test_the_next_bind_finds_address_and_port_free(
         assert len(waited_for) == (3 if in_use() == PYTHON else 4)
         if in_use() == PYTHON:
             assert waited_for == backend.plane.poll_set._watched.keys()
+
+
+def test_a_send_that_comes_behind_the_close_leaves_no_mailbox_in_the_tables(
+    backend: InProcess,
+) -> None:
+    """A thread may have been on its way to the control plane when another closed the socket."""
+    driver = backend._driver
+    with urds.Socket() as sock:
+        sock.bind((host(1), 4000))
+        mailbox = sock.mailbox
+    for peer in (host(1), host(2)):
+        with pytest.raises(OSError, match="closed"):
+            driver.resolve(mailbox, ip_address(peer))
+    assert not [peer for one in driver.hosts.values() for peer in one.peers.values()]
 
 
 SCARCE = """

@@ -234,15 +234,18 @@ class Driver:
     def resolve(self, mailbox: Mailbox, peer: Address) -> None:
         """Route a mailbox to a peer, in the sender's thread.
 
-        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many,
-        EDEADLK in a handler or finaliser that interrupted another call.
+        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many, EBADF
+        for a mailbox that was unbound, EDEADLK in a handler or finaliser that interrupted another
+        call.
         """
         self.refuse_reentry()
         with self.lock:
+            host = self.hosts[mailbox.local]
+            if mailbox not in host.mailboxes:
+                raise os_error(Refusal.CLOSED)
             if mailbox in self.rdma:
                 self.rdma.resolve(mailbox, peer)
                 return
-            host = self.hosts[mailbox.local]
             if peer in self.hosts:
                 mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
                 return
