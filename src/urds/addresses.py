@@ -74,6 +74,11 @@ def parse_target(given: object, local: Address) -> tuple[Address, int]:
     return address, port
 
 
+def is_name(given: object) -> bool:
+    """Tell whether a destination that `parse` took has a name that was looked up."""
+    return isinstance(given, tuple) and _literal(given[0]) is None
+
+
 def parse_sockaddr(octets: bytes, call: Call) -> tuple[Address, int]:
     """Read a C socket address. Raises OSError for a short one or another family."""
     family = _FAMILY.unpack_from(octets)[0] if len(octets) >= _FAMILY.size else None

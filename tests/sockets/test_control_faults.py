@@ -254,6 +254,19 @@ class TestAFaultOfNobody:
                 assert refused.value.errno == errno.EIO
             assert ours.counters()["control_faults"] == 1
 
+    def test_want_of_memory_is_a_fault_like_any_other(self) -> None:
+        def fail(_: int) -> None:
+            raise MemoryError
+
+        with pair(1, 2) as (ours, source, target):
+            exchange(ours, source, target)
+            ours._driver.streams.handle_timeout = fail
+            ours.plane.wake()
+            ours._driver._thread.join(WAIT_S)
+            with pytest.raises(OSError, match="restart the process") as refused:
+                source.sendto(b"x", target.getsockname())
+            assert refused.value.errno == errno.EIO
+
     def test_who_waits_wakes_up(self, failing: Callable[[InProcess], None]) -> None:
         with pair(1, 2) as (ours, source, target):
             exchange(ours, source, target)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from urds.addresses import parse_target
+from urds.addresses import is_name, parse_target
 from urds.dataplane.base import Address, Buffer, SocketAddress
 from urds.dataplane.operations import Operation
 from urds.dataplane.reference.congestion import own_map
@@ -166,9 +166,10 @@ def _try(
     outgoing.queue(mailbox, mailbox.port, port, payload, extension)
     if mailbox.send_queued_bytes * 2 >= mailbox._send_bytes_max:
         outgoing.want_acknowledgement()
-    if len(mailbox._flows) >= _FLOWS_MAX:
-        mailbox._flows.clear()
-    mailbox._flows[address] = (path, outgoing, port, congested.octets)
+    if not is_name(address):  # who has a name is asked each time
+        if len(mailbox._flows) >= _FLOWS_MAX:
+            mailbox._flows.clear()
+        mailbox._flows[address] = (path, outgoing, port, congested.octets)
     return None
 
 
