@@ -6,6 +6,8 @@ Safety is judged with each message that an application takes, liveness when all 
 import pytest
 
 from tests.sim.simulation import HIGH, LOW, Simulation
+from urds.proto.connection import Connection
+from urds.proto.state import PathLife
 
 pytestmark = pytest.mark.sim
 
@@ -62,6 +64,23 @@ def test_the_disturbances_happen() -> None:
             congested += node.congestions
     assert min(stats.values()) > 0, stats
     assert min(restarts, congested) > 0, (restarts, congested)
+
+
+def test_honest_peers_are_asked_and_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second stream comes where the first was lost: the answer is its end, or silence."""
+    asked, refused = [], 0
+    ask = Connection._ask
+
+    def note(connection: Connection, path: PathLife) -> None:
+        asked.append(path.index)
+        ask(connection, path)
+
+    monkeypatch.setattr(Connection, "_ask", note)
+    for seed in range(30):
+        simulation = Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH))
+        simulation.run()
+        refused += sum(n.endpoint.stats.takeovers_refused for n in simulation.nodes.values())
+    assert asked and not refused
 
 
 def test_kernels_restart_and_repeat() -> None:

@@ -190,6 +190,10 @@ class Actions:
         self._driver.log.info("%s began a new life", action.peer)
 
     def _refused(self, host: LocalHost, action: events.Refused) -> None:
+        if action.reason is events.Reason.STILL_CONNECTED:
+            text = "another process connects as %s, which still answers: refused"
+            self._driver.log.warning(text, action.peer)
+            return
         hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
         reason = action.reason.name.lower().replace("_", " ")
         self._driver.log.warning("connection of %s refused: %s%s", action.peer, reason, hint)

@@ -198,7 +198,11 @@ class Connection(Streams):
         for stream in self._parked:  # the driver closes every stream that no path has
             self._strangers.forget(stream)
         self._parked.clear()
+        for stream, _, _ in self._seconds.values():
+            self._strangers.forget(stream)
+        self._seconds.clear()
         for path in self._paths:
+            self._cancel(path, TimerKind.QUESTION)
             path.attachment = attachments[path.index] if path.index < len(attachments) else 0
             self._rest(path, now_ns)
             if path.stream is not None:
@@ -229,6 +233,8 @@ class Connection(Streams):
         if (source_port if is_ping else target_port) == PROBE_PORT:
             self.stats.handshakes += 1
             handshake = parse_handshake(extension)
+            if not is_ping:
+                self._answered(path, now_ns)
             self._learn(path, handshake, now_ns)
             if not self._drop_misplaced(path, now_ns):
                 self._react(path, handshake, is_ping, acknowledgement, now_ns)
@@ -261,6 +267,8 @@ class Connection(Streams):
             self._attempt(path, now_ns)
         elif kind is TimerKind.GIVE_UP:
             self._give_up(path, now_ns)
+        elif kind is TimerKind.QUESTION:
+            self._take_second(path, now_ns)
         else:
             self._handle_silence(path, now_ns)
 
@@ -296,6 +304,12 @@ class Connection(Streams):
             self._probe(path)
         elif path.held:
             self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
+
+    def _ask(self, path: PathLife) -> None:
+        # As a hello it is not repeated on a later stream, and goes out at once; without our
+        # generation the peer answers it whatever it has said before.
+        extension = self._handshake(generation=False)
+        self._send(path, PROBE_PORT, PING_PORT, extension, hello=True)
 
     def _send(
         self, path: PathLife, source_port: int, target_port: int, extension: bytes, *, hello: bool
@@ -421,6 +435,9 @@ class Connection(Streams):
             for path in self._paths[count:]:
                 self._strangers.forget(path.stream)
                 self._cancel(path, *TimerKind)
+                second = self._seconds.pop(path.index, None)
+                if second is not None:
+                    self._refuse(second[0], Reason.NO_FREE_PATH)
             del self._paths[count:]
             self._emit(FanIn(self.peer, count))
 

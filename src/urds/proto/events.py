@@ -47,6 +47,7 @@ class Reason(Enum):
     TOO_MANY_PEERS = auto()
     NO_FREE_PATH = auto()  # every path has a stream: the peer tries again
     SILENT = auto()  # no frame within the stranger's time
+    STILL_CONNECTED = auto()  # the peer answers on the stream that it has: this is another process
 
 
 # -- actions

@@ -27,6 +27,7 @@ class ConnectionSettings:
     reconnect_delay_idle_max_ns: int = 60 * _S
     reconnect_give_up_ns: int = 0  # 0: never
     handshake_wait_ns: int = 1 * _S  # after the first frame; then the peer counts as Linux
+    question_wait_ns: int = _S // 5  # until a second stream of an own node takes its path
     hello_wait_ns: int = 5 * _S  # the same for a peer that was an own node before
 
     def __post_init__(self) -> None:

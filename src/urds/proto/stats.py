@@ -17,6 +17,7 @@ class Stats:
     refused_by_peer: int = 0  # the stream ended before the peer's first frame
     dead: int = 0  # streams that nobody answered on
     superseded: int = 0
+    takeovers_refused: int = 0  # a second stream of a peer that still answered on its first
     misplaced: int = 0  # streams dropped because they belong on another path
     parked: int = 0  # accepted before it was known how many paths there are
     pokes: int = 0

@@ -11,6 +11,12 @@ handshake tells both sides which path a stream is for. Therefore the higher side
 
 An accepted stream supersedes the one its path has. Source: rds.md 2.2, 2.4 (linux v6.12, v7.0
 net/rds/tcp_listen.c); linux-peer-notes.md section 3 rules 1 and 11.
+
+Not so if that one leads to an own node and is up: then it is asked first, by a probe, whether the
+peer is still there. A peer that has lost its stream, or has begun a new life, cannot answer on it:
+its system resets the stream, or nothing comes in `question_wait_ns`. One that answers did not ask
+for another: that comes from a process which has taken the peer's address, and would be handed
+the peer's messages. It is refused and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from urds.proto.paths import Address
 from urds.proto.peer import PeerFacts
 from urds.proto.seeking import Seeker
 from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.state import Input, PathLife
+from urds.proto.state import Input, PathLife, State
 from urds.proto.stats import Stats
 from urds.proto.strangers import Strangers
 from urds.proto.timers import TimerKey, TimerKind, Timers
@@ -33,6 +39,9 @@ if TYPE_CHECKING:
     from random import Random
 
 _PARKED_MAX: Final = PATHS_MAX - 1
+# So long an answer holds: whoever connects again and again must not use up what the peer allows us
+# in control messages, or it would not answer any more.
+_ANSWER_HOLDS_NS: Final = 100_000_000
 
 
 class Streams(Seeker):
@@ -62,6 +71,9 @@ class Streams(Seeker):
         self.facts = PeerFacts()
         self._strangers = Strangers(EndpointSettings(), timers) if strangers is None else strangers
         self._parked: dict[int, tuple[int, bool]] = {}  # stream to source port and `own`
+        # By path, what waits until its stream has answered or ended: stream, source port, `own`.
+        self._seconds: dict[int, tuple[int, int, bool]] = {}
+        self._answered_ns: dict[int, int] = {}  # by path, when its stream answered last
 
     @property
     def npaths(self) -> int:
@@ -75,6 +87,9 @@ class Streams(Seeker):
             self._park(stream, source_port, now_ns, own=own)
             return
         path = self._path_of(source_port)
+        if path is not None and self._is_to_be_asked(path):
+            self._ask_first(path, stream, source_port, now_ns, own=own)
+            return
         if path is not None:
             self._attach(path, stream, source_port, now_ns, own=own)
             return
@@ -105,6 +120,49 @@ class Streams(Seeker):
         parked, self._parked = self._parked, {}
         for stream, (source_port, own) in parked.items():
             self._place(stream, source_port, now_ns, own=own)
+
+    def _is_to_be_asked(self, path: PathLife) -> bool:
+        return path.state is State.UP and path.confirmed and self.facts.kind is PeerKind.URDS
+
+    def _ask_first(
+        self, path: PathLife, stream: int, source_port: int, now_ns: int, *, own: bool
+    ) -> None:
+        """Have a stream wait until the one that its path has answers, ends, or is silent."""
+        before = self._seconds.pop(path.index, None)
+        self._seconds[path.index] = stream, source_port, own
+        if before is not None:
+            self._refuse(before[0], Reason.NO_FREE_PATH)
+            return  # the question is under way
+        if now_ns - self._answered_ns.get(path.index, -_ANSWER_HOLDS_NS) < _ANSWER_HOLDS_NS:
+            self._refuse_second(path)
+            return
+        self._ask(path)
+        self._set(TimerKind.QUESTION, path, now_ns + self.settings.question_wait_ns)
+
+    def _ask(self, path: PathLife) -> None:
+        """Ask an own node something that it answers, on the stream that it has."""
+        raise NotImplementedError
+
+    def _answered(self, path: PathLife, now_ns: int) -> None:
+        """Refuse the stream that waited, if one did: the peer is still there."""
+        if path.index in self._seconds:
+            self._answered_ns[path.index] = now_ns
+            self._cancel(path, TimerKind.QUESTION)
+            self._refuse_second(path)
+
+    def _refuse_second(self, path: PathLife) -> None:
+        self.stats.takeovers_refused += 1
+        self._refuse(self._seconds.pop(path.index)[0], Reason.STILL_CONNECTED)
+
+    def _take_second(self, path: PathLife, now_ns: int) -> bool:
+        """Give the path the stream that waited, if one did."""
+        second = self._seconds.pop(path.index, None)
+        self._cancel(path, TimerKind.QUESTION)
+        if second is None:
+            return False
+        stream, source_port, own = second
+        self._attach(path, stream, source_port, now_ns, own=own)
+        return True
 
     def _refuse(self, stream: int, reason: Reason) -> None:
         self._strangers.forget(stream)
@@ -154,7 +212,10 @@ class Streams(Seeker):
         self._strangers.forget(path.stream)
         self._cancel(path, TimerKind.ANSWER)
         path.end_stream()
-        if self.lower or path.wanted or self.facts.kind is not PeerKind.UNKNOWN:
+        self._answered_ns.pop(path.index, None)
+        if self._take_second(path, now_ns):
+            pass
+        elif self.lower or path.wanted or self.facts.kind is not PeerKind.UNKNOWN:
             self._seek_again(path, now_ns)
         else:
             path.sought = False
@@ -180,6 +241,11 @@ class Streams(Seeker):
         self._strangers.forget(stream)
         if self._parked.pop(stream, None) is not None:
             self._refuse(stream, reason)
+        for path in self._paths:
+            if self._seconds.get(path.index, (None,))[0] == stream:
+                del self._seconds[path.index]
+                self._cancel(path, TimerKind.QUESTION)
+                self._refuse(stream, reason)
         for path in self._paths:
             if path.stream == stream:
                 self._drop(path, now_ns)

@@ -1,7 +1,7 @@
 """Which timers exist, and when the next is due.
 
 One `Timers` serves all connections of an endpoint: a heap, from which a timer that was set anew or
-cancelled is left out lazily. At most four timers exist per path and one per stranger.
+cancelled is left out lazily. At most five timers exist per path and one per stranger.
 """
 
 from enum import IntEnum
@@ -20,6 +20,7 @@ class TimerKind(IntEnum):
     GIVE_UP = 2  # drop what waits for a path that stays down
     ANSWER = 3  # the peer said nothing about itself: take it for Linux
     STRANGER = 4  # an accepted stream stayed silent
+    QUESTION = 5  # an own node does not answer on its stream: take the one that came after it
 
 
 class TimerKey(NamedTuple):

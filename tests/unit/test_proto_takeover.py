@@ -1,0 +1,119 @@
+"""A second stream of an own node: it is asked on the first before the second takes the path."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.proto_world import HIGH, LOW, MS, SECOND, End, Node, World
+from urds.proto.events import Attach, Reason, Refuse, Refused, SendControl
+
+QUESTION_NS = SECOND // 5
+
+
+def met(npaths: int = 1) -> tuple[World, Node, Node]:
+    """Have two own nodes connected; the higher one accepts."""
+    world = World()
+    low = Node(world, LOW, generation=100, npaths=npaths)
+    high = Node(world, HIGH, generation=200, npaths=npaths)
+    low.want(HIGH)
+    world.run(SECOND)
+    high.log.clear()
+    return world, low, high
+
+
+def second(high: Node) -> End:
+    """Have another stream come from the lower node's address, over which nothing is said."""
+    end = high.new_end(40_000)
+    high.endpoint.handle_accepted(end.number, LOW, 40_000, high.world.now_ns)
+    high.act()
+    return end
+
+
+@pytest.mark.parametrize("npaths", [1, 8])
+def test_a_peer_that_answers_keeps_its_stream(npaths: int) -> None:
+    world, low, high = met(npaths)
+    end = second(high)
+    assert high.seen(Attach) == []
+    world.run(10 * MS)
+    assert high.seen(Refuse) == [Refuse(LOW, end.number)]
+    assert high.seen(Refused) == [Refused(LOW, Reason.STILL_CONNECTED)]
+    world.run(10 * SECOND)
+    assert high.seen(Attach) == []
+    stats = high.to(LOW).stats
+    assert (stats.takeovers_refused, stats.superseded, stats.downs) == (1, 0, 0)
+    assert all(end.open for end in low.attached.values())
+
+
+def test_a_silent_peer_is_waited_for_at_most_200_ms() -> None:
+    """Its host may have forgotten the stream and not tell so."""
+    world, low, high = met()
+    low.close(low.attached[HIGH, 0], silent=True)
+    end = second(high)
+    world.run(QUESTION_NS - 1)
+    assert high.seen(Attach) == []
+    world.run(2)
+    assert [action.stream for action in high.seen(Attach)] == [end.number]
+    assert high.to(LOW).stats.superseded == 1
+
+
+def test_a_peer_that_has_ended_is_not_waited_for() -> None:
+    """A new life may connect before the end of the old one is known."""
+    world, low, high = met()
+    low.crash()
+    end = second(high)
+    assert high.seen(Attach) == []
+    world.run(2 * MS)
+    assert [action.stream for action in high.seen(Attach)] == [end.number]
+    assert high.to(LOW).stats.takeovers_refused == 0
+
+
+def test_one_question_is_asked_for_all_that_come_meanwhile() -> None:
+    world, _, high = met()
+    first, last = second(high), second(high)
+    assert len(high.seen(SendControl)) == 1
+    assert high.seen(Refuse) == [Refuse(LOW, first.number)]
+    world.run(10 * MS)
+    assert high.seen(Refuse) == [Refuse(LOW, first.number), Refuse(LOW, last.number)]
+
+
+def test_an_answer_holds_for_a_while() -> None:
+    """A flood of connections must not use up the control messages that the peer takes of us."""
+    world, _, high = met()
+    for _ in range(100):
+        second(high)
+        world.run(5 * MS)
+    assert len(high.seen(SendControl)) <= 6  # in half a second
+    assert high.to(LOW).stats.takeovers_refused == len(high.seen(Refuse)) == 100
+    assert high.seen(Attach) == []
+
+
+def test_an_answer_does_not_hold_beyond_its_stream() -> None:
+    world, low, high = met()
+    second(high)
+    world.run(10 * MS)
+    low.crash()
+    world.run(2 * MS)
+    end = second(high)
+    assert [action.stream for action in high.seen(Attach)] == [end.number]
+
+
+def test_a_second_stream_that_stays_silent_goes_like_any_other() -> None:
+    world, low, high = met()
+    low.close(low.attached[HIGH, 0], silent=True)
+    end = second(high)
+    high.to(LOW).drop_stranger(end.number, Reason.SILENT, world.now_ns)
+    high.act()
+    assert high.seen(Refuse) == [Refuse(LOW, end.number)]
+    world.run(2 * QUESTION_NS)
+    assert high.seen(Attach) == []
+
+
+def test_a_fault_forgets_the_second_stream_with_the_first() -> None:
+    """The driver closes every stream that no path has."""
+    world, low, high = met()
+    low.close(low.attached[HIGH, 0], silent=True)
+    end = second(high)
+    high.to(LOW).handle_fault([1], world.now_ns)
+    high.act()
+    world.run(QUESTION_NS)
+    assert end.number not in [action.stream for action in high.seen(Attach)]
