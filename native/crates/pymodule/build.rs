@@ -3,16 +3,24 @@
 
 /// As `sys::exit` has them; one that is missing here or there, or that the crate does not use, keeps
 /// the module from loading.
-const WRAPPED: [&str; 13] = [
+const WRAPPED: [&str; 21] = [
     "PyBuffer_Release",
     "PyErr_CheckSignals",
     "PyErr_WriteUnraisable",
     "PyEval_RestoreThread",
     "PyImport_Import",
+    "PyIter_Next",
     "PyList_New",
+    "PyNumber_Index",
     "PyObject_Call",
     "PyObject_CallNoArgs",
+    "PyObject_ClearWeakRefs",
+    "PyObject_GetAttr",
     "PyObject_GetBuffer",
+    "PyObject_GetIter",
+    "PyObject_IsTrue",
+    "PyObject_Size",
+    "PyObject_Str",
     "PyObject_Vectorcall",
     "PyObject_VectorcallMethod",
     "PyTuple_New",

@@ -251,8 +251,8 @@ pub fn parse_target(given: Borrowed<'_, '_, PyAny>, local: &Address) -> PyResult
     let parse = PARSE_TARGET.import(py, "urds.addresses", "parse_target")?;
     let (address, port): (Bound<'_, PyAny>, u16) = parse.call1((given, local))?.extract()?;
     let packed = address.getattr("packed")?;
-    let scope = match address.getattr_opt("scope_id")? {
-        Some(scope) if !scope.is_none() => scope.extract::<String>()?.parse().unwrap_or(0),
+    let scope = match address.getattr("scope_id") {
+        Ok(scope) if !scope.is_none() => scope.extract::<String>()?.parse().unwrap_or(0),
         _ => 0,
     };
     Ok(SocketAddress::new(

@@ -52,12 +52,21 @@ wrapped! {
     __wrap_PyErr_WriteUnraisable leads to __real_PyErr_WriteUnraisable(of: Object);
     __wrap_PyEval_RestoreThread leads to __real_PyEval_RestoreThread(state: Object);
     __wrap_PyImport_Import leads to __real_PyImport_Import(name: Object) -> Object;
+    __wrap_PyIter_Next leads to __real_PyIter_Next(iterator: Object) -> Object;
     __wrap_PyList_New leads to __real_PyList_New(length: Counted) -> Object;
+    __wrap_PyNumber_Index leads to __real_PyNumber_Index(object: Object) -> Object;
     __wrap_PyObject_Call leads to
         __real_PyObject_Call(callable: Object, arguments: Object, keywords: Object) -> Object;
     __wrap_PyObject_CallNoArgs leads to __real_PyObject_CallNoArgs(callable: Object) -> Object;
+    __wrap_PyObject_ClearWeakRefs leads to __real_PyObject_ClearWeakRefs(object: Object);
+    __wrap_PyObject_GetAttr leads to
+        __real_PyObject_GetAttr(object: Object, name: Object) -> Object;
     __wrap_PyObject_GetBuffer leads to
         __real_PyObject_GetBuffer(object: Object, view: Object, flags: c_int) -> c_int;
+    __wrap_PyObject_GetIter leads to __real_PyObject_GetIter(object: Object) -> Object;
+    __wrap_PyObject_IsTrue leads to __real_PyObject_IsTrue(object: Object) -> c_int;
+    __wrap_PyObject_Size leads to __real_PyObject_Size(object: Object) -> Counted;
+    __wrap_PyObject_Str leads to __real_PyObject_Str(object: Object) -> Object;
     __wrap_PyObject_Vectorcall leads to __real_PyObject_Vectorcall(
         callable: Object, arguments: Object, count: usize, names: Object
     ) -> Object;
