@@ -103,6 +103,16 @@ class TestPathMessages:
         assert 1000 <= count < 1030
         assert refusal(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
 
+    def test_a_stream_that_takes_nothing_more_leaves_the_bound(self, world: World) -> None:
+        """No write ends there: it is judged before each."""
+        mailbox = world.mailbox()
+        world.attach(buffer_bytes=4608)
+        count = 0
+        while not refusal(mailbox.sendto, b"", ADDRESS):
+            count += 1
+            assert count < 2000
+        assert 1000 <= count < 1030
+
     def test_the_default_bound_is_65536(self) -> None:
         assert Limits().path_messages_max == 65536
 

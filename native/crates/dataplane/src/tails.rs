@@ -44,6 +44,7 @@ impl State {
             enough_bytes = burst_bytes;
         }
         if path.core.outgoing.pending_bytes >= enough_bytes {
+            self.judge_full(id); // a stream that takes nothing more has no end of a write that would
             return true;
         }
         let now_ns = self.clock.now_ns();

@@ -34,6 +34,7 @@ def leaves_now(path: StreamPath, burst_bytes: int) -> bool:
     if burst_bytes > enough_bytes and outgoing.is_long():
         enough_bytes = burst_bytes
     if outgoing.pending_bytes >= enough_bytes:
+        path.judge_full()  # a stream that takes nothing more has no end of a write that would
         return True
     now_ns = plane.clock_ns()
     if now_ns - path.idle_since_ns > _GAP_NS:
