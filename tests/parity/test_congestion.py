@@ -1,15 +1,27 @@
 """When our port counts as congested, what is told to peers, and what their maps do to senders."""
 
 import errno
+from collections.abc import Sequence
 
 import pytest
 
-from tests.parity.planes import EMPTY_MAP, LOCAL, PEER, PEER_PORT, PORT, Remote, World, take
+from tests.parity.planes import (
+    EMPTY_MAP,
+    LOCAL,
+    PEER,
+    PEER_PORT,
+    PORT,
+    Remote,
+    World,
+    message,
+    take,
+)
 from urds.constants import HeaderFlag
 from urds.dataplane.base import (
     CongestionNotice,
     Limits,
     Mailbox,
+    Message,
     Release,
     Wanted,
 )
@@ -177,6 +189,79 @@ class TestTheHardBound:
         mailbox.close()
         world.turn()
         assert take(other) == [b"for another"]
+
+
+class TestMessagesWithoutPayload:
+    """They fill no buffer. Beyond 4,096 messages a run of them from one source counts as one."""
+
+    COUNT = 20_000
+
+    @pytest.fixture
+    def limits(self) -> Limits:
+        return Limits(receive_hard_factor=0, receive_hard_bytes=1 << 20)
+
+    def fill(self, world: World, sources: Sequence[int], **settings: object) -> Mailbox:
+        """Have messages come from these ports in turn, with what they acknowledge at the end."""
+        mailbox = world.mailbox(**settings)
+        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        mailbox.sendto(b"mine", ADDRESS)
+        for first in range(1, self.COUNT, 1000):
+            remote.write(
+                *(
+                    message(number, source_port=sources[number % len(sources)], target_port=PORT)
+                    for number in range(first, first + 1000)
+                )
+            )
+            world.turn()
+            while remote.stream.waiting() and not world.counter("recv_paused"):
+                world.turn()
+            if world.counter("recv_paused"):
+                break
+        remote.say(self.COUNT + 1, b"the last", ack=1)
+        world.turn()
+        return mailbox
+
+    def test_those_of_one_socket_pause_nothing(self, world: World) -> None:
+        mailbox = self.fill(world, [PEER_PORT])
+        (row,) = world.plane.snapshot().mailboxes
+        assert row.receive_queued_messages == self.COUNT + 1
+        assert row.send_queued_bytes == 0, "its acknowledgement was read"
+        assert world.counter("recv_paused") == 0
+        assert len(world.plane.snapshot().receive_queue) == self.COUNT + 1
+        assert world.counter("recv_delivered") == 0
+        empty = (b"", ADDRESS)
+        first = mailbox.receive(wait_ns=0, peek=True)
+        assert isinstance(first, Message) and first[:2] == empty
+        assert [mailbox.recvfrom(10) for _ in range(self.COUNT)] == [empty] * self.COUNT
+        assert mailbox.recvfrom(10) == (b"the last", ADDRESS)
+        assert mailbox.receive(wait_ns=0) is None
+        assert world.counter("recv_delivered") == self.COUNT + 2, "with the look"
+
+    def test_those_that_alternate_do(self, world: World) -> None:
+        """At 1 MiB, 128 bytes each: docs/differences.md."""
+        self.fill(world, [PEER_PORT, PEER_PORT + 1])
+        assert world.counter("recv_paused") == 1
+        (row,) = world.plane.snapshot().mailboxes
+        assert (1 << 20) // 128 < row.receive_queued_messages < self.COUNT
+        assert row.send_queued_bytes == 4
+
+    def test_those_with_times_count_twice(self, world: World) -> None:
+        self.fill(world, [PEER_PORT], timestamps=True)
+        assert world.counter("recv_paused") == 1
+        (row,) = world.plane.snapshot().mailboxes
+        assert (1 << 20) // 256 < row.receive_queued_messages < (1 << 20) // 128
+
+    def test_closing_drops_each(self, world: World) -> None:
+        self.fill(world, [PEER_PORT]).close()
+        assert world.counter("recv_drop_closed") == self.COUNT + 1
+
+    def test_within_the_process_they_are_counted_too(self, world: World) -> None:
+        target, sender = world.mailbox(), world.mailbox(5001)
+        sender.route(LOCAL, world.plane.loop(local=LOCAL, peer=LOCAL))
+        for _ in range(self.COUNT):
+            sender.sendto(b"", (str(LOCAL), PORT))
+        sender.sendto(b"the last", (str(LOCAL), PORT))
+        assert take(target) == [b""] * self.COUNT + [b"the last"]
 
 
 class TestTheirPort:

@@ -519,6 +519,28 @@ def test_difference_receive_bound(backend: InProcess) -> None:
     assert not backend.plane.is_over_hard_bound(inbox)
     inbox.receive_queued_bytes += 1
     assert backend.plane.is_over_hard_bound(inbox)
+    inbox.receive_queued_bytes, source = 0, ("127.0.0.1", 4001)
+    inbox.put((b"payload", source))
+    assert inbox.hard_bytes() == 128, "the payload is counted by who puts it"
+    inbox.put((b"payload", source, bytes(16), 1, 1))
+    assert inbox.hard_bytes() == 3 * 128
+    inbox.put_empty(source, 1_000_000)
+    assert inbox.hard_bytes() == (4097 + 1) * 128
+    for number in range(1000):
+        inbox.put_empty(("127.0.0.1", 4000 + number % 2), 1)
+    assert inbox.hard_bytes() == (4097 + 1 + 1000) * 128
+
+
+def test_difference_path_messages(new_socket: NewSocket) -> None:
+    """A burst may pass the bound by what one write has; another socket finds it reached."""
+    one, other = new_socket(1), new_socket(1)
+    queued = 0
+    with suppress(BlockingIOError):
+        while queued < 2 * 65536:
+            one.sendto(b"", DONTWAIT, NOBODY)
+            queued += 1
+    assert 65536 <= queued < 65536 + (32 << 10) // 48 + 2
+    assert refusal(other.sendto, b"", DONTWAIT, NOBODY).errno == errno.EAGAIN
 
 
 @pytest.mark.rule("rds7-message-length")

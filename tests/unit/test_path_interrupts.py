@@ -7,6 +7,8 @@ import pytest
 from tests.unit.path_world import SOURCE, TARGET, Side, message
 from urds.constants import HeaderFlag
 from urds.dataplane.base import Hold, Release
+from urds.dataplane.reference import inbox
+from urds.wire.header import HEADER_BYTES
 
 PAYLOADS = [b"%d" % number for number in range(1, 6)]
 
@@ -104,3 +106,40 @@ def test_an_interrupt_while_messages_are_taken_in(
     taken = [item[0].rstrip(b"\0") for item in side.inbox.queue]
     assert taken == PAYLOADS[:last]
     assert side.inbox.receive_queued_bytes == sum(len(item[0]) for item in side.inbox.queue)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("count", [3, 40], ids=["few", "a run"])
+def test_an_interrupt_while_messages_without_payload_are_counted(
+    monkeypatch: pytest.MonkeyPatch, count: int, after: bool
+) -> None:
+    """A count in the last item of the queue is as good as items of their own."""
+    monkeypatch.setattr(inbox, "MANY_MESSAGES", 2)
+
+    class Counting(deque):
+        left = 2
+
+        def __setitem__(self, index, item) -> None:
+            self.left -= 1
+            if self.left or after:
+                super().__setitem__(index, item)
+            if not self.left:
+                raise KeyboardInterrupt
+
+    def frames(flags: int = 0) -> bytes:
+        return b"".join(
+            message(n, source_port=SOURCE, target_port=TARGET, flags=flags)
+            for n in range(1, count + 5)
+        )
+
+    side = own_side()
+    side.receive(frames()[: 4 * HEADER_BYTES])
+    side.inbox.queue = Counting(side.inbox.queue)
+    with pytest.raises(KeyboardInterrupt):
+        side.receive(frames()[4 * HEADER_BYTES :])
+    side.core.detach()
+    side.inbox.queue = deque(side.inbox.queue)
+    side.core.attach(Hold.NOTHING)
+    side.receive(frames(HeaderFlag.RETRANSMITTED))
+    assert side.inbox.message_count() == count + 4
+    assert len(side.inbox.queue) == 3

@@ -242,17 +242,22 @@ def test_a_mailbox_far_over_its_buffer_pauses_the_path_until_half() -> None:
     world.close()
 
 
-def test_messages_without_octets_pause_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_without_payload_pause_it_unless_they_are_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They leave the buffer empty, so that only their number tells."""
     monkeypatch.setattr(inbox, "MANY_MESSAGES", 9)
     world = CarriedWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
-    mailbox, path = world.mailbox(receive_bytes_max=10 * inbox.OVERHEAD_BYTES), world.path()
-    while path.arrive(b""):
-        pass
-    assert len(mailbox.queue) == 11
-    for _ in range(6):
+    mailbox, path = world.mailbox(receive_bytes_max=20 * inbox.OVERHEAD_BYTES), world.path()
+    assert all(path.arrive(b"") for _ in range(1000))
+    assert (len(mailbox.queue), mailbox.message_count()) == (10, 1000)
+    count = 1000
+    while path.arrive(b"", source_port=PEER_PORT + count % 2):
+        count += 1
+    assert len(mailbox.queue) == 21
+    while not path.told:
         mailbox.recvfrom(1)
-    assert path.told == ["resume"]
+    assert (path.told, len(mailbox.queue)) == (["resume"], 10)
     world.close()
 
 

@@ -144,6 +144,7 @@ impl Outgoing {
             extension,
         };
         self.pending_bytes += HEADER_BYTES + message.payload.len();
+        make_room(&mut self.unsent);
         self.unsent.push_back(Queued::Message(message));
     }
 
@@ -293,6 +294,7 @@ impl Outgoing {
             out.refer(message.payload.clone());
         }
         self.position += (HEADER_BYTES + payload_bytes) as u64;
+        make_room(&mut self.unacked);
         self.unacked.push_back(message);
         // Written where it is kept: a change before the move would be a stall of the processor.
         if let Some(kept) = self.unacked.back_mut() {
@@ -449,6 +451,15 @@ impl Outgoing {
             self.repeats.shrink_to(0);
             self.freed.shrink_to(IDLE_MESSAGES);
         }
+    }
+}
+
+/// Have a long queue grow by a quarter where it would double: one that is a little over the bound of
+/// messages would take twice the memory, and use all of it, for it goes round.
+#[inline]
+fn make_room<T>(queue: &mut VecDeque<T>) {
+    if queue.len() == queue.capacity() && queue.len() >= CHEAP_MESSAGES {
+        queue.reserve_exact(queue.len() / 4);
     }
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
-    from urds.dataplane.reference.inbox import Inbox, Item
+    from urds.dataplane.reference.inbox import Inbox
     from urds.dataplane.reference.plane import Plane
 
 
@@ -47,10 +47,10 @@ def deliver(
     if sources is None:
         sources = host.add_carried(path)
     source = sources[source_port]
-    item: Item = (payload, source)
     if inbox.detailed or extension:
-        item = (payload, source, extension, plane.wall_ns(), plane.clock_ns())
-    inbox.queue.append(item)
+        inbox.put((payload, source, extension, plane.wall_ns(), plane.clock_ns()))
+    else:
+        inbox.put((payload, source))
     inbox.receive_queued_bytes += len(payload)
     counters.recv_queued += 1
     counters.recv_bytes_added_to_sock += len(payload)

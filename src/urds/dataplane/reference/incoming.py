@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import repeat
 from typing import NamedTuple, cast
 
 from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
@@ -268,10 +267,10 @@ class Incoming:
                 if target_port != run_target or source_port != run_source:
                     run_target, run_source = target_port, source_port
                     run.begin(target_port, source_port)
-                if run.plain and not high and not low:
+                if payload and run.plain and not high and not low:
                     run.append((payload, run.source))
                 else:
-                    run.append_detailed(payload, high, low, now_ns)
+                    run.append_rare(payload, high, low, now_ns)
                 expected = sequence + 1
                 run.octets, run.messages = run.octets + payload_bytes, run.messages + 1
                 if offset >= run_from and run.plain:
@@ -299,7 +298,7 @@ class Incoming:
         payloads, asking = payloads_of_run(data, offset, fields, bool(fields[8]))
         count = len(payloads)
         if count:
-            run.extend(zip(payloads, repeat(run.source)))
+            run.extend(payloads)
             run.octets += count * payload_bytes
             run.messages += count
         if asking:
@@ -355,7 +354,7 @@ class Incoming:
             if run.plain and not any(fields[9:]):
                 run.append((payload, run.source))
             else:
-                run.append_detailed(payload, fields[9], fields[10], now_ns)
+                run.append_rare(payload, fields[9], fields[10], now_ns)
         except BaseException:
             self._settle_interrupted(run, fields[0], self.sequence_expected)
             raise

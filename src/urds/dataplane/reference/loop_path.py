@@ -15,7 +15,6 @@ from urds.dataplane.base import Address, Buffer, SocketAddress
 from urds.dataplane.reference.host import socket_address
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.inbox import Item
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
 
@@ -50,10 +49,10 @@ class LoopPath(loop_path.LoopPath):
         self, target: Mailbox, payload: bytes, source: SocketAddress, extension: bytes
     ) -> Mailbox:
         plane = self._plane
-        item: Item = (payload, source)
         if target.detailed or extension:
-            item = (payload, source, extension, plane.wall_ns(), plane.clock_ns())
-        target.queue.append(item)
+            target.put((payload, source, extension, plane.wall_ns(), plane.clock_ns()))
+        else:
+            target.put((payload, source))
         target.receive_queued_bytes += len(payload)
         plane.counters.recv_queued += 1
         plane.counters.recv_bytes_added_to_sock += len(payload)

@@ -3,7 +3,8 @@
 `sendto` and `recvfrom` have the signature of `socket.socket` and are placed into a bound `Socket`
 as they are; they do the common case in one critical section and leave everything else to
 `queueing` and `receive`. `special` marks a mailbox whose next take has more to do than to take:
-it shows its state on a descriptor, has a notice, is closed, or pauses a path.
+it shows its state on a descriptor, has a notice, is closed, pauses a path, or its queue holds more
+than plain pairs.
 """
 
 from __future__ import annotations
@@ -315,14 +316,12 @@ class Mailbox(Inbox):
         if not self.queue:
             return None
         plane = self._plane
-        item = self.queue[0] if peek else self.queue.popleft()
-        if not peek:
-            self.receive_queued_bytes -= len(item[0])
-            if self.special or self.receive_queued_bytes < self.clear_below_bytes:
-                plane.note_taken(self)
-        else:
+        if peek:
+            item = self.queue[0]
             plane.counters.recv_delivered += 1  # Linux counts looks as well
-        if len(item) == 2:
+        else:
+            item = self._pop()
+        if len(item) != 5:
             return Message(item[0], item[1], b"", 0, ())
         payload, source, extension, wall_ns, arrived_ns = item
         trace = tuple(
@@ -332,6 +331,18 @@ class Mailbox(Inbox):
         return Message(
             payload, source, extension, wall_ns if self.settings.timestamps else 0, trace
         )
+
+    def _pop(self) -> Item:
+        """Take the next message, and note what the end of the pass has to do for it. Lock held."""
+        unplain = self.unplain
+        item = self.pop()
+        if unplain and not self.unplain:
+            self.settle_special()
+        if self.receive_queued_bytes < self.clear_below_bytes or (
+            self.special and (self.pausing or not self.unplain)
+        ):
+            self._plane.note_taken(self)
+        return item
 
     # -- operations
 
@@ -494,7 +505,11 @@ class Mailbox(Inbox):
     def settle_special(self) -> None:
         """Find out whether the next take has more to do than to take. Lock held."""
         self.special = bool(
-            self.closed or self.descriptor is not None or self._has_notice() or self.pausing
+            self.closed
+            or self.descriptor is not None
+            or self._has_notice()
+            or self.pausing
+            or self.unplain
         )
 
     def _has_notice(self) -> bool:
@@ -512,7 +527,7 @@ class Mailbox(Inbox):
         """Leave the port, drop what nobody will read, wake everybody. Lock held."""
         self._host.inboxes.pop(self.port, None)
         self._flows.clear()
-        plane.counters.recv_drop_closed += len(self.queue)
+        plane.counters.recv_drop_closed += self.message_count()
         self.queue.clear()
         self.notices.clear()
         self.receive_queued_bytes = 0

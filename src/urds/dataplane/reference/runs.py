@@ -6,11 +6,12 @@ inbox first and counted after, so that the queue's length tells whether the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import SocketAddress
-from urds.dataplane.reference.inbox import Inbox, Item
+from urds.dataplane.reference.inbox import Inbox, Item, message_count
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.incoming import Incoming
@@ -20,11 +21,11 @@ class Run:
     """Neighbouring messages from one socket to one socket; their accounts are settled at once."""
 
     __slots__ = (
-        "_counted",
         "_inbox",
         "_incoming",
+        "_items",
+        "_last_count",
         "append",
-        "extend",
         "messages",
         "octets",
         "plain",
@@ -34,9 +35,9 @@ class Run:
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
         self._inbox: Inbox | None = None
-        self._counted = 0  # length of its queue when the run began
+        # Of its queue, when the run began or was settled: its length, and what its last item was.
+        self._items = self._last_count = 0
         self.append: Callable[[Item], None] = _discard
-        self.extend: Callable[[Iterable[Item]], None] = _discard
         self.plain = False
         self.source: SocketAddress = ("", 0)
         self.messages = self.octets = 0
@@ -47,17 +48,32 @@ class Run:
         inbox = self._incoming.inboxes.get(target_port)
         self._inbox = inbox
         if inbox is None:  # a port without a socket: its sources cost nothing
-            self._counted, self.plain = 0, True
-            self.append = self.extend = _discard
+            self.plain, self.append = True, _discard
             return
         self.source = self._incoming.sources[source_port]
-        self._counted, self.plain = len(inbox.queue), not inbox.detailed
-        self.append, self.extend = inbox.queue.append, inbox.queue.extend
+        self.plain, self.append = not inbox.detailed, inbox.queue.append
+        self._note_length(inbox)
 
-    def append_detailed(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
-        """Append a message with its extension and times."""
+    def append_rare(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
+        """Append a message without payload, or one with its extension and times."""
+        inbox = self._inbox
+        if inbox is None:
+            return
+        if self.plain and not high and not low:
+            inbox.put((payload, self.source))
+            return
         extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
-        self.append((payload, self.source, extension, self._incoming.wall_ns(), now_ns))
+        inbox.put((payload, self.source, extension, self._incoming.wall_ns(), now_ns))
+
+    def extend(self, payloads: Sequence[bytes]) -> None:
+        """Append messages of one length."""
+        inbox = self._inbox
+        if inbox is None:
+            return
+        if payloads[0]:
+            inbox.queue.extend(zip(payloads, repeat(self.source)))
+        else:
+            inbox.put_empty(self.source, len(payloads))
 
     def settle(self) -> None:
         """Count the run for its mailbox, for the acknowledgement and for the counters."""
@@ -66,18 +82,26 @@ class Run:
             return
         if inbox is not None:
             inbox.receive_queued_bytes += octets
-        self._counted += messages
+            self._note_length(inbox)
         self.messages = self.octets = 0
         self._incoming.count(inbox, messages, octets)
 
     def count_last(self) -> int:
         """Count what was appended last and not counted; return how many."""
         inbox = self._inbox
-        missed = 0 if inbox is None else len(inbox.queue) - self._counted - self.messages
-        if inbox is not None and missed:
+        if inbox is None:
+            return 0
+        came = sum(1 for _ in inbox.messages(max(0, self._items - 1))) - self._last_count
+        missed = came - self.messages
+        if missed:
             self.messages += missed
             self.octets += missed * len(inbox.queue[-1][0])  # one, or several of one length
         return missed
+
+    def _note_length(self, inbox: Inbox) -> None:
+        """Note what is queued and counted: a message that comes may only count up the last item."""
+        queue = inbox.queue
+        self._items, self._last_count = len(queue), message_count(queue[-1]) if queue else 0
 
 
 def _discard(_: object) -> None:

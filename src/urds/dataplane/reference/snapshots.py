@@ -32,7 +32,7 @@ def take_snapshot(plane: Plane) -> Snapshot:
     counters["recv_delivered"] += (
         counters["recv_queued"]
         - counters["recv_drop_closed"]
-        - sum(len(box.queue) for box in mailboxes)
+        - sum(box.message_count() for box in mailboxes)
     )
     freed = sum(box.receive_queued_bytes for box in mailboxes)
     counters["recv_bytes_freed_fromsock"] = counters["recv_bytes_added_to_sock"] - freed
@@ -68,7 +68,7 @@ def _mailbox_row(box: Mailbox) -> MailboxRow:
         receive_bytes_max=box.settings.receive_bytes_max,
         send_queued_bytes=box.send_queued_bytes,
         receive_queued_bytes=box.receive_queued_bytes,
-        receive_queued_messages=len(box.queue),
+        receive_queued_messages=box.message_count(),
         congested=box.congested,
         inode=inode,
     )
@@ -136,7 +136,7 @@ def _sent_rows(path: StreamPath) -> list[MessageRow]:
 
 def _received_rows(box: Mailbox, tos_of: Mapping[int, int]) -> list[MessageRow]:
     rows = []
-    for item in islice(box.queue, _ROWS_MAX):
+    for item in islice(box.messages(), _ROWS_MAX):
         host, port = item[1][:2]
         tos = tos_of.get(id(item[1]), 0)
         rows.append(

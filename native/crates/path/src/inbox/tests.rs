@@ -90,6 +90,77 @@ fn many_messages_weigh_without_octets() {
     }
     assert!(inbox.may_be_too_full());
     assert_eq!(inbox.hard_bytes(), OVERHEAD_BYTES * (MANY_MESSAGES + 1));
+    put(&mut inbox, 1);
+    assert_eq!(inbox.hard_bytes(), 1 + OVERHEAD_BYTES * (MANY_MESSAGES + 2));
+}
+
+#[test]
+fn details_weigh_beside_their_message() {
+    let mut inbox = Inbox::new(100);
+    inbox.push(source(2), [1; 16], ArrivingPayload::Borrowed(b"x"), 0, 0);
+    inbox.push(
+        source(2),
+        NO_EXTENSION,
+        ArrivingPayload::Borrowed(b"x"),
+        0,
+        1,
+    );
+    put(&mut inbox, 1);
+    assert_eq!(
+        inbox.hard_bytes(),
+        3 + 3 * OVERHEAD_BYTES + 2 * DETAIL_BYTES
+    );
+    inbox.pop();
+    assert_eq!(inbox.hard_bytes(), 2 + 2 * OVERHEAD_BYTES + DETAIL_BYTES);
+}
+
+#[test]
+fn beyond_many_messages_a_run_without_payload_weighs_as_one() {
+    let mut inbox = Inbox::new(100);
+    for _ in 0..1_000_000 {
+        put(&mut inbox, 0);
+    }
+    assert_eq!(inbox.len(), 1_000_000);
+    assert_eq!(inbox.hard_bytes(), OVERHEAD_BYTES * (MANY_MESSAGES + 1));
+    assert_eq!(inbox.rows().count(), 1_000_000);
+    // Another source, a payload, a detail: each ends the run.
+    inbox.push(
+        source(3),
+        NO_EXTENSION,
+        ArrivingPayload::Borrowed(b""),
+        0,
+        0,
+    );
+    put(&mut inbox, 0);
+    put(&mut inbox, 1);
+    put(&mut inbox, 0);
+    inbox.push(
+        source(2),
+        NO_EXTENSION,
+        ArrivingPayload::Borrowed(b""),
+        0,
+        1,
+    );
+    put(&mut inbox, 0);
+    put(&mut inbox, 0);
+    assert_eq!(inbox.items.len(), MANY_MESSAGES + 7);
+    let mut ports = Vec::new();
+    while let Some(front) = inbox.front() {
+        ports.push((front.source.port, front.payload.len(), front.arrived_ns));
+        inbox.pop();
+    }
+    assert_eq!(ports.len(), 1_000_007);
+    let end = [
+        (3, 0, 0),
+        (2, 0, 0),
+        (2, 1, 0),
+        (2, 0, 0),
+        (2, 0, 1),
+        (2, 0, 0),
+        (2, 0, 0),
+    ];
+    assert_eq!(ports[1_000_000..], end);
+    assert_eq!((inbox.len(), inbox.hard_bytes()), (0, 0));
 }
 
 #[test]
@@ -154,6 +225,9 @@ enum Step {
         extension: u8,
         wall_ns: u64,
     },
+    PushEmpty {
+        port: u16,
+    },
     Pop,
     TakeBody,
 }
@@ -161,6 +235,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let octets = prop_oneof![4 => 0_usize..200, 1 => 0_usize..9000];
     prop_oneof![
+        4 => (0_u16..2).prop_map(|port| Step::PushEmpty { port }),
         3 => (octets, any::<bool>(), 0_u8..2, 0_u64..2).prop_map(
             |(octets, whole, extension, wall_ns)| {
                 Step::Push { octets, whole, extension, wall_ns }
@@ -174,9 +249,13 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// Against a plain queue of whole messages.
     #[test]
-    fn messages_come_out_as_they_went_in(steps in vec(step(), 0..300)) {
+    fn messages_come_out_as_they_went_in(before in prop_oneof![Just(0), Just(MANY_MESSAGES)], steps in vec(step(), 0..300)) {
         let mut inbox = Inbox::new(100);
         let mut model = VecDeque::new();
+        for _ in 0..before {
+            put(&mut inbox, 0);
+            model.push_back((Vec::new(), source(2), NO_EXTENSION, 0, false));
+        }
         for (number, step) in (0_u16..).zip(steps) {
             match step {
                 Step::Push { octets, whole, extension, wall_ns } => {
@@ -189,6 +268,11 @@ proptest! {
                     let whole = whole || payload.len() >= LONG_BYTES;
                     inbox.push(source(number), [extension; 16], arriving, wall_ns, 0);
                     model.push_back((payload, source(number), [extension; 16], wall_ns, whole));
+                }
+                Step::PushEmpty { port } => {
+                    let empty = ArrivingPayload::Borrowed(b"");
+                    inbox.push(source(port), NO_EXTENSION, empty, 0, 0);
+                    model.push_back((Vec::new(), source(port), NO_EXTENSION, 0, false));
                 }
                 Step::Pop => {
                     inbox.pop();
@@ -215,5 +299,11 @@ proptest! {
             let octets: usize = model.iter().map(|message| message.0.len()).sum();
             prop_assert_eq!(inbox.receive_queued_bytes, octets);
         }
+        for message in model {
+            let front = inbox.front().map(|front| (front.payload.len(), front.source));
+            prop_assert_eq!(front, Some((message.0.len(), message.1)));
+            inbox.pop();
+        }
+        prop_assert!(inbox.is_empty() && inbox.runs.is_empty() && inbox.repeated == 0);
     }
 }
