@@ -90,6 +90,14 @@ def test_who_is_allowed(local: str, peer: str, allowed: bool) -> None:
     assert endpoint(local).allows(ip_address(peer)) == allowed
 
 
+def test_an_address_without_a_subnet_allows_no_peer() -> None:
+    """The network of the kernel's selftest: two /32 with routes. Source: linux v7.0 (net/rds)."""
+    alone = ip_network("10.0.0.1/32")
+    assert not endpoint("10.0.0.1", allowed=(alone,)).allows(ip_address("10.0.0.2"))
+    named = (alone, ip_network("10.0.0.2/32"))
+    assert endpoint("10.0.0.1", allowed=named).allows(ip_address("10.0.0.2"))
+
+
 def test_any_allows_everybody() -> None:
     core = endpoint(allowed=(ip_network("0.0.0.0/0"), ip_network("::/0")))
     assert core.allows(ip_address("192.0.2.1"))
