@@ -9,6 +9,8 @@ Source: linux v6.12 net/rds/rdma.c, net/rds/send.c (rds_rm_size); rds.md 3.3, 4.
 
 from __future__ import annotations
 
+import socket
+import sys
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final
@@ -32,7 +34,9 @@ _U32_MAX: Final = (1 << 32) - 1
 _U64_MAX: Final = (1 << 64) - 1
 
 _GET_MR: Final = Struct("=QQQQ")
-_GET_MR_FOR_DEST: Final = Struct("=128xQQQQ")  # the destination is not looked at: kernel parity
+_DESTINATION_BYTES: Final = 128  # struct sockaddr_storage
+_SOCKADDR_IN_BYTES: Final = 16
+_GET_MR_FOR_DEST: Final = Struct(f"={_DESTINATION_BYTES}xQQQQ")
 _FREE_MR: Final = Struct("=QQ")
 _IOVEC: Final = Struct("=QQ")
 _COOKIE: Final = Struct("=Q")
@@ -54,6 +58,14 @@ def read_region(option: int, octets: bytes) -> RdmaMap:
     layout = _GET_MR if option == SockOpt.GET_MR else _GET_MR_FOR_DEST
     values = layout.unpack(_exact(octets, layout))
     return RdmaMap(**dict(zip(RdmaMap.__slots__, values, strict=True)))
+
+
+def destination(option: int, octets: bytes) -> bytes:
+    """Return the socket address of GET_MR_FOR_DEST, empty for GET_MR."""
+    if option != SockOpt.GET_MR_FOR_DEST:
+        return b""
+    family = int.from_bytes(octets[:2], sys.byteorder)
+    return octets[: _SOCKADDR_IN_BYTES if family == socket.AF_INET else _DESTINATION_BYTES]
 
 
 def read_free(octets: bytes) -> int:

@@ -33,13 +33,17 @@ class RdmaSocket(SendingSocket):
     nothing: a message, of no octets even, goes only if one is given.
     """
 
-    def get_mr(self, buffer: Any, *, writable: bool = True, use_once: bool = False) -> MemoryRegion:
+    def get_mr(
+        self, buffer: Any, address: Any = None, *, writable: bool = True, use_once: bool = False
+    ) -> MemoryRegion:
         """Make a region of a contiguous buffer of 1 octet to 1 MiB; no octet is copied.
 
         Peers that are told its cookie may read it, and if `writable` write it and do atomic
-        operations in it, until it is freed. `use_once` frees it with the first message whose
-        sender has transferred to or from it. Raises OSError: ENOTCONN, EOPNOTSUPP, EINVAL,
-        EMSGSIZE, ENOMEM (65,536 regions of the process); TypeError, ValueError: no such buffer.
+        operations in it, until it is freed. With `address`, that of a destination, its host alone
+        may, as with RDS_GET_MR_FOR_DEST; the port does not count. `use_once` frees it with the
+        first message whose sender has transferred to or from it. Raises OSError: ENOTCONN,
+        EOPNOTSUPP, EINVAL, EMSGSIZE, ENOMEM (65,536 regions of the process); TypeError,
+        ValueError: no such buffer.
         """
         from urds.rdma import MemoryRegion
 
@@ -50,7 +54,10 @@ class RdmaSocket(SendingSocket):
             raise ValueError(f"{name} is read-only: ask for a region with writable=False")
         octets = view.cast("B")
         _check_span(len(octets))
-        cookie = self._new_region(mailbox, octets, address=0, writable=writable, use_once=use_once)
+        peer = None if address is None else self._host_of(address)
+        cookie = self._new_region(
+            mailbox, octets, address=0, writable=writable, use_once=use_once, peer=peer
+        )
         assert self._backend is not None, "bound sockets have a backend"
         return MemoryRegion(self._backend, mailbox, cookie=cookie, region_bytes=len(octets))
 

@@ -68,7 +68,14 @@ class SendingSocket(SocketBase):
         wanted = rdma_requests.read_region(option, octets)
         mailbox = self._bound_to_rdma()
         view = rdma_requests.view_of_region(wanted)
-        self._give_cookie(mailbox, wanted, self._register(mailbox, wanted, view))
+        peer: Address | None = None
+        with suppress(OSError):  # no address, or none of ours: Linux does not look at it
+            peer = self._host_of(rdma_requests.destination(option, octets))
+        self._give_cookie(mailbox, wanted, self._register(mailbox, wanted, view, peer))
+
+    def _host_of(self, destination: Any) -> Address:
+        """Return the host of a destination. Raises as `sendto`."""
+        return addresses.parse(destination, Call.SEND)[0]
 
     def _free_region(self, octets: bytes) -> None:
         from urds import rdma_requests
@@ -82,23 +89,33 @@ class SendingSocket(SocketBase):
             raise os_error(Refusal.NO_SUCH_REGION, "this socket has none")
         backend.regions().free(mailbox, cookie)
 
-    def _register(self, mailbox: Mailbox, wanted: RdmaMap, view: memoryview) -> int:
+    def _register(
+        self, mailbox: Mailbox, wanted: RdmaMap, view: memoryview, peer: Address | None
+    ) -> int:
         return self._new_region(
             mailbox,
             view,
             address=wanted.address,
             writable=bool(wanted.flags & RdmaFlag.READWRITE),
             use_once=bool(wanted.flags & RdmaFlag.USE_ONCE),
+            peer=peer,
         )
 
     def _new_region(
-        self, mailbox: Mailbox, view: memoryview, *, address: int, writable: bool, use_once: bool
+        self,
+        mailbox: Mailbox,
+        view: memoryview,
+        *,
+        address: int,
+        writable: bool,
+        use_once: bool,
+        peer: Address | None,
     ) -> int:
         """Register memory and return its cookie. Raises OSError: ENOMEM, EBADF if closed."""
         assert self._backend is not None, "bound sockets have a backend"
         regions = self._backend.regions()
         cookie = regions.register(
-            mailbox, view, address=address, writable=writable, use_once=use_once
+            mailbox, view, address=address, writable=writable, use_once=use_once, peer=peer
         )
         if self._mailbox is not mailbox:  # closed meanwhile: its regions were freed before ours
             regions.free_all(mailbox)
@@ -258,7 +275,7 @@ class SendingSocket(SocketBase):
         view = rdma_requests.view_of_region(wanted)
         if not self._backend.connected(mailbox, peer):
             raise os_error(Refusal.NOT_CONNECTED_YET, f"{peer}: RDMA_MAP needs a connection")
-        cookie = self._register(mailbox, wanted, view)
+        cookie = self._register(mailbox, wanted, view, peer)
         self._give_cookie(mailbox, wanted, cookie)
         return cookie
 

@@ -133,7 +133,12 @@ class Stranger:
             self._begin()
 
     def _begin(self) -> None:
-        self.qp = self.device.queue_pair(self, send_ring=4096, receive_ring=RECEIVES)  # type: ignore[arg-type]  # its `take`
+        self.qp = self.device.queue_pair(
+            self,  # type: ignore[arg-type]  # its `take`
+            peer=ip_address(self.victim),
+            send_ring=4096,
+            receive_ring=RECEIVES,
+        )
         for slot in range(self.receives):
             self._post_receive(slot)
 

@@ -1,7 +1,7 @@
 """Reads, writes and atomic operations where a stranger has no right to: refused, nothing touched.
 
-A wrong key or place costs the connection. One protection domain holds all regions of a process, so
-a key is good for whoever was told it; what is refused here is refused for everybody.
+A wrong key or place costs the connection. A key is good for whoever was told it, unless its region
+is for one destination.
 """
 
 from __future__ import annotations
@@ -155,6 +155,30 @@ def test_keys_of_others_are_refused(siege: Siege, way: str) -> None:
     assert siege.neighbour.ask("octets", number=0) == (CANARY * (SIZE + 2 * GUARD_BYTES)).hex()
     for key in siege.victim.ask("ring_keys"):
         refused(siege, way, key)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_region_for_one_destination_is_refused_to_who_was_told_its_cookie(
+    siege: Siege, way: str
+) -> None:
+    address = siege.address()
+    number, cookie = siege.victim.ask("region", octets=SIZE, peer=address)
+    refused(siege, way, cookie)
+    siege.untouched(number, BLANK)
+    meant = siege.connected(address)
+    assert status(meant, "write", cookie) is WCStatus.SUCCESS
+    assert read_of(meant, cookie) is WCStatus.SUCCESS
+    siege.untouched(number, b"W" * 64 + CANARY * (SIZE - 64))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_key_alone_is_not_enough(siege: Siege, region: tuple[int, int], way: str) -> None:
+    """The page at which the region begins is drawn as well; it is in the cookie alone."""
+    number, cookie = region
+    key, page = cookie & 0xFFFFFFFF, cookie >> 44
+    for other in (page ^ 8, page ^ 1 << 10, page ^ 1 << 19, 1 << 20):
+        refused(siege, way, key | (cookie >> 32) % 4096 << 32, other << 12)
+    siege.untouched(number, BLANK)
 
 
 @pytest.mark.rule("wire-rdma-use-once")

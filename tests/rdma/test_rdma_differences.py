@@ -194,6 +194,25 @@ def test_difference_rdma_long_frames() -> None:
         assert len(side.take()[0].payload) == octets
 
 
+def test_difference_cookie_page() -> None:
+    with backend_with(), bound(1) as owner:
+        memory = bytearray(8)
+        pages = {owner.get_mr(memory).cookie >> 44 for _ in range(20)}
+        assert len(pages) > 10
+        assert {(owner.get_mr(memory).cookie >> 32) % 4096 for _ in range(3)} == {0}
+
+
+def test_difference_region_destination() -> None:
+    with backend_with(), bound(1) as owner, bound(2) as meant, bound(3) as other:
+        memory, got = bytearray(b"for one!"), bytearray(8)
+        region = owner.get_mr(memory, meant.getsockname())
+        there = owner.getsockname()
+        late = other.rdma_read(got, region.cookie, there)
+        assert late.wait(ARRIVAL_S) is RdmaStatus.REMOTE_ERROR
+        assert meant.rdma_read(got, region.cookie, there).wait(ARRIVAL_S) is RdmaStatus.SUCCESS
+        assert got == memory
+
+
 def test_difference_rdma_rest() -> None:
     bench = Bench()
     bench.join(generation=4)

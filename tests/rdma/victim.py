@@ -153,11 +153,19 @@ class Node:
 
     # -- memory
 
-    def region(self, octets: int, *, writable: bool = True, use_once: bool = False) -> list[int]:
-        """Make a region amid canaries; return its number and its cookie."""
+    def region(
+        self,
+        octets: int,
+        *,
+        writable: bool = True,
+        use_once: bool = False,
+        peer: str | None = None,
+    ) -> list[int]:
+        """Make a region amid canaries, for one peer or for all; return its number and cookie."""
         memory = bytearray(CANARY * (2 * GUARD_BYTES + octets))
         view = memoryview(memory)[GUARD_BYTES:-GUARD_BYTES]
-        region = self._inbox.get_mr(view, writable=writable, use_once=use_once)
+        address = None if peer is None else (peer, 0)
+        region = self._inbox.get_mr(view, address, writable=writable, use_once=use_once)
         self._memories.append(memory)
         self._regions.append(region)
         return [len(self._regions) - 1, region.cookie]

@@ -218,7 +218,12 @@ BROKEN = [
     Broken("notices come in the order of ends", around(noticing, "note", _tell_newest_first)),
     Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
     Broken("a new life is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
-    Broken("a new life counts afresh", instead(Incoming, "restart_peer", nothing), RESTARTS),
+    Broken(
+        "a new life counts afresh",
+        instead(Incoming, "restart_peer", nothing),
+        RESTARTS,
+        seed_first=60,
+    ),
     Broken(
         "what an old life was handed goes with it",
         instead(Outgoing, "drop_handed_over", lambda _: 0),

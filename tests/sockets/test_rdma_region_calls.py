@@ -5,17 +5,21 @@ comes before another is shown by a call that breaks both.
 """
 
 import errno
+import socket
+import struct
+from ipaddress import ip_address
 
 import pytest
 
 import urds
-from tests.sockets.conftest import FAKE_LOCAL, bound_over
+from tests.sockets.conftest import FAKE_LOCAL, FAKE_PEER, bound_over
 from tests.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.sockets.raw_rdma import (
     NOWHERE,
     Memory,
     Pages,
     free_mr,
+    get_mr,
     get_region,
     rdma_dest,
     rdma_map,
@@ -89,7 +93,7 @@ def test_a_region_gives_its_cookie(
     value = region_option(option, memory.address, 100, place.address, RdmaFlag.READWRITE)
     over_rdma.setsockopt(SOL_RDS, option, value)
     cookie = place.number()
-    assert cookie >> 32 == memory.address % 4096
+    assert (cookie >> 32) % 4096 == memory.address % 4096
     assert fake.table.owns(fake.bound[-1], cookie)
     over_rdma.setsockopt(SOL_RDS, SockOpt.FREE_MR, free_mr(cookie, RdmaFlag.INVALIDATE))
     assert len(fake.table) == 0
@@ -186,13 +190,70 @@ def test_flags_say_what_a_region_allows(
 ) -> None:
     asked: list[tuple[bool, bool]] = []
 
-    def register(*_: object, address: int, writable: bool, use_once: bool) -> int:
+    def register(*_: object, writable: bool, use_once: bool, **_more: object) -> int:
         asked.append((writable, use_once))
         return 7
 
     monkeypatch.setattr(fake.table, "register", register)
     get_region(over_rdma, Memory(8), flags)
     assert asked == [(writable, use_once)]
+
+
+@pytest.mark.parametrize(
+    ("destination", "peer"),
+    [
+        (struct.pack("=H2s4s", socket.AF_INET, b"\x0f\xa0", bytes([10, 0, 0, 9])), "10.0.0.9"),
+        (
+            struct.pack("=H2s4x16sI", socket.AF_INET6, b"\x0f\xa0", bytes(15) + b"\x07", 0),
+            "::7",
+        ),
+        (
+            struct.pack(
+                "=H2s4x16sI", socket.AF_INET6, bytes(2), bytes(10) + b"\xff\xff\x0a\0\0\x09", 0
+            ),
+            "10.0.0.9",
+        ),
+        (b"", None),
+        (struct.pack("=H2s4s", socket.AF_UNIX, b"ab", b"cdef"), None),
+    ],
+    ids=["v4", "v6", "mapped", "none", "other family"],
+)
+def test_a_region_may_be_for_one_destination(
+    over_rdma: urds.Socket,
+    fake: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    destination: bytes,
+    peer: str | None,
+) -> None:
+    """What is no address is for whoever has the cookie: Linux does not look at it."""
+    asked: list[object] = []
+
+    def register(*_: object, peer: object, **_more: object) -> int:
+        asked.append(peer)
+        return 7
+
+    monkeypatch.setattr(fake.table, "register", register)
+    place = Memory(8)
+    value = destination.ljust(128, b"\0") + get_mr(Memory(8).address, 8, place.address)
+    over_rdma.setsockopt(SOL_RDS, SockOpt.GET_MR_FOR_DEST, value)
+    assert asked == [None if peer is None else ip_address(peer)]
+
+
+def test_a_region_that_a_message_makes_is_for_its_destination(
+    over_rdma: urds.Socket, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def register(*_: object, peer: object, **_more: object) -> int:
+        asked.append(peer)
+        return 7
+
+    monkeypatch.setattr(fake.table, "register", register)
+    memory = Memory(8)
+    send(over_rdma, rdma_map(memory.address, 8))
+    over_rdma.get_mr(bytearray(8))
+    over_rdma.get_mr(bytearray(8), ("10.0.0.9", 0))
+    assert asked == [ip_address(FAKE_PEER[0]), None, ip_address("10.0.0.9")]
 
 
 def test_what_cannot_be_freed(over_rdma: urds.Socket, fake: FakeBackend) -> None:

@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from itertools import pairwise
 from random import Random
 from typing import Any, cast
@@ -10,15 +11,17 @@ from typing import Any, cast
 import pytest
 
 from urds.constants import RDMA_PAGE_BYTES
+from urds.dataplane.base import Address
 from urds.transport.rdma import regions
 from urds.transport.rdma.counters import RdmaCounters
 from urds.transport.rdma.regions import RegionDevice, RegionTable
-from urds.verbs.engine.keys import AccessError, KeyTable, Region
+from urds.verbs.engine.keys import AccessError, KeyTable, NestedDomain, Region
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.providers.base import Adapter
 
 READ, WRITE, ATOMIC = AccessFlag.REMOTE_READ, AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_ATOMIC
 OWNER, OTHER = "owner", "other"
+PEER, STRANGER = ip_address("10.0.0.2"), ip_address("10.0.0.3")
 
 
 class FakeAdapter:
@@ -36,17 +39,24 @@ class FakeDevice:
         self.fake = FakeAdapter()
         self.adapter = cast("Adapter", self.fake)
         self.domain = object()
+        self.domains: dict[Address, NestedDomain] = {}
 
-    def memory(self, cookie: int, octets: int, access: AccessFlag = READ) -> memoryview:
+    def domain_of(self, peer: Address) -> NestedDomain:
+        return self.domains.setdefault(peer, NestedDomain(self.domain))
+
+    def memory(
+        self, cookie: int, octets: int, access: AccessFlag = READ, peer: Address = PEER
+    ) -> memoryview:
         """Return what a peer that was given the cookie reaches at the region's beginning."""
+        domain = self.domain_of(peer)
         return self.fake.keys.remote(
-            cookie & 0xFFFFFFFF, cookie >> 32, octets, pd=self.domain, access=access, qpn=7
+            cookie & 0xFFFFFFFF, cookie >> 32, octets, pd=domain, access=access, qpn=7
         )
 
-    def refuses(self, cookie: int, access: AccessFlag = READ) -> bool:
+    def refuses(self, cookie: int, access: AccessFlag = READ, peer: Address = PEER) -> bool:
         """Tell whether a peer gets nothing by a cookie."""
         try:
-            self.memory(cookie, 1, access)
+            self.memory(cookie, 1, access, peer)
         except AccessError:
             return True
         return False
@@ -104,9 +114,37 @@ def test_every_device_reaches_the_memory_under_one_key(world: World) -> None:
 @pytest.mark.parametrize("address", [0, 1, 4095, 4096, 0x7F00_0000_1234])
 def test_a_cookie_has_the_place_in_the_page_above_the_key(world: World, address: int) -> None:
     cookie = world.register(b"abc", address=address, writable=False)
-    assert cookie >> 32 == address % RDMA_PAGE_BYTES
+    assert (cookie >> 32) % RDMA_PAGE_BYTES == address % RDMA_PAGE_BYTES
     assert bytes(world.devices[0].memory(cookie, 3)) == b"abc"
     assert cookie & 0xFFFFFFFF != 0
+
+
+def test_the_page_of_a_cookie_is_drawn_by_chance(world: World) -> None:
+    """20 bits beside the key's 31; peers add what is above the key, 32 bits, to an address."""
+    memory = memoryview(bytearray(1 << 20))
+    pages = [world.register(memory, address=7) >> 44 for _ in range(2000)]
+    assert len(set(pages)) > 1990
+    assert min(pages) < 1 << 14 and max(pages) > (1 << 20) - (1 << 14)
+
+
+def test_a_region_at_the_last_page_is_reached_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on beyond 32 bits: addresses have 64."""
+    chance = world.table._chance
+    monkeypatch.setattr(chance, "randrange", lambda first, end=0: end - 1 if end else first - 1)
+    cookie = world.register(memoryview(bytearray(1 << 20)), address=4095)
+    assert cookie >> 32 == (1 << 32) - 1
+    assert len(world.devices[0].memory(cookie, 1 << 20)) == 1 << 20
+
+
+def test_a_region_for_one_destination_is_refused_to_all_others(world: World) -> None:
+    cookie, for_all = world.register(b"12345678", writable=False, peer=PEER), world.register()
+    for device in world.devices:
+        assert bytes(device.memory(cookie, 8, peer=PEER)) == b"12345678"
+        assert device.refuses(cookie, peer=STRANGER)
+        assert not device.refuses(for_all, peer=PEER)
+        assert not device.refuses(for_all, peer=STRANGER)
 
 
 def test_memory_beyond_a_region_is_out_of_reach(world: World) -> None:
@@ -203,7 +241,7 @@ def test_a_key_that_one_device_has_in_use_is_drawn_anew() -> None:
     cookie = world.register()
     assert cookie != foreseen
     assert world.counts() == [1, 2]
-    assert bytes(second.memory(foreseen, 6)) == b"theirs"
+    assert bytes(second.memory(foreseen & 0xFFFFFFFF, 6)) == b"theirs"
     world.table.free(OWNER, cookie)
     second.fake.keys.deregister(taken)
     assert world.counts() == [0, 0]

@@ -10,11 +10,14 @@ Everything needs the adapter's lock, unless it says otherwise.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
+from urds.dataplane.base import Address as Host
 from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.keys import NestedDomain
 from urds.verbs.engine.numbers import (
     AccessFlag,
     AsyncEventType,
@@ -51,7 +54,11 @@ class RdmaDevice:
         self.adapter = adapter
         self.name = adapter.attributes.name
         self.provider = adapter.attributes.provider
-        self.domain = object()  # of all regions and queue pairs: cookies go to any peer
+        self.domain = object()  # of regions for every peer
+        # Of regions for one peer, and of the queue pairs towards it: both keep it.
+        self._domains: weakref.WeakValueDictionary[Host, NestedDomain] = (
+            weakref.WeakValueDictionary()
+        )
         self.links: dict[int, Link] = {}  # by queue pair
         self.is_abandoned = False  # by a fork: the parent's
         self.confine: Confine = let_out
@@ -61,7 +68,14 @@ class RdmaDevice:
             adapter.on_async_event = self._handle_event
             adapter.attend()
 
-    def queue_pair(self, link: Link, *, send_ring: int, receive_ring: int) -> QueuePair:
+    def domain_of(self, peer: Host) -> NestedDomain:
+        """Return the protection domain of one peer, which reaches what is for every peer too."""
+        domain = self._domains.get(peer)
+        if domain is None:
+            domain = self._domains[peer] = NestedDomain(self.domain)
+        return domain
+
+    def queue_pair(self, link: Link, *, peer: Host, send_ring: int, receive_ring: int) -> QueuePair:
         """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM.
 
         Its receives come from a queue of its own that may be filled inside any callback.
@@ -70,7 +84,7 @@ class RdmaDevice:
         qp = QueuePair(
             qpn=adapter.new_qpn(),
             qp_type=QPType.RC,
-            pd=self.domain,
+            pd=self.domain_of(peer),
             send_cq=self._completions,
             recv_cq=self._completions,
             srq=SharedReceiveQueue(receive_ring, 1, pd=self.domain),

@@ -87,7 +87,7 @@ class Link:
         self._memory = mmap.mmap(-1, _start(receive_ring))
         self._view = memoryview(self._memory)
         self._qp: QueuePair | None = device.queue_pair(
-            self, send_ring=send_ring, receive_ring=receive_ring
+            self, peer=path.key.peer, send_ring=send_ring, receive_ring=receive_ring
         )
         self._region = device.adapter.keys.register(
             device.domain, self._view, 0, AccessFlag.LOCAL_WRITE

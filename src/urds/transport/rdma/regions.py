@@ -1,9 +1,10 @@
 """Memory regions of sockets: a buffer under one key, on every device that peers may come by.
 
-A cookie is what a peer is given: the key in its lower half, in its upper half the offset within a
-page at which the region begins. The device names the first octet by that offset, so what a peer
-asks for, an address plus the cookie's offset, counts from it; nothing follows a real address.
-Keys are drawn by chance: who was not told one cannot name a region.
+A cookie is what a peer is given: the key in its lower half, in its upper half where the region
+begins. Peers add that half to the address that they ask for, Linux too, where it is the offset
+within a page; the device names the first byte by it, and nothing follows a real address. So the
+page may be drawn by chance, as the key is: 31 and 20 bits that a peer must have been told. A
+region that is made for one destination is in the protection domain of that peer alone.
 
 Locks. `_lock` guards the table and is a leaf: nothing is taken with it held. The lock of an
 adapter is taken for one device after the other, by callers that hold none; `handle_key_used` is
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from urds.constants import RDMA_PAGE_BYTES
+from urds.dataplane.base import Address
 from urds.errors import Refusal, os_error
 from urds.reentry import new_lock
 from urds.transport.rdma.counters import RdmaCounters
@@ -33,6 +35,7 @@ REGIONS_MAX: Final = 65_536  # of a process
 _KEY_MASK: Final = (1 << 32) - 1
 _KEY_FIRST: Final = REGION_INDEX_FIRST << VARIANT_BITS
 _KEY_END: Final = WINDOW_INDEX_FIRST << VARIANT_BITS
+_PAGES: Final = (1 << 32) // RDMA_PAGE_BYTES  # at which a region may seem to begin
 _DRAWS_MAX: Final = 64  # one key in 32,768 is taken at most
 # Linux has a pool for regions of up to so many pages, and one for longer ones; here both are one
 # table, and only the counters differ. Source: linux v6.12 net/rds/ib_mr.h.
@@ -55,7 +58,10 @@ class RegionDevice(Protocol):
 
     @property
     def domain(self) -> object:
-        """The protection domain of its queue pairs."""
+        """The protection domain that the queue pairs of every peer reach."""
+
+    def domain_of(self, peer: Address) -> object:
+        """Return the protection domain that the queue pairs of one peer reach. Lock held."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,30 +101,39 @@ class RegionTable:
         self._is_abandoned = False  # by a fork: the parent's
 
     def register(
-        self, owner: object, view: memoryview, *, address: int, writable: bool, use_once: bool
+        self,
+        owner: object,
+        view: memoryview,
+        *,
+        address: int,
+        writable: bool,
+        use_once: bool,
+        peer: Address | None = None,
     ) -> int:
         """Make a region of a view's octets and return its cookie; the view is kept until freed.
 
-        `address` is where the program says its first octet is; only its place in a page counts.
+        `address` is where the program says its first byte is; only its place in a page counts.
+        `peer` is who may use the region, None: whoever is told the cookie.
         `writable` lets peers write and do atomic operations, and needs a writable view; `use_once`
         frees the region once a peer's message says that it was used. Raises OSError: ENOMEM at
         65,536 regions of the process, or at the limit of a device; EBADF in a forked child.
         """
         if self._is_abandoned:
             raise os_error(Refusal.AFTER_FORK)
-        offset = address % RDMA_PAGE_BYTES
+        in_page = address % RDMA_PAGE_BYTES
         access = _WRITABLE if writable else _READABLE
-        is_small = offset + len(view) <= _SMALL_PAGES_MAX * RDMA_PAGE_BYTES
+        is_small = in_page + len(view) <= _SMALL_PAGES_MAX * RDMA_PAGE_BYTES
         for _ in range(_DRAWS_MAX):
             key = self._draw(is_small=is_small)
             try:
-                placed = self._place(key, view, offset, access)
+                start = self._chance.randrange(_PAGES) * RDMA_PAGE_BYTES + in_page
+                placed = self._place(key, view, start, access, peer)
                 if placed is None:
                     continue  # a device has this key in use, for memory that is not a socket's
                 with self._lock:
                     self._entries[key] = _Entry(owner, use_once, is_small, placed)
                     self._count_made(is_small=is_small)
-                return offset << 32 | key
+                return start << 32 | key
             finally:
                 with self._lock:
                     self._reserved.discard(key)
@@ -212,7 +227,7 @@ class RegionTable:
                     return key
 
     def _place(
-        self, key: int, view: memoryview, offset: int, access: AccessFlag
+        self, key: int, view: memoryview, start: int, access: AccessFlag, peer: Address | None
     ) -> tuple[tuple[Adapter, Region], ...] | None:
         """Register under a key on all devices, or on none: None if one has the key in use."""
         placed: list[tuple[Adapter, Region]] = []
@@ -220,7 +235,8 @@ class RegionTable:
             for device in self._devices():
                 adapter = device.adapter
                 with adapter.lock:
-                    region = adapter.keys.register(device.domain, view, offset, access, key=key)
+                    domain = device.domain if peer is None else device.domain_of(peer)
+                    region = adapter.keys.register(domain, view, start, access, key=key)
                 placed.append((adapter, region))
         except OSError as refused:
             _displace(placed)

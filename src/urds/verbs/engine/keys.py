@@ -40,6 +40,21 @@ _LOCAL_WRITE: Final = int(AccessFlag.LOCAL_WRITE)
 _MW_BIND: Final = int(AccessFlag.MW_BIND)
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class NestedDomain:
+    """A protection domain within another: its queue pairs reach the memory of both.
+
+    So one queue pair serves memory that is for every peer, and memory that is for its own alone.
+    """
+
+    outer: object
+
+
+def reaches(pd: object, owner: object) -> bool:
+    """Tell whether queue pairs of the domain `pd` may use what is of the domain `owner`."""
+    return owner is pd or (type(pd) is NestedDomain and owner is pd.outer)
+
+
 class AccessError(Exception):
     """An access that its key does not allow.
 
@@ -250,7 +265,7 @@ class KeyTable:
         region = self._regions.get(lkey)
         if (
             region is not None
-            and region.pd is pd
+            and (region.pd is pd or reaches(pd, region.pd))
             and (start := _offset(region, address, length)) >= 0
             and (not write or region.access_bits & _LOCAL_WRITE)
         ):
@@ -284,7 +299,7 @@ class KeyTable:
         region = self._regions.get(rkey)
         if (
             region is not None
-            and region.pd is pd
+            and (region.pd is pd or reaches(pd, region.pd))
             and region.access_bits & bits == bits
             and (start := _offset(region, address, length)) >= 0
         ):
@@ -293,7 +308,7 @@ class KeyTable:
         if (
             window is not None
             and window.region is not None
-            and window.pd is pd
+            and reaches(pd, window.pd)
             and (window.kind == 1 or window.qpn == qpn)
             and window.access_bits & bits == bits
             and _offset(window, address, length) >= 0
@@ -458,7 +473,7 @@ def _reason(found: Region | Window | None, pd: object, address: int, length: int
     """Say why an access was refused."""
     if found is None or (isinstance(found, Window) and found.region is None):
         return "not valid"
-    if found.pd is not pd:
+    if not reaches(pd, found.pd):
         return "of another protection domain"
     if bits & ~found.access_bits:
         missing = AccessFlag(bits & ~found.access_bits)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from urds.errors import RemoteProtocolError
-from urds.verbs.engine.keys import KeyTable, Region
+from urds.verbs.engine.keys import KeyTable, Region, reaches
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.providers.shm.memory import (
     CONTROL_BYTES,
@@ -119,7 +119,7 @@ class LendingKeys(KeyTable):
         Returns the loan and the descriptor to send beside it, which stays the allocation's.
         """
         region = self._whole.get(borrow.rkey)
-        if region is None or region.pd is not pd:
+        if region is None or not reaches(pd, region.pd):
             self.loans_declined += 1
             return Decline(borrow.qpn, borrow.rkey)
         allocation: Allocation = region.tag
