@@ -205,3 +205,30 @@ def test_who_is_shunned_takes_bounded_memory() -> None:
         assert not ours._may(own, number)
     assert len(ours._shunned) == lanes._LANES_MAX
     assert not ours._may(own, peers[-1]), "the last one is remembered"
+
+
+@pytest.mark.parametrize("refused", [None, OSError("no descriptor")])
+def test_a_flood_at_the_listener_gets_a_turn_and_a_rest(
+    monkeypatch: pytest.MonkeyPatch, refused: OSError | None
+) -> None:
+    """Any user of the host may connect; each connection is looked at and closed."""
+    taken, served = [], []
+
+    def accept(listener: object) -> None:
+        taken.append(listener)
+        if refused is not None:
+            raise refused
+
+    monkeypatch.setattr(lane, "accept", accept)
+    driver: Any = SimpleNamespace(
+        settings=Settings(), serve=lambda *what: served.append(what), guard=None
+    )
+    ours: Any = lanes.Lanes(driver, None)
+    own = ip_address("127.0.0.1")
+    host, listener = SimpleNamespace(address=own), SimpleNamespace(fileno=lambda: 99)
+    ours._listeners[own] = listener
+    ours._accept(host, listener)
+    assert len(taken) == (lanes._ACCEPTS_PER_TURN if refused is None else 1)
+    assert not served
+    ours.handle_timeout(ours.next_ns())
+    assert len(served) == 1 and ours.next_ns() is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +81,9 @@ def test_a_greeting_comes_with_its_memory(text: str) -> None:
         with line:
             lane.send_greeting(line, greeting, memory)
             taken = lane.accept(listener)
-            assert taken is not None and lane.accept(listener) is None
+            assert taken is not None
+            with pytest.raises(BlockingIOError):
+                lane.accept(listener)
             with taken:
                 heard, theirs = lane.receive_greeting(taken)
         assert heard == greeting
@@ -132,6 +136,51 @@ def test_another_user_is_not_accepted() -> None:
         line = lane.connect(PEER, PORT)
         assert line is not None
         line.close()
+
+
+_IN_A_CONTAINER = """
+import socket, sys
+sys.path[:0] = sys.argv[3:]
+from ipaddress import ip_address
+from urds.transport import lane
+line = lane.connect(ip_address(sys.argv[1]), int(sys.argv[2]))
+print(line is None)
+line = socket.socket(socket.AF_UNIX)
+line.connect(lane._name(ip_address(sys.argv[1]), int(sys.argv[2])))
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_same_user_of_another_container_is_not_accepted() -> None:
+    """It shares the network, as containers with the host's do; its user is ours by number alone."""
+    command = ["unshare", "--user", "--map-current-user", sys.executable, "-c"]
+    arguments = [_IN_A_CONTAINER, str(PEER), str(PORT), *sys.path]
+    with listening() as listener:
+        container = subprocess.Popen(
+            [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with container:
+            assert container.stdout is not None
+            assert container.stdout.readline() == "True\n", "what it found is not believed"
+            assert container.stdout.readline() == "connected\n"
+            assert lane.accept(listener) is None, "its look"
+            assert lane.accept(listener) is None
+        line = lane.connect(PEER, PORT)
+        assert line is not None
+        line.close()
+
+
+def test_an_end_whose_process_is_gone_is_nobodys() -> None:
+    """Its number may be another process's by now."""
+    with listening() as listener:
+        child = os.fork()
+        if not child:
+            line = socket.socket(socket.AF_UNIX)
+            line.connect(lane._name(PEER, PORT))
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert lane.accept(listener) is None
 
 
 @needs_root

@@ -9,6 +9,7 @@ peer's own user on this host, without an answer in time, after anything odd: TCP
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _S = 1_000_000_000
 _ANSWER_NS: Final = 1 * _S  # of a control thread that has much to do
 _SHUN_NS: Final = 60 * _S  # after a breach, before a lane is tried again
 _GUESTS_MAX: Final = 64
+_ACCEPTS_PER_TURN: Final = 64
+_EXHAUSTED_REST_NS: Final = _S // 10  # when descriptors are used up
 _LANES_MAX: Final = 1024  # each takes two rings when it is busy; beyond it TCP
 
 
@@ -61,6 +64,7 @@ class Lanes:
         self._listeners: dict[Address, socket] = {}
         self._dials: dict[int, _Dial] = {}
         self._guests: dict[int, _Guest] = {}
+        self._rests: dict[Address, tuple[LocalHost, int]] = {}  # listeners, until when
         self._known: dict[tuple[Address, Address], Lane] = {}
         self._shunned: dict[tuple[Address, Address], int] = {}
 
@@ -150,15 +154,28 @@ class Lanes:
     # -- accepting
 
     def _accept(self, host: LocalHost, listener: socket) -> None:
-        """Take who waits, and hear whom he greets."""
-        with suppress(OSError):  # out of descriptors: he takes TCP when his patience ends
-            while (line := lane.accept(listener)) is not None:
+        """Take some of what waits, and hear whom each greets.
+
+        Then rest for as long as it took: a flood gets half of the thread's time at most.
+        """
+        began_ns = time.thread_time_ns()
+        try:
+            for _ in range(_ACCEPTS_PER_TURN):
+                line = lane.accept(listener)
+                if line is None:
+                    continue
                 if len(self._guests) >= _GUESTS_MAX:
                     line.close()
                     continue
                 self._guests[line.fileno()] = _Guest(host, line, now_ns() + _ANSWER_NS)
                 self._hear(line.fileno())
-        self._serve(host, listener)
+        except BlockingIOError:
+            self._serve(host, listener)
+            return
+        except OSError:  # out of descriptors: a peer takes TCP when its time to wait is over
+            self._rests[host.address] = host, now_ns() + _EXHAUSTED_REST_NS
+            return
+        self._rests[host.address] = host, now_ns() + time.thread_time_ns() - began_ns
 
     def _hear(self, descriptor: int) -> None:
         self._driver.serve(descriptor, lambda: self._greeted(descriptor), Interest.READ)
@@ -224,7 +241,11 @@ class Lanes:
         self._shunned[key] = now + _SHUN_NS
 
     def handle_timeout(self, at_ns: int) -> None:
-        """Give up who does not answer, dismiss who does not greet."""
+        """End rests, give up who does not answer, dismiss who does not greet."""
+        for address, (host, until_ns) in list(self._rests.items()):
+            if until_ns <= at_ns:
+                del self._rests[address]
+                self._serve(host, self._listeners[address])
         for descriptor, dial in list(self._dials.items()):
             if dial.until_ns <= at_ns:
                 del self._dials[descriptor]
@@ -242,6 +263,7 @@ class Lanes:
         """Return when `handle_timeout` has something to do."""
         deadlines = [dial.until_ns for dial in self._dials.values()]
         deadlines += [guest.until_ns for guest in self._guests.values()]
+        deadlines += [until_ns for _, until_ns in self._rests.values()]
         return min(deadlines, default=None)
 
     def close(self) -> None:
@@ -256,3 +278,4 @@ class Lanes:
         self._listeners.clear()
         self._dials.clear()
         self._guests.clear()
+        self._rests.clear()

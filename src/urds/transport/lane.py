@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 from struct import Struct
 from typing import Final
 
@@ -31,6 +33,7 @@ _CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _BACKLOG: Final = 64
 _DESCRIPTORS_MAX: Final = 4  # that are looked at; one is expected
+_SO_PEERPIDFD: Final = 77  # Source: linux v6.5 include/uapi/asm-generic/socket.h
 _NOBODY: Final = 65_534  # whom the system names for users that it cannot name
 
 
@@ -68,16 +71,20 @@ def listen(local: Address, port: int) -> socket.socket | None:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Take one who waits, if the process is this user's; None if nobody does. Raises OSError."""
-    while True:
-        try:
-            line, _ = listener.accept()
-        except (BlockingIOError, InterruptedError):
-            return None
+    """Take the next connection; None if it is of a process that is not this user's.
+
+    Raises OSError, BlockingIOError if none waits.
+    """
+    line, _ = listener.accept()
+    try:
         line.setblocking(False)
         if _is_ours(line):
             return line
+    except BaseException:
         line.close()
+        raise
+    line.close()
+    return None
 
 
 def connect(peer: Address, port: int) -> socket.socket | None:
@@ -189,7 +196,42 @@ def _new_socket() -> socket.socket:
 
 
 def _is_ours(line: socket.socket) -> bool:
-    """Tell whether the other end is a process of this user; root is another user here."""
+    """Tell whether the other end is a process of this user; root is another user here.
+
+    And of this user namespace: with the host's network two containers meet here that have the same
+    user number, root's before all, and are two users. Raises OSError.
+    """
     octets = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(octets)
-    return bool(uid == os.geteuid())
+    pid, uid, _gid = _CREDENTIALS.unpack(octets)
+    if uid != os.geteuid() or pid <= 0:  # 0: a process that this one cannot see
+        return False
+    process = _peer_process(line)
+    try:
+        same = _user_namespace(str(pid)) == _user_namespace("self")
+        # The number was still that process's when we looked: it lives.
+        return same and (process is None or not _has_ended(process))
+    except OSError:  # it has ended, or shows nothing to us
+        return False
+    finally:
+        if process is not None:
+            os.close(process)
+
+
+def _peer_process(line: socket.socket) -> int | None:
+    """Return a pidfd of the other end; None before Linux 6.5, which has none to give."""
+    try:
+        octets = line.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, array("i").itemsize)
+    except OSError:
+        return None
+    return array("i", octets)[0]
+
+
+def _has_ended(process: int) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _user_namespace(process: str) -> tuple[int, int]:
+    found = Path(f"/proc/{process}/ns/user").stat()
+    return found.st_dev, found.st_ino
