@@ -139,6 +139,19 @@ def test_strangers_are_few_per_address_and_in_all() -> None:
     assert {action.reason for action in refused} == {Reason.TOO_MANY_STRANGERS}
 
 
+@pytest.mark.parametrize(
+    ("form", "refused"), [("fd00::{}", 3), ("fd00::{}:0:0:0:0", 0), ("10.0.0.{}", 0)]
+)
+def test_strangers_of_ipv6_are_counted_by_64_bits(form: str, refused: int) -> None:
+    """One host has all the addresses of such a network; of IPv4 it has one."""
+    everybody = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+    local = "fd00:ffff::1" if ":" in form else "10.0.0.200"
+    core = endpoint(local, allowed=everybody, strangers_per_address_max=2)
+    for number in range(1, 6):
+        core.handle_accepted(number, ip_address(form.format(number)), 40_000, 0)
+    assert core.stats.refused_strangers == refused
+
+
 def test_parked_strangers_of_one_address_are_at_most_16() -> None:
     core = endpoint(strangers_per_address_max=2)
     core._connection_settings = ConnectionSettings(generation=7, npaths=8)
