@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from .base import Address, Kind
-from .rds import LARGE_BUFFER_BYTES, LARGE_BYTES, PORT, RdsPeer
+from .rds import PORT, RdsPeer
 
 _RECEIVER_HOST = 2
 _SENDER_HOST = 10
@@ -50,10 +50,6 @@ class Urds(RdsPeer):
         """Return a socket of urds, with the tunables of this row."""
         for variable, value in self.settings.items():
             os.environ.setdefault(variable, value)
-        if self.payload_bytes >= LARGE_BYTES:
-            # As the administrator would: what SO_SNDBUF asks for is bounded by wmem_max.
-            os.environ.setdefault("URDS_WMEM_MAX", str(LARGE_BUFFER_BYTES))
-            os.environ.setdefault("URDS_RMEM_MAX", str(LARGE_BUFFER_BYTES))
         urds: Any = import_module("urds")
         return urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
 

@@ -19,8 +19,8 @@ _BUFFERS = (system_socket.SO_SNDBUF, system_socket.SO_RCVBUF)
 class RdsPeer(Peer):
     """A bound, blocking RDS socket.
 
-    Messages from 64 KiB up get send and receive buffers of 4 MiB: the 104 KiB of the default hold
-    one such message and no second. Smaller ones run with the defaults.
+    Messages from 64 KiB up get send and receive buffers of 4 MiB: the receive buffer of 104 KiB
+    by default holds one such message and no second. Smaller ones run with the defaults.
     """
 
     # Any: the benchmarks must also run, and be checked, where urds cannot be imported.

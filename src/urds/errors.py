@@ -162,3 +162,21 @@ def os_error(refusal: Refusal, detail: str = "") -> OSError:
     if words not in text.lower():
         text = f"{text} ({words})"
     return OSError(code, f"{text}: {detail}" if detail else text)
+
+
+def message_too_long(payload_bytes: int, *, message_bytes_max: int, send_bytes_max: int) -> OSError:
+    """Return EMSGSIZE for a payload that a limit of our own forbids, with the remedy."""
+    if payload_bytes > message_bytes_max:
+        limit = f"limit {message_bytes_max}: raise the setting max_message_bytes at both ends"
+    else:
+        limit = (
+            f"limit {send_bytes_max}: raise it with setsockopt(SO_SNDBUF),"
+            " which the setting wmem_max bounds"
+        )
+    return os_error(Refusal.TOO_LONG, f"payload of {payload_bytes} bytes, {limit}")
+
+
+def peer_takes_less(payload_bytes: int, peer: object, message_bytes_max: int) -> OSError:
+    """Return EMSGSIZE for a payload that the peer does not take."""
+    limit = f"{peer} takes {message_bytes_max}: its max_message_bytes, 1 MiB for a kernel or RDMA"
+    return os_error(Refusal.TOO_LONG, f"payload of {payload_bytes} bytes, {limit}")

@@ -10,6 +10,7 @@ Source of names and defaults: linux v6.12 net/rds/sysctl.c, net/rds/tcp.c, net/c
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -38,6 +39,9 @@ ALIASES: Final[Mapping[str, str]] = {
 _SPELLING_LIKENESS: Final = 0.9  # of a variable and a tunable's; one letter of ten
 _YEAR_S: Final = 366 * 24 * 3600
 _BUFFER_BYTES_MAX: Final = (1 << 30) - 1  # a C int holds the double
+_LINUX_BUFFER_BYTES: Final = 212_992
+_SIZE: Final = re.compile(r"(\d+)(?:([kmg])(ib|b)?|b)", re.IGNORECASE)
+_POWERS: Final = {"k": 1, "m": 2, "g": 3}
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
@@ -58,6 +62,33 @@ def _integer(low: int, high: int) -> Rule:
         return number
 
     return Rule(read, f"a whole number from {low} to {high}")
+
+
+def _size(low: int, high: int) -> Rule:
+    def read(value: object) -> int:
+        number = _bytes_of(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return Rule(read, f"a size from {low} to {high} bytes, such as 64KiB or 5M")
+
+
+def _bytes_of(value: object) -> int:
+    """Read a number of bytes: K, KiB, M, MiB, G, GiB are powers of 1024, kB, MB, GB of 1000.
+
+    Upper and lower case are the same. Raises ValueError, TypeError.
+    """
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            return int(value, 0)
+        digits, unit, binary = found.groups()
+        base = 1000 if binary and binary.lower() == "b" else 1024
+        return int(digits) * (base ** _POWERS[unit.lower()] if unit else 1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value
 
 
 def _seconds(high: float) -> Rule:
@@ -82,8 +113,8 @@ def _switch() -> Rule:
 
 def _one_of(*choices: int) -> Rule:
     def read(value: object) -> int:
-        number = int(value, 0) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, int) or number not in choices:
+        number = _bytes_of(value)
+        if number not in choices:
             raise ValueError
         return number
 
@@ -134,8 +165,11 @@ def _place() -> Rule:
     return Rule(read, f"`{AUTO}`, `{IN_PROCESS}` or the absolute path of a daemon's socket")
 
 
-def _tunable(default: Any, rule: Rule) -> Any:
-    return field(default=default, metadata={"rule": rule})
+def _tunable(default: Any, rule: Rule, *, strict: Any = None) -> Any:
+    """Declare a tunable; `strict` is its default with `strict_linux`, where it is another one."""
+    by_character = strict is not None  # resolved when the record is made
+    metadata = {"rule": rule, "default": default, "strict": strict if by_character else default}
+    return field(default=None if by_character else default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +185,23 @@ class Settings:
     reconnect_give_up_s: float = _tunable(0.0, _seconds(_YEAR_S))  # 0 never gives up
     # Between own nodes: after so much without ACK_REQUIRED, ask for an acknowledgement.
     max_unacked_packets: int = _tunable(8, _integer(1, 65_536))
-    max_unacked_bytes: int = _tunable(16 << 20, _integer(1, (1 << 32) - 1))
+    max_unacked_bytes: int = _tunable(16 << 20, _size(1, (1 << 32) - 1))
     ping_enable: bool = _tunable(True, _switch())  # answer pings to port 0
     # Buffers of sockets as net.core has them: a default is twice what it can hold, a maximum
-    # bounds what SO_SNDBUF and SO_RCVBUF ask for.
-    wmem_default: int = _tunable(212_992, _integer(4608, _BUFFER_BYTES_MAX))
-    rmem_default: int = _tunable(212_992, _integer(2304, _BUFFER_BYTES_MAX))
-    wmem_max: int = _tunable(212_992, _integer(4608, _BUFFER_BYTES_MAX))
-    rmem_max: int = _tunable(212_992, _integer(2304, _BUFFER_BYTES_MAX))
-    # Above 1 MiB only between own nodes: no kernel takes more.
-    max_message_bytes: int = _tunable(MAX_MESSAGE_BYTES, _integer(1, (1 << 32) - 1))
+    # bounds that and what SO_SNDBUF and SO_RCVBUF ask for. The kernel's figures guard the memory
+    # of a host; here it is the program's own, and the longest message of RDS has to fit.
+    wmem_default: int = _tunable(
+        2 * MAX_MESSAGE_BYTES, _size(4608, _BUFFER_BYTES_MAX), strict=_LINUX_BUFFER_BYTES
+    )
+    rmem_default: int = _tunable(_LINUX_BUFFER_BYTES, _size(2304, _BUFFER_BYTES_MAX))
+    wmem_max: int = _tunable(64 << 20, _size(4608, _BUFFER_BYTES_MAX), strict=_LINUX_BUFFER_BYTES)
+    rmem_max: int = _tunable(64 << 20, _size(2304, _BUFFER_BYTES_MAX), strict=_LINUX_BUFFER_BYTES)
+    # Above 1 MiB only between own nodes: no kernel takes more. Also what a peer may announce.
+    max_message_bytes: int = _tunable(8 << 20, _size(1, (1 << 32) - 1), strict=MAX_MESSAGE_BYTES)
     # The TCP connections; 0 leaves a buffer to the kernel's own tuning.
     tcp_port: int = _tunable(RDS_TCP_PORT, _integer(1, 65_535))  # the same on all nodes
-    tcp_sndbuf: int = _tunable(0, _integer(0, _BUFFER_BYTES_MAX))
-    tcp_rcvbuf: int = _tunable(0, _integer(0, _BUFFER_BYTES_MAX))
+    tcp_sndbuf: int = _tunable(0, _size(0, _BUFFER_BYTES_MAX))
+    tcp_rcvbuf: int = _tunable(0, _size(0, _BUFFER_BYTES_MAX))
     # Between processes of one user on one host, where both have the compiled plane: a ring of so
     # many octets for each direction.
     shared_memory: bool = _tunable(True, _switch())
@@ -199,8 +236,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every value and the pairs that belong together. Raises SettingError."""
-        for name in names():
-            object.__setattr__(self, name, _read(name, getattr(self, name), "Python"))
+        is_strict = _read("strict_linux", self.strict_linux, "Python")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is None:
+                value = one.metadata["strict" if is_strict else "default"]
+            object.__setattr__(self, one.name, _read(one.name, value, "Python"))
         if self.reconnect_min_delay_ms > self.reconnect_max_delay_ms:
             raise SettingError(
                 f"reconnect_min_delay_ms = {self.reconnect_min_delay_ms} is above"
@@ -242,12 +283,12 @@ class Settings:
     @property
     def send_bytes_default(self) -> int:
         """Return what a new socket's send queue holds: the kernel's figure is the double."""
-        return self.wmem_default // 2
+        return min(self.wmem_default // 2, self.wmem_max)
 
     @property
     def receive_bytes_default(self) -> int:
         """Return the size of a new socket's receive buffer."""
-        return self.rmem_default // 2
+        return min(self.rmem_default // 2, self.rmem_max)
 
 
 def names() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from urds.constants import (
     SockOpt,
     Transport,
 )
-from urds.errors import Refusal, os_error
+from urds.errors import Refusal, message_too_long, os_error
 from urds.socket_base import SocketBase, option_octets
 
 if TYPE_CHECKING:
@@ -223,10 +223,7 @@ class SendingSocket(SocketBase):
             raise os_error(Refusal.TOO_LONG, detail)
         buffer, longest = self._options.send_bytes_max, self._settings.max_message_bytes
         if payload_bytes > min(buffer, longest):
-            limit = (
-                f"{longest} (max_message_bytes)" if longest < buffer else f"{buffer} (SO_SNDBUF)"
-            )
-            raise os_error(Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit}")
+            raise message_too_long(payload_bytes, message_bytes_max=longest, send_bytes_max=buffer)
 
     def _operations(self, request: SendRequest) -> list[Operation]:
         """Return what to do before the message; over TCP it is judged as well, then refused."""

@@ -98,7 +98,7 @@ class Socket(RdmaSocket):
         """Queue one message gathered from `buffers`, with control messages; see `cmsg`.
 
         With `copy=False` one buffer of 8 KiB or more may be sent without a copy: it must not
-        change before the message is acknowledged, and until then it cannot be resized or closed.
+        change before the message is acknowledged (`unacknowledged` is 0 then).
         """
         return self._send(tuple(buffers), tuple(ancdata), flags, address, copy=copy)
 

@@ -357,7 +357,7 @@ def test_a_process_is_found_and_shown(front: str, tmp_path: Path) -> None:
         chosen = urds("info", "-k", "--pid", str(child.pid), front=front, changes=changes)
     assert (done.code, done.err) == (0, "")
     row = [line.split() for line in done.out.splitlines() if address(2) in line][-1]
-    assert row == [address(2), "4000", "0.0.0.0", "0", "106496", "106496", "0", str(child.pid)]
+    assert row == [address(2), "4000", "0.0.0.0", "0", "1048576", "106496", "0", str(child.pid)]
     assert "Processes:" in done.out
     names = list(json.loads(counters.out)["counters"])
     assert names[0] == "conn_reset"

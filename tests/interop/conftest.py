@@ -22,7 +22,14 @@ def new_socket(kind=urds.SOCK_SEQPACKET, protocol=0):
     return urds.socket(urds.AF_RDS, kind, protocol)
 """
 # One path by default: with more, kernels up to 6.12 lose and double messages at start-up.
-OUR_SETTINGS = {"URDS_NPATHS": "1", "URDS_WMEM_MAX": "16777216", "URDS_RMEM_MAX": "16777216"}
+OUR_SETTINGS = {
+    "URDS_NPATHS": "1",
+    # As the guest's kernel has them.
+    "URDS_WMEM_MAX": "16M",
+    "URDS_RMEM_MAX": "16M",
+    "URDS_WMEM_DEFAULT": "212992",
+    "URDS_MAX_MESSAGE_BYTES": "1M",
+}
 
 OpenOurs = Callable[..., AbstractContextManager[Remote]]
 Note = Callable[..., None]

@@ -39,7 +39,7 @@ class TestSendAccount:
 
     def test_a_message_longer_than_the_account_is_too_long(self, world: World) -> None:
         mailbox = world.mailbox(send_bytes_max=100)
-        with pytest.raises(OSError, match="payload of 101 octets, limit 100") as refused:
+        with pytest.raises(OSError, match="payload of 101 bytes, limit 100") as refused:
             mailbox.sendto(bytes(101), ADDRESS)
         assert refused.value.errno == errno.EMSGSIZE
 

@@ -150,6 +150,15 @@ def test_difference_buffer_force(new_socket: NewSocket) -> None:
         assert sock.getsockopt(SOL_SOCKET, plain) == 128 << 20
 
 
+def test_difference_buffer_sizes() -> None:
+    for strict, default, largest in ((False, 2 << 20, 128 << 20), (True, 212_992, 425_984)):
+        with backend_with(strict_linux=strict), urds.Socket() as sock:
+            assert sock.getsockopt(SOL_SOCKET, 7) == default
+            for option in (7, 8):
+                sock.setsockopt(SOL_SOCKET, option, 1 << 30)
+                assert sock.getsockopt(SOL_SOCKET, option) == largest
+
+
 def test_difference_zerocopy(new_socket: NewSocket) -> None:
     sender = new_socket(1)
     flag = int(MessageFlag.ZEROCOPY)
@@ -546,11 +555,9 @@ def test_difference_path_messages(new_socket: NewSocket) -> None:
 @pytest.mark.rule("rds7-message-length")
 @pytest.mark.tcp_only("RDMA carries 1 MiB at most: the line says TCP")
 def test_difference_long_messages() -> None:
-    settings = {"max_message_bytes": 4 << 20, "wmem_max": 8 << 20, "rmem_max": 8 << 20}
     payload = bytes(range(256)) * (3 << 12)
-    with RemotePeer(**settings) as peer, backend_with(**settings), urds.Socket() as sender:
+    with RemotePeer() as peer, backend_with(), urds.Socket() as sender:
         receiver = peer.socket()
-        receiver.setsockopt(SOL_SOCKET, 8, 8 << 20)
         receiver.bind((host(2), 4000))
         sender.setsockopt(SOL_SOCKET, 7, 8 << 20)
         sender.bind((host(1), 0))
@@ -558,7 +565,7 @@ def test_difference_long_messages() -> None:
         assert sender.sendto(payload, (host(2), 4000)) == len(payload)
         receiver.settimeout(ARRIVAL_S)
         assert receiver.recv(8 << 20) == payload
-    with backend_with(), urds.Socket() as sender:
+    with backend_with(strict_linux=True), urds.Socket() as sender:
         sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
         sender.bind((host(1), 0))
         refused = refusal(sender.sendto, payload, (host(2), 4000))

@@ -55,6 +55,7 @@ class Differs:
     strict: bool = True  # also with `strict_linux`
 
 
+_FORCED_SIZES: Key = ("send", "forced sndbuf: sizes")
 DIFFERS: dict[Key, Differs] = {
     ("socket", "poll unbound"): Differs("poll-wrband", "POLLOUT|POLLWRNORM|POLLWRBAND"),
     (OPTIONS, "set TRANSPORT=0 unbound"): Differs("rdma-anywhere", [None, 0, None]),
@@ -70,6 +71,40 @@ DIFFERS: dict[Key, Differs] = {
     (OPTIONS, "get CONG_MONITOR buf 16"): Differs(
         "monitor-mask", "b:0000000000000000", strict=False
     ),
+    ("socket", "getsockopt SO_SNDBUF"): Differs("buffer-sizes", 2 << 20, strict=False),
+    **{
+        ("socket", f"set {name}={size} -> get"): Differs(
+            "buffer-sizes", [None, 2 * size], strict=False
+        )
+        for name in ("SO_SNDBUF", "SO_RCVBUF")
+        for size in (1 << 20, 16 << 20)
+    },
+    ("send", "SO_SNDBUF default"): Differs("buffer-sizes", 2 << 20, strict=False),
+    ("send", "SO_SNDBUF=8M: get"): Differs("buffer-sizes", 16 << 20, strict=False),
+    ("send", "default sndbuf: sizes"): Differs(
+        "buffer-sizes",
+        {
+            **{str(size): size for size in (1, 4096, 65535, 65536)},
+            **{
+                str(size): "E:ENOBUFS"
+                for size in (106496, 106497, 212992, 212993, 229376, 425984, 425985, 1 << 20)
+            },
+            **{str(size): "E:EMSGSIZE" for size in ((1 << 20) + 1, 2 << 20)},
+        },
+        strict=False,
+    ),
+    _FORCED_SIZES: Differs(
+        "long-messages",
+        {
+            **{
+                str(size): [size, [size]]
+                for size in (1 << 20, (1 << 20) + 1, 1052672, 2 << 20, 4 << 20)
+            },
+            str(8 << 20): [8 << 20, [4 << 20]],  # as much as the recording's receive asks for
+            str(16 << 20): ["E:EMSGSIZE", []],
+        },
+        strict=False,
+    ),
     ("send", "flag MSG_NOSIGNAL"): Differs("msg-nosignal", 13, strict=False),
     ("send", "no route 192.0.2.1"): Differs("peers-allowed", "E:EACCES"),
     ("recv", "poll bound idle"): Differs("poll-first", "POLLOUT|POLLWRNORM|POLLWRBAND"),
@@ -84,6 +119,7 @@ OVER_RDMA: dict[Key, Any] = {
     (OPTIONS, "GET_MR (tcp)"): "E:EINVAL",  # of no octets
     (OPTIONS, "FREE_MR (tcp)"): None,  # cookie 0: those that nobody uses any more
     ("send", "sendmsg cmsg RDMA_MAP(3)"): "E:EINVAL",
+    _FORCED_SIZES: RECORDED[_FORCED_SIZES[0]][_FORCED_SIZES[1]],  # 1 MiB at most, by either
 }
 # With MSG_NOSIGNAL accepted its message arrives as well, behind the first one.
 _ALL_RECEIVED: Key = ("send", "all received at 4000")

@@ -1,12 +1,15 @@
 """Whose memory a payload is: the caller's again once a send has returned."""
 
+import errno
 import itertools
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import urds
+from tests import carriers
 from tests.sockets.conftest import NewSocket
 from tests.sockets.hosts import host
 from tests.sockets.remote import RemotePeer
@@ -83,6 +86,48 @@ def test_a_buffer_to_be_kept_is_held_until_it_is_acknowledged(new_socket: NewSoc
         receiver.settimeout(10)
         assert receiver.recv(60_000) == buffer
         wait_until(lambda: is_free(buffer))
+
+
+def test_the_longest_message_of_rds_needs_no_setting(new_socket: NewSocket) -> None:
+    payload = bytes(range(256)) * 4096
+    with RemotePeer() as peer:
+        receiver, sender = peer.socket(), new_socket(1)
+        receiver.bind(TARGET)
+        receiver.settimeout(10)
+        assert sender.sendto(payload, TARGET) == 1 << 20
+        assert receiver.recv(2 << 20) == payload
+        with pytest.raises(OSError, match=r"limit 1048576: raise it with setsockopt") as refused:
+            sender.sendto(bytes((1 << 20) + 1), TARGET)
+        assert refused.value.errno == errno.EMSGSIZE
+
+
+def test_a_longer_message_needs_one_setting_of_its_sender(new_socket: NewSocket) -> None:
+    payload = bytes(range(256)) * (5 << 12)
+    with RemotePeer() as peer:
+        receiver, sender = peer.socket(), new_socket(1)
+        receiver.bind(TARGET)
+        receiver.settimeout(10)
+        sender.setsockopt(SOL_SOCKET, socket.SO_SNDBUF, len(payload))
+        if carriers.is_rdma():
+            with pytest.raises(OSError, match=r"takes 1048576: .*1 MiB for a kernel or RDMA"):
+                sender.sendto(payload, TARGET)
+            return
+        assert sender.sendto(payload, TARGET) == 5 << 20
+        assert receiver.recv(8 << 20) == payload
+        sender.setsockopt(SOL_SOCKET, socket.SO_SNDBUF, 64 << 20)
+        with pytest.raises(OSError, match=r"limit 8388608: raise .*max_message_bytes") as refused:
+            sender.sendto(bytes((8 << 20) + 1), TARGET)
+        assert refused.value.errno == errno.EMSGSIZE
+
+
+def test_a_peer_that_takes_less_is_named(new_socket: NewSocket) -> None:
+    with RemotePeer(max_message_bytes="2M") as peer:
+        receiver, sender = peer.socket(), new_socket(1)
+        receiver.bind(TARGET)
+        sender.setsockopt(SOL_SOCKET, socket.SO_SNDBUF, 5 << 20)
+        limit = 1 << 20 if carriers.is_rdma() else 2 << 20
+        with pytest.raises(OSError, match=rf"{TARGET[0]} takes {limit}: its max_message_bytes"):
+            sender.sendto(bytes(5 << 20), TARGET)
 
 
 def is_free(buffer: bytearray) -> bool:

@@ -317,7 +317,7 @@ def test_flags_and_timeouts_are_those_of_sends(
     over_rdma.settimeout(2)
     call(over_rdma, address=FAKE_PEER)
     assert [wait_ns for _, _, wait_ns in box.sent] == [0, 2_000_000_000]
-    too_long = bytes(200_000)
+    too_long = bytes((1 << 20) + 1)
     assert refused(lambda: call(over_rdma, address=FAKE_PEER, payload=too_long)) == errno.EMSGSIZE
 
 

@@ -162,8 +162,8 @@ def test_flags_are_checked_before_the_address_and_that_before_the_bind(fake: Fak
 
 def test_the_length_is_checked_before_the_control_messages(sock: urds.Socket) -> None:
     bad = [(SOL_RDS, 99, b"")]
-    assert refused(sock.sendmsg, [bytes(106_497)], bad, 0, PEER) == errno.EMSGSIZE
-    assert refused(sock.sendmsg, [bytes(106_496)], bad, 0, PEER) == errno.EINVAL
+    assert refused(sock.sendmsg, [bytes((1 << 20) + 1)], bad, 0, PEER) == errno.EMSGSIZE
+    assert refused(sock.sendmsg, [bytes(1 << 20)], bad, 0, PEER) == errno.EINVAL
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from tests.tcp.frames import emit_frame, emit_map
 from tests.tcp.kernel_peer import REPEATED
 from tests.tcp.nodes import PORT, Node, wait_until
 from tests.tcp.processes import NodeProcess
-from urds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES, RDS_TCP_PORT, HeaderFlag
+from urds.constants import CONGESTION_MAP_BYTES, RDS_TCP_PORT, HeaderFlag
+from urds.settings import Settings
 
 NODE = 250  # above all others, so that they connect to it
 STRANGER = 67  # odd: at the other end of a link, where there is one
@@ -50,8 +51,8 @@ def is_ended(connection: socket.socket, wait_s: float = 0.0) -> bool:
 
 BAD_LENGTHS = {
     "4 GiB": (emit_frame(payload_bytes=(1 << 32) - 1, target_port=PORT), "recv_drop_too_long"),
-    "1 MiB and 1": (
-        emit_frame(payload_bytes=MAX_MESSAGE_BYTES + 1, target_port=PORT),
+    "longest and 1": (
+        emit_frame(payload_bytes=Settings().max_message_bytes + 1, target_port=PORT),
         "recv_drop_too_long",
     ),
     "short map": (
@@ -80,6 +81,20 @@ def test_a_bad_length_ends_the_connection_and_nothing_else(
     assert node.ask("counters")[reason] == 50
     assert node.rss_bytes - before < MIB
     assert honest.counters["downs"] == 0
+
+
+def test_the_longest_message_takes_no_memory_before_it_comes(lab: Lab) -> None:
+    node = lab.process(NODE)
+    talk(lab.node(1), node, 1)
+    before = node.rss_bytes
+    announced = emit_frame(payload_bytes=Settings().max_message_bytes, target_port=PORT)
+    connections = [lab.connect(STRANGER + 2 * number, node.address) for number in range(16)]
+    for connection in connections:
+        connection.sendall(emit_map() + announced + bytes(1000))
+    talk(lab.node(3), node, 1)
+    assert node.rss_bytes - before < 2 * MIB
+    for connection in connections:
+        connection.close()
 
 
 def test_half_a_header_and_an_end_leave_nothing(lab: Lab) -> None:

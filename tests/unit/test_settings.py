@@ -10,6 +10,11 @@ import pytest
 from urds.errors import SettingError
 from urds.settings import ALIASES, Settings
 
+SIZES = [
+    *("wmem_default", "rmem_default", "wmem_max", "rmem_max", "max_message_bytes"),
+    *("max_unacked_bytes", "tcp_sndbuf", "tcp_rcvbuf", "shared_memory_bytes"),
+]
+
 
 def load(values: dict[str, object] | None = None, **environ: str) -> Settings:
     return Settings.load(values, environ=environ)
@@ -17,13 +22,66 @@ def load(values: dict[str, object] | None = None, **environ: str) -> Settings:
 
 @pytest.mark.rule("rds7-ack-default", "rds7-reconnect-limits")
 def test_defaults_are_those_of_linux() -> None:
-    settings = load()
+    settings = load(URDS_STRICT_LINUX="1")
+    assert settings == Settings(strict_linux=True)
+    assert (settings.wmem_max, settings.rmem_max) == (212_992, 212_992)
     assert (settings.reconnect_min_delay_ms, settings.reconnect_max_delay_ms) == (1, 1000)
     assert (settings.max_unacked_packets, settings.max_unacked_bytes) == (8, 16 << 20)
     assert (settings.send_bytes_default, settings.receive_bytes_default) == (106_496, 106_496)
     assert settings.max_message_bytes == 1 << 20
     assert settings.tcp_port == 16385
     assert settings.allow == ()
+
+
+def test_by_default_the_longest_message_of_rds_fits() -> None:
+    settings = load()
+    assert (settings.send_bytes_default, settings.receive_bytes_default) == (1 << 20, 106_496)
+    assert (settings.wmem_max, settings.rmem_max) == (64 << 20, 64 << 20)
+    assert settings.max_message_bytes == 8 << 20
+
+
+def test_what_is_set_outranks_the_defaults_of_strict_linux() -> None:
+    settings = load({"strict_linux": True, "wmem_max": "5M"})
+    assert (settings.wmem_max, settings.rmem_max) == (5 << 20, 212_992)
+
+
+def test_a_default_is_bounded_by_its_maximum() -> None:
+    settings = load(
+        {"wmem_default": "8M", "wmem_max": "1M", "rmem_default": "8M", "rmem_max": 3000}
+    )
+    assert (settings.send_bytes_default, settings.receive_bytes_default) == (1 << 20, 3000)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("5M", 5 << 20), ("5m", 5 << 20), ("5MiB", 5 << 20), ("5mib", 5 << 20), ("5MB", 5_000_000),
+        ("64K", 65_536), ("64KiB", 65_536), ("64kB", 64_000), ("64k", 65_536), (" 64KiB ", 65_536),
+        ("1G", 1 << 30), ("1GiB", 1 << 30), ("1GB", 10**9), ("65536B", 65_536), ("65536", 65_536),
+        ("0x10000", 65_536), ("65_536", 65_536), (65_536, 65_536),
+    ],
+)  # fmt: skip
+def test_a_size_may_have_a_unit(text: object, size_bytes: int, tmp_path: Path) -> None:
+    assert load({"max_message_bytes": text}).max_message_bytes == size_bytes
+    assert load(URDS_MAX_UNACKED_BYTES=str(text)).max_unacked_bytes == size_bytes
+    if isinstance(text, str):
+        file = tmp_path / "urds.toml"
+        file.write_text(f'max_message_bytes = "{text}"\n')
+        assert load(URDS_CONFIG=str(file)).max_message_bytes == size_bytes
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_takes_a_unit(name: str) -> None:
+    assert getattr(load({name: "64KiB"}), name) == 65_536
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "M", "5T", "5 M", "-5M", "5.5M", "5Mi", "5MM", "5MiBs", "M5", "5b5", True, 1.5, None],
+)
+def test_other_texts_are_no_sizes(text: object) -> None:
+    with pytest.raises(SettingError, match=r"from 1 to 4294967295 bytes, such as 64KiB or 5M"):
+        load({"max_message_bytes": text})
 
 
 def test_a_record_cannot_be_changed() -> None:

@@ -346,7 +346,10 @@ impl State {
                 .paths
                 .get(path)
                 .map_or(0, |record| record.message_bytes_max);
-            let detail = format!("payload of {octets} octets, {peer} takes {limit}");
+            let detail = format!(
+                "payload of {octets} bytes, {peer} takes {limit}: its max_message_bytes, \
+                 1 MiB for a kernel or RDMA"
+            );
             return Err(Refusal::TooLong.because(detail));
         }
         if let Some(record) = self.paths.get_mut(path)
@@ -482,14 +485,17 @@ impl Mailbox {
 
 #[cold]
 fn too_long(mailbox: &Mailbox, octets: usize, message_bytes_max: usize) -> Refused {
-    let (limit, setting) = if octets > message_bytes_max {
-        (message_bytes_max, "max_message_bytes")
+    let (limit, remedy) = if octets > message_bytes_max {
+        (
+            message_bytes_max,
+            "raise the setting max_message_bytes at both ends",
+        )
     } else {
         (
             mailbox.settings.send_bytes_max,
-            "SO_SNDBUF, itself bounded by wmem_max",
+            "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds",
         )
     };
-    let detail = format!("payload of {octets} octets, limit {limit} ({setting})");
+    let detail = format!("payload of {octets} bytes, limit {limit}: {remedy}");
     Refusal::TooLong.because(detail)
 }

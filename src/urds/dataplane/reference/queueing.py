@@ -17,7 +17,7 @@ from urds.dataplane.reference.congestion import own_map
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.outgoing import REFERENCE_BYTES
 from urds.dataplane.reference.stream_path import StreamPath
-from urds.errors import Refusal, os_error
+from urds.errors import Refusal, message_too_long, os_error, peer_takes_less
 
 if TYPE_CHECKING:
     from urds.dataplane.carriage import CarriedPath
@@ -42,7 +42,11 @@ def queue(
     peer, port = parse_target(address, mailbox.local)
     payload_bytes = len(payload)
     if payload_bytes > mailbox._payload_bytes_max:
-        _refuse_length(mailbox, payload_bytes)
+        raise message_too_long(
+            payload_bytes,
+            message_bytes_max=mailbox._plane.limits.message_bytes_max,
+            send_bytes_max=mailbox._send_bytes_max,
+        )
     counters = mailbox._plane.counters
     blocked = False
     path: StreamPath | LoopPath | CarriedPath | None = None
@@ -84,17 +88,6 @@ def queue(
         mailbox._plane.settle()
     mailbox.sync()
     return payload_bytes
-
-
-def _refuse_length(mailbox: Mailbox, payload_bytes: int) -> None:
-    message_bytes_max = mailbox._plane.limits.message_bytes_max
-    if payload_bytes > message_bytes_max:
-        limit, setting = message_bytes_max, "max_message_bytes"
-    else:
-        limit, setting = mailbox._send_bytes_max, "SO_SNDBUF, itself bounded by wmem_max"
-    raise os_error(
-        Refusal.TOO_LONG, f"payload of {payload_bytes} octets, limit {limit} ({setting})"
-    )
 
 
 def _account_detail(mailbox: Mailbox, refusal: Refusal, peer: Address, port: int) -> str:
@@ -152,8 +145,7 @@ def _try(
         return None
     if len(payload) > path.message_bytes_max:
         if not isinstance(path, StreamPath) or not path.want_agreement():
-            detail = f"payload of {len(payload)} octets, {peer} takes {path.message_bytes_max}"
-            raise os_error(Refusal.TOO_LONG, detail)
+            raise peer_takes_less(len(payload), peer, path.message_bytes_max)
         path.room_wanted.add(mailbox)
         return Refusal.PATH_FULL
     if path.full:
