@@ -8,15 +8,19 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import command, environment, urds
+from urds.cli import rsocket_rcopy_server
 from urds.cli.rsocket_rcopy import split
-from urds.cli.rsocket_rcopy_server import placed
+from urds.cli.rsocket_rcopy_server import _Server, placed
+from urds.cli.rsocket_rcopy_wire import RcopyOptions
 
 KERNEL = ("--kernel",)
 WAYS = {"kernel": KERNEL, "shm0": ("--device", "shm"), "tcp0": ("--device", "tcp")}
@@ -29,13 +33,17 @@ def request(name: str, size_bytes: int) -> bytes:
 
 @contextmanager
 def server(
-    into: Path, *, file_kib_max: int | None = None, way: tuple[str, ...] = KERNEL
+    into: Path,
+    *options: str,
+    file_kib_max: int | None = None,
+    way: tuple[str, ...] = KERNEL,
+    host: str = "127.0.0.1",
 ) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Run a server on a free port; yield the port and the process."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
-    words = command("plain", "rsocket", "rcopy", *way, "--serve", "--into", str(into))
+    words = command("plain", "rsocket", "rcopy", *way, "--serve", "--into", str(into), *options)
     limit = f"ulimit -f {file_kib_max};" if file_kib_max else ""
     with subprocess.Popen(
         ["bash", "-c", f'{limit} exec "$@"', "server", *words, "-p", str(port)],
@@ -86,7 +94,7 @@ def test_a_server_takes_one_client_after_another_and_their_names(
 ) -> None:
     empty = tmp_path / "empty"
     empty.touch()
-    with server(into) as (port, _):
+    with server(into, "--overwrite") as (port, _):
         for path, target in (
             (source, "127.0.0.1:new.bin"),
             (empty, "localhost"),
@@ -106,7 +114,7 @@ def test_what_is_not_whole_and_right_leaves_the_old_file(
     into: Path, octets: bytes, known: int | None
 ) -> None:
     (into / "name").write_bytes(b"old")
-    with server(into) as (port, process):
+    with server(into, "--overwrite") as (port, process):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(request("name", 100))
             assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == 0
@@ -119,6 +127,99 @@ def test_what_is_not_whole_and_right_leaves_the_old_file(
         assert process.stderr is not None
         assert "name: " in process.stderr.readline()
     assert {path.name: path.read_bytes() for path in into.iterdir()} == {"name": b"old"}
+
+
+def test_a_file_that_is_there_is_kept(source: Path, into: Path) -> None:
+    (into / "name").write_bytes(b"old")
+    (into / "link").symlink_to("nowhere")
+    with server(into) as (port, process):
+        for name in ("name", "link"):
+            words = (str(source), f"127.0.0.1:{name}", "-p", str(port))
+            done = urds("rsocket", "rcopy", *KERNEL, *words)
+            assert done.code == 1
+            assert done.err.endswith(f"{name} at the server: File exists\n")
+            assert process.stderr is not None
+            assert "--overwrite" in process.stderr.readline()
+    assert (into / "name").read_bytes() == b"old"
+    assert sorted(path.name for path in into.iterdir()) == ["link", "name"]
+
+
+def test_a_file_made_meanwhile_is_kept(into: Path) -> None:
+    content = b"x" * 100
+    with server(into) as (port, _), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(request("name", 100))
+        assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == 0
+        (into / "name").write_bytes(b"of another")
+        client.sendall(content + hashlib.sha256(content).digest())
+        assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == errno.EEXIST
+    assert {path.name: path.read_bytes() for path in into.iterdir()} == {"name": b"of another"}
+
+
+def test_a_file_beyond_the_limit_is_refused_before_it_is_sent(source: Path, into: Path) -> None:
+    with server(into, "--max-bytes", "2500002") as (port, process):
+        done = urds("rsocket", "rcopy", *KERNEL, str(source), "127.0.0.1", "-p", str(port))
+        assert done.code == 1 and "File too large" in done.err
+        assert process.stderr is not None
+        told = "source.bin: 2500003 bytes, limit 2500002 (--max-bytes)\n"
+        assert process.stderr.readline().endswith(told)
+    with server(into) as (port, _), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(request("name", (1 << 30) + 1))
+        assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == errno.EFBIG
+    assert list(into.iterdir()) == []
+
+
+def test_hosts_that_are_not_allowed_are_cut_off() -> None:
+    """This host is, whatever the address; the loopback is all that a test has."""
+    made = _Server(RcopyOptions(is_server=True, into="/", allow=["10.1.0.0/16", "fd00::/8"]))
+    for peer, is_allowed in {
+        "127.0.0.5": True, "::1": True, "192.0.2.1": True, "192.0.2.2": False, "10.1.2.3": True,
+        "10.2.0.1": False, "fd00::7": True, "fe80::1%lo": False, "::ffff:10.1.2.3": True,
+    }.items():  # fmt: skip
+        assert made.allows(peer, "192.0.2.1") is is_allowed, peer
+
+
+@pytest.mark.parametrize("front", ["typer", "plain"])
+def test_networks_are_given_to_either_front(into: Path, front: str) -> None:
+    words = ("--serve", "--into", str(into), "--allow", "10.0.0.0/8", "--allow", "x")
+    done = urds("rsocket", "rcopy", *KERNEL, *words, front=front)
+    assert done.code == 2 and "--allow: 'x' does not appear to be" in done.err
+
+
+@pytest.mark.parametrize("after", ["nothing", "request", "content"])
+def test_a_client_that_drips_is_cut_off(
+    into: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """An octet now and then does not hold the server: each part has a time of its own."""
+    monkeypatch.setattr(rsocket_rcopy_server, "_PACE_S", 0.5)
+    content = b"x" * 40
+    octets = {
+        "nothing": request("name", 40),
+        "request": content,
+        "content": hashlib.sha256(content).digest(),
+    }[after]
+    made = _Server(RcopyOptions(is_server=True, into=str(into)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    with near, far:
+        if after != "nothing":
+            near.sendall(request("name", 40) + (content if after == "content" else b""))
+
+        def drip() -> None:
+            with suppress(OSError):
+                for octet in octets:
+                    near.sendall(bytes([octet]))
+                    time.sleep(0.1)
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        began_s = time.monotonic()
+        monkeypatch.setattr(rsocket_rcopy_server, "_LEAVING_S", 0.1)
+        made.serve_one(far, "127.0.0.1", memoryview(bytearray(1 << 20)))
+        assert time.monotonic() - began_s < 2.0
+        far.close()
+        dripping.join()
+    assert list(into.iterdir()) == []
 
 
 def test_a_server_that_dies_in_the_middle_leaves_no_file_of_that_name(into: Path) -> None:
@@ -239,6 +340,8 @@ def test_a_target_is_a_host_and_maybe_a_name(target: str, parts: tuple[str, str]
         (("x",), 2, "either HOST[:NAME] to copy to, or --into"),
         (("x", "127.0.0.1", "--into", "/"), 2, "either HOST[:NAME] to copy to, or --into"),
         (("--serve",), 2, "--serve needs --into"),
+        (("--serve", "--into", "/", "--max-bytes", "-1"), 2, "--max-bytes -1, from 0"),
+        (("x", "127.0.0.1", "--overwrite"), 2, "are for --serve"),
         (("x", "--into", "/nosuch"), 2, "--into /nosuch: no such folder"),
         (("/", "127.0.0.1"), 2, "is a directory"),
         (("/nosuch", "127.0.0.1"), 1, "/nosuch: No such file"),

@@ -24,6 +24,7 @@ from urds.cli.rsocket_addresses import resolved
 from urds.cli.rsocket_processes import own_server
 from urds.cli.rsocket_rcopy_wire import (
     CHUNK_BYTES,
+    MAX_BYTES,
     PORT,
     REPLY_BYTES,
     RcopyOptions,
@@ -64,7 +65,8 @@ def run(options: RcopyOptions) -> Exit:
     if options.is_server:
         from urds.cli.rsocket_rcopy_server import serve
 
-        serve(replace(options, port=options.port or PORT))
+        max_bytes = MAX_BYTES if options.max_bytes is None else options.max_bytes
+        serve(replace(options, port=options.port or PORT, max_bytes=max_bytes))
         return Exit.OK
     source = Path(options.source or "")
     with _opened(source) as file:
@@ -72,7 +74,9 @@ def run(options: RcopyOptions) -> Exit:
             host, name = split(options.target)
             _copy(options, file, source, host, options.port or PORT, name)
         else:
-            with own_server(_SERVER_MODULE, replace(options, is_server=True)) as port:
+            # Both ends are the user's own: no limit, and a file is replaced, as cp does.
+            own = replace(options, is_server=True, overwrite=True)
+            with own_server(_SERVER_MODULE, own) as port:
                 _copy(options, file, source, LOOPBACK, port, "")
     return Exit.OK
 

@@ -2,7 +2,9 @@
 
 A file is written under a name of its own and gets the wanted one when it is whole: size and
 SHA-256 are right and the octets are on the disk. Whatever ends a copy before that removes it, so
-nobody ever sees half a file under the final name. One client at a time.
+nobody ever sees half a file under the final name. One client at a time, which has to keep a pace:
+half a minute for the request, and for each MiB. Files are taken from this host and from the
+networks of --allow, up to --max-bytes each, and none is replaced without --overwrite.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import os
 import socket
 import sys
 import tempfile
+import time
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
@@ -26,18 +30,19 @@ from urds.cli.rsocket_rcopy_wire import (
     Reply,
     Request,
     received,
+    wait_until,
 )
 from urds.cli.rsocket_ways import AnySocket, listening, new_memory, new_socket
 from urds.errors import WireError
 
 _TOOL: Final = "rsocket rcopy"
-_STALLED_S: Final = 30.0
+_PACE_S: Final = 30.0  # for the request, for each MiB, and for the digest
 _LEAVING_S: Final = 5.0
 
 
 def serve(options: RcopyOptions, *, wait_s: float | None = None) -> None:
     """Serve clients one after another until Ctrl-C; with a `wait_s`, one that comes in time."""
-    root = Path(options.into or ".").resolve()
+    server = _Server(options)
     family, address = local_address(options.bind or "", options.port or 0, None)
     listener = new_socket(is_kernel=options.is_kernel, family=family)
     with listening(listener, address) as listener:
@@ -45,40 +50,76 @@ def serve(options: RcopyOptions, *, wait_s: float | None = None) -> None:
         listener.settimeout(wait_s)
         chunk = new_memory(CHUNK_BYTES, is_kernel=options.is_kernel)
         while True:
-            sock = listener.accept()[0]
+            sock, peer = listener.accept()
             with sock:
-                sock.settimeout(_STALLED_S)
-                _serve_one(sock, root, chunk)
+                server.serve_one(sock, str(peer[0]), chunk)
             if wait_s is not None:
                 return
 
 
-def _serve_one(sock: AnySocket, root: Path, chunk: memoryview) -> None:
-    try:
-        request = Request.receive(sock)
+class _Server:
+    """What a server takes, and from which hosts."""
+
+    def __init__(self, options: RcopyOptions) -> None:
+        self._root = Path(options.into or ".").resolve()
+        self._allowed = options.allowed()
+        self._max_bytes = options.max_bytes
+        self._overwrite = options.overwrite
+
+    def serve_one(self, sock: AnySocket, peer: str, chunk: memoryview) -> None:
+        """Serve a client; what goes wrong is its own."""
         try:
-            _take(sock, request, root, chunk)
-        except OSError as failure:
-            complain(_TOOL, f"{request.name}: {failure.strerror or failure}")
-            _refuse(sock, failure)
-    except (WireError, OSError) as failure:  # of this client; the next one may be better
-        complain(_TOOL, str(failure))
+            if not self.allows(peer, str(sock.getsockname()[0])):
+                complain(_TOOL, f"{peer} is not allowed to copy: see --allow")
+                return
+            request = Request.receive(sock, until_s=time.monotonic() + _PACE_S)
+            try:
+                self._take(sock, request, chunk)
+            except OSError as failure:
+                complain(_TOOL, f"{request.name}: {failure.strerror or failure}")
+                _refuse(sock, failure)
+        except (WireError, OSError) as failure:  # of this client; the next one may be better
+            complain(_TOOL, str(failure))
+
+    def allows(self, peer: str, local: str) -> bool:
+        """Tell whether a host may copy: this one, or one of the networks."""
+        host: IPv4Address | IPv6Address = ip_address(peer.partition("%")[0])
+        if isinstance(host, IPv6Address):
+            host = host.ipv4_mapped or host
+        if peer == local or host.is_loopback:
+            return True
+        return any(host in network for network in self._allowed)
+
+    def _take(self, sock: AnySocket, request: Request, chunk: memoryview) -> None:
+        """Receive one file. Raises OSError: what the client is to be told."""
+        if self._max_bytes is not None and request.size_bytes > self._max_bytes:
+            limit = f"{request.size_bytes} bytes, limit {self._max_bytes} (--max-bytes)"
+            raise OSError(errno.EFBIG, limit)
+        target = placed(request.name, self._root)
+        if not self._overwrite and os.path.lexists(target):
+            raise OSError(errno.EEXIST, "a file has this name (--overwrite replaces it)")
+        _receive_file(sock, request, target, chunk, overwrite=self._overwrite)
 
 
-def _take(sock: AnySocket, request: Request, root: Path, chunk: memoryview) -> None:
-    """Receive one file. Raises OSError: what the client is to be told."""
-    target = placed(request.name, root)
+def _receive_file(
+    sock: AnySocket, request: Request, target: Path, chunk: memoryview, *, overwrite: bool
+) -> None:
     descriptor, name = tempfile.mkstemp(prefix=".rcopy-", dir=target.parent)
     partial = Path(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             sock.sendall(Reply(0).emit())
             digest = _write(sock, file, request.size_bytes, chunk)
-            if received(sock, DIGEST_BYTES) != digest:
+            until_s = time.monotonic() + _PACE_S
+            if received(sock, DIGEST_BYTES, until_s=until_s) != digest:
                 raise OSError(errno.EBADMSG, "the digest is not that of what arrived")
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
-        partial.replace(target)
+        if overwrite:
+            partial.replace(target)
+        else:  # unlike a rename it fails if another one has made a file of that name meanwhile
+            target.hardlink_to(partial)
+            partial.unlink()
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -107,7 +148,9 @@ def placed(name: str, root: Path) -> Path:
 def _write(sock: AnySocket, file: IO[bytes], size_bytes: int, chunk: memoryview) -> bytes:
     """Write so many octets from the stream, by way of `chunk`; return their digest."""
     digest, left_bytes = hashlib.sha256(), size_bytes
+    due_bytes, until_s = CHUNK_BYTES, time.monotonic() + _PACE_S
     while left_bytes:
+        wait_until(sock, until_s)
         # One whole chunk where that can be: rsockets place it straight into this memory.
         place = chunk[: min(left_bytes, CHUNK_BYTES)]
         count = sock.recv_into(place, 0, socket.MSG_WAITALL)
@@ -118,22 +161,27 @@ def _write(sock: AnySocket, file: IO[bytes], size_bytes: int, chunk: memoryview)
         while rest:
             rest = rest[file.write(rest) :]
         left_bytes -= count
+        due_bytes -= count
+        if due_bytes <= 0:
+            due_bytes, until_s = CHUNK_BYTES, time.monotonic() + _PACE_S
     return digest.digest()
 
 
 def _refuse(sock: AnySocket, failure: OSError) -> None:
     """Tell the client, and let it read that before the connection goes."""
+    sock.settimeout(_LEAVING_S)
     sock.sendall(Reply(failure.errno or errno.EIO).emit())
     sock.shutdown(socket.SHUT_WR)
     _await_end(sock)
 
 
 def _await_end(sock: AnySocket) -> None:
-    sock.settimeout(_LEAVING_S)
+    until_s = time.monotonic() + _LEAVING_S
     place = memoryview(bytearray(CHUNK_BYTES))
     try:
+        wait_until(sock, until_s)
         while sock.recv_into(place):
-            pass
+            wait_until(sock, until_s)
     except (TimeoutError, ConnectionError):
         pass
 

@@ -159,12 +159,17 @@ RCOPY: Final = Tool(
     "rcopy",
     "Copy a file over a stream, and check its size and digest.\n\n"
     "A server writes below the folder of --into and nowhere else. A file gets its name when it is"
-    " whole and right; one of that name is replaced then, and half a file is never seen. With"
-    " --into and no host the server is a process of its own on this host. The exit code is 1 if the"
-    " file is not there afterwards.",
+    " whole and right, and half a file is never seen. A server takes files from this host and from"
+    " the networks of --allow, and replaces none without --overwrite. With --into and no host the"
+    " server is a process of its own on this host, and a file of that name is replaced. The exit"
+    " code is 1 if the file is not there afterwards.",
     (
         ("urds rsocket rcopy big.iso --into /srv/copies", "from here to here"),
-        ("urds rsocket rcopy --serve --into /srv/copies --device tcp -b 10.0.0.2", "a server"),
+        (
+            "urds rsocket rcopy --serve --into /srv/copies --device tcp -b 10.0.0.2"
+            " --allow 10.0.0.0/24",
+            "a server",
+        ),
         ("urds rsocket rcopy big.iso 10.0.0.2:new.iso --device tcp", "its client"),
     ),
     "rsocket_rcopy",
@@ -174,6 +179,16 @@ RCOPY: Final = Tool(
         Option("target", (), "HOST[:NAME]", "Where a server is, and the name there."),
         replace(_SERVE, text="Be the server, until Ctrl-C; one client at a time."),
         Option("into", ("--into",), "FOLDER", "The folder below which the server writes."),
+        Option(
+            "allow",
+            ("--allow",),
+            "NETWORK",
+            "Hosts that may copy to the server; else this host alone. May be repeated.",
+            default=(),
+            is_repeated=True,
+        ),
+        Option("max_bytes", ("--max-bytes",), "N", "Largest file the server takes; 1 GiB.", int),
+        Option("overwrite", ("--overwrite",), "", "Let the server replace files.", bool),
         _BIND,
         _port(7427),
         Option("is_kernel", ("--kernel",), "", "Use TCP sockets of the kernel.", bool),
