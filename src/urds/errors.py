@@ -161,7 +161,9 @@ def os_error(refusal: Refusal, detail: str = "") -> OSError:
     words = refusal.name.lower().replace("_", " ")
     if words not in text.lower():
         text = f"{text} ({words})"
-    return OSError(code, f"{text}: {detail}" if detail else text)
+    error = OSError(code, f"{text}: {detail}" if detail else text)
+    error.__dict__["refusal"] = refusal  # it is ours: nothing was interrupted
+    return error
 
 
 def message_too_long(payload_bytes: int, *, message_bytes_max: int, send_bytes_max: int) -> OSError:

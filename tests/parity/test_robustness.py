@@ -48,10 +48,12 @@ class TestInterrupts:
             with pytest.raises(KeyboardInterrupt):
                 mailbox.sendto(b"1", ADDRESS)
         mailbox.sendto(b"2", ADDRESS)
+        events = world.turn()  # of a helper, which no handler interrupts
         assert [frame.payload for frame in remote.messages()] == [b"1"]
         assert remote.ended()
         remote.close()
-        assert any(isinstance(event, Down) for event in world.turn())
+        events += world.turn()
+        assert any(isinstance(event, Down) for event in events)
         sent = world.attach().messages()
         assert [frame.payload for frame in sent] == [b"1", b"2"]
         assert sent[0].header.flags == HeaderFlag.RETRANSMITTED

@@ -238,7 +238,7 @@ def a_full_mailbox_pauses_the_path(patch: pytest.MonkeyPatch) -> None:
         "is_over_hard_bound",
         lambda self, inbox: inbox.receive_queued_bytes > inbox.buffer_bytes,
     )
-    patch.setattr(congestion, "resumed", lambda plane, mailbox: [])
+    patch.setattr(congestion, "note_resumed", lambda plane, mailbox: None)
 
 
 def what_a_sender_reads_is_told(scene: World) -> bool:

@@ -19,6 +19,7 @@ read to `stream_reading`, a stream that took less than offered to `StreamPath`. 
 from __future__ import annotations
 
 import select
+from os import eventfd_write
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Buffer, SocketAddress, Stream
@@ -85,7 +86,9 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
         write_on(path, stream, octets, taken, failure)
     except BaseException:
         if stream is not None:
-            path.abort_write(stream)
+            path.plane.interrupts.writes[path] = stream
+            path.plane.interrupts.seen = True
+            eventfd_write(path.plane.helper.wake_descriptor, 1)
         raise
     return True
 
@@ -166,9 +169,16 @@ def receive(mailbox: Mailbox, timeout_s: float) -> Item | None:
             item = None if path is None else _read(path, mailbox, waiter)
             if item is not None:  # what else is ready is so at the next poll
                 break
-    finally:
-        if seated and item is None:
+        if item is None:
             plane._leave(waiter, waiters, used=False)
+    except BaseException:
+        if seated:
+            desk.own.waiter = None  # the helper has this one leave; the next wait has another
+            plane.interrupts.waits[waiter] = waiters
+            plane.interrupts.seen = True
+            eventfd_write(plane.helper.wake_descriptor, 1)
+            plane._leave(waiter, waiters, used=False)  # there may be no helper any more
+        raise
     return item
 
 
@@ -218,12 +228,13 @@ def _read(path: StreamPath, mailbox: Mailbox, waiter: Waiter) -> Item | None:
             stream, path.reading = path.stream, True
         read = _receive_octets(stream)
         if read is None:
+            path.reading = False
             return None
         data, error = read
         with plane.lock:
             plane.counters.tcp_data_ready_calls += 1
             if path.stream is stream:
-                item = _take(path, mailbox, data)
+                item = _take(path, mailbox, data, put=False)
                 plain = item is not None
                 if not plain:
                     stream_reading.digest(path, data, error)
@@ -233,12 +244,13 @@ def _read(path: StreamPath, mailbox: Mailbox, waiter: Waiter) -> Item | None:
                     plane.leave(waiter, mailbox.receive_waiters, used=True)
         if not plain:
             stream_reading.expect(path, stream)
+        path.reading = False
     except BaseException:
-        stream_reading.abort(path, stream)
-        raise
-    finally:
         if stream is not None:
-            path.reading = False
+            plane.interrupts.reads[path] = stream
+            plane.interrupts.seen = True
+            eventfd_write(plane.helper.wake_descriptor, 1)
+        raise
     _finish(path, plain=plain)
     return item
 
@@ -262,8 +274,10 @@ def _finish(path: StreamPath, *, plain: bool) -> None:
         plane.settle()
 
 
-def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
+def _take(path: StreamPath, mailbox: Mailbox, data: bytes, *, put: bool) -> Item | None:
     """Take octets that are one plain message for `mailbox`; None leaves them to be digested.
+
+    With `put` it is in the queue then, else it is the caller's alone.
 
     The rules are those of `Incoming`, and so is the result. Lock held.
     """
@@ -302,8 +316,8 @@ def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
     ):
         incoming.acknowledged = max(incoming.acknowledged, acknowledgement)
         _free(path, incoming.acknowledged)
+    item = (data[HEADER_BYTES:], incoming.sources[source_port])
     incoming.frames += 1
-    incoming.sequence_expected = sequence + 1
     incoming.messages_owed += 1
     incoming.bytes_owed += octets
     if core._owed_since_ns is None:
@@ -312,7 +326,12 @@ def _take(path: StreamPath, mailbox: Mailbox, data: bytes) -> Item | None:
         path.plane.owing[path] = core._owed_since_ns + core.limits.acknowledge_delay_ns
     counters.recv_queued += 1
     counters.recv_bytes_added_to_sock += octets
-    return data[HEADER_BYTES:], incoming.sources[source_port]
+    # One step (`interrupts`): the message is with its socket, or it has not come.
+    incoming.sequence_expected = sequence + 1
+    if put:
+        mailbox.receive_queued_bytes = octets
+        mailbox.queue.append(item)
+    return item
 
 
 def serve(plane: Plane, descriptor: int, mask: int) -> bool:
@@ -333,6 +352,7 @@ def serve(plane: Plane, descriptor: int, mask: int) -> bool:
             stream, path.reading = path.stream, True
         read = _receive_octets(stream)
         if read is None:
+            path.reading = False
             return True
         data, error = read
         with plane.lock:
@@ -343,12 +363,13 @@ def serve(plane: Plane, descriptor: int, mask: int) -> bool:
                     stream_reading.digest(path, data, error)
         if not plain:
             stream_reading.expect(path, stream)
+        path.reading = False
     except BaseException:
-        stream_reading.abort(path, stream)
-        raise
-    finally:
         if stream is not None:
-            path.reading = False
+            plane.interrupts.reads[path] = stream
+            plane.interrupts.seen = True
+            eventfd_write(plane.helper.wake_descriptor, 1)
+        raise
     _finish(path, plain=plain)
     return True
 
@@ -362,22 +383,14 @@ def _put(path: StreamPath, data: bytes) -> bool:
     mailbox = incoming.inboxes.get(int.from_bytes(data[_TARGET_PORT], "big"))
     if mailbox is None or mailbox.queue:
         return False
-    expected = incoming.sequence_expected
     try:
-        item = _take(path, mailbox, data)  # type: ignore[arg-type]  # inboxes are mailboxes here
-        if item is None:
+        if _take(path, mailbox, data, put=True) is None:  # type: ignore[arg-type]  # inboxes are mailboxes here
             return False
-        mailbox.queue.append(item)
-        mailbox.receive_queued_bytes = len(item[0])
         if plane.helper.asleep:
             plane.helper.want()  # the acknowledgement is due later
         plane.note_arrival(mailbox, 1)
-    except BaseException:  # an interrupt must not part the message from its number
-        if mailbox.queue:
-            incoming.touched.append((mailbox, 1))  # `abort` tells whom it concerns
-        else:
-            incoming.sequence_expected = expected
-        mailbox.receive_queued_bytes = sum(len(item[0]) for item in mailbox.queue)
+    except BaseException:
+        incoming.touched.append((mailbox, 1))  # whoever ends the stream tells whom it concerns
         raise
     return True
 

@@ -137,6 +137,7 @@ def abandon_in_child(plane: Plane) -> None:
     plane.closed_refusal = Refusal.AFTER_FORK
     plane.lock, plane.is_inside = new_lock()
     plane.desk.abandon_in_child(plane.lock)
+    plane.interrupts.abandon_in_child()
     plane.helper.abandon_in_child()
     for host in plane.hosts.values():
         for mailbox in host.inboxes.values():

@@ -13,7 +13,6 @@ from urds.dataplane.base import Address
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.host import Host
-    from urds.dataplane.reference.inbox import Pausable
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
     from urds.wire.congestion_map import CongestionMap
@@ -34,17 +33,24 @@ def settle(plane: Plane) -> None:
         changed = [mailbox for mailbox in touched if judge(plane, mailbox, now_ns)]
         paths = [path for mailbox in changed for path in plane.hosts[mailbox.local].paths]
         carried, plane.maps_due = plane.maps_due, set()
-        waiting = [path for mailbox in touched for path in resumed(plane, mailbox)]
+        for mailbox in touched:
+            note_resumed(plane, mailbox)
         # A changed map of ours concerned senders of this process: show theirs as well.
         touched, plane.touched = touched | plane.touched, set()
-    for path in paths:
-        path.flush()
-    for one in carried:
-        one.push_soon()
-    for paused in waiting:
-        paused.resume()
-    for mailbox in touched:
-        mailbox.sync()
+    try:
+        for path in paths:
+            path.flush()
+        for one in carried:
+            one.push_soon()
+        while plane.resuming:
+            paused = next(iter(plane.resuming))
+            paused.resume()
+            plane.resuming.discard(paused)  # last: to resume twice does no harm
+        for mailbox in touched:
+            mailbox.sync()
+    except BaseException:  # what an interrupt kept from being done is due again
+        plane.maps_due |= carried
+        raise
 
 
 def judge(plane: Plane, mailbox: Mailbox, now_ns: int) -> bool:
@@ -87,14 +93,12 @@ def note_peer_map(plane: Plane, host: Host, peer: Address, octets: bytes, *, exa
         plane.touched.add(mailbox)
 
 
-def resumed(plane: Plane, mailbox: Mailbox) -> list[Pausable]:
-    """Return the paths that a mailbox at half of its hard bound lets go. Lock held."""
+def note_resumed(plane: Plane, mailbox: Mailbox) -> None:
+    """Have the paths go on that a mailbox let go by coming to half of its hard bound. Lock held."""
     if not mailbox.pausing:
-        return []
+        return
     limits = plane.limits
     bound = limits.receive_hard_factor * mailbox.buffer_bytes + limits.receive_hard_bytes
-    if mailbox.hard_bytes() > bound // 2 and not mailbox.closed:
-        return []
-    paths = list(mailbox.pausing)
-    mailbox.pausing.clear()
-    return paths
+    if mailbox.hard_bytes() <= bound // 2 or mailbox.closed:
+        plane.resuming |= mailbox.pausing
+        mailbox.pausing.clear()

@@ -70,7 +70,7 @@ class Helper:
     def deliver(self) -> None:
         """Write the wake that `want` found due; called without the lock."""
         if self.wake_due:
-            self.wake_due = False
+            self.wake_due = False  # one step with the write
             os.eventfd_write(self.wake_descriptor, 1)
 
     def run(self, deadline_ns: int | None) -> list[Event]:
@@ -78,6 +78,7 @@ class Helper:
         plane = self._plane
         while True:
             plane.catch_up()
+            plane.interrupts.settle()
             plane.serve_due()
             with plane.lock:
                 events = plane.take_events()

@@ -59,13 +59,13 @@ class Inbox:
         self.pausing: set[Pausable] = set()  # paths that wait for this queue to shrink
         self.special = False  # the next take has more to do than to take
         self.unplain = False  # since it was empty, the queue was given more than plain pairs
-        self._detailed_messages = 0  # those with five members
+        self.detailed_messages = 0  # those with five members
 
     def put(self, item: _Plain | _Detailed) -> None:
         """Queue one message; its payload is the caller's to count."""
         if len(item) == 5:
             self.unplain = self.special = True
-            self._detailed_messages += 1
+            self.detailed_messages += 1
             self.queue.append(item)
         elif item[0]:
             self.queue.append(item)
@@ -74,14 +74,23 @@ class Inbox:
 
     def put_empty(self, source: SocketAddress, count: int) -> None:
         """Queue messages without payload."""
-        queue = self.queue
-        while count and not self._joins_run(source):
-            queue.append((b"", source))
-            count -= 1
-        if count:
-            # In this order: an interrupt in between leaves no run that a short way takes for one.
+        new, last = self.empty_items(source, count)
+        if last is not None or len(new[-1]) == 3:
             self.unplain = self.special = True
-            queue[-1] = (b"", source, message_count(queue[-1]) + count)
+        if last is None:
+            self.queue.extend(new)
+        else:
+            self.queue[-1] = last
+
+    def empty_items(self, source: SocketAddress, count: int) -> tuple[list[Item], Item | None]:
+        """Return what messages without payload add to the queue, or what replaces its last item."""
+        room = max(0, MANY_MESSAGES + 1 - len(self.queue))
+        if not room and self._joins_run(source):
+            return [], (b"", source, message_count(self.queue[-1]) + count)
+        new: list[Item] = [(b"", source)] * min(count, max(1, room))
+        if count > len(new):
+            new[-1] = (b"", source, 1 + count - len(new))
+        return new, None
 
     def _joins_run(self, source: SocketAddress) -> bool:
         """Tell whether one more message without payload is only counted."""
@@ -98,12 +107,11 @@ class Inbox:
             left = item[2] - 1
             queue[0] = (b"", item[1], left) if left > 1 else item[:2]
             return item
-        queue.popleft()
-        self.receive_queued_bytes -= len(item[0])
+        self.take_first()
         if len(item) == 5:
-            self._detailed_messages -= 1
+            self.detailed_messages -= 1
         if not queue:
-            self.unplain, self._detailed_messages = False, 0
+            self.unplain, self.detailed_messages = False, 0
         return item
 
     def messages(self, first: int = 0) -> chain[Item]:
@@ -115,6 +123,13 @@ class Inbox:
     def message_count(self) -> int:
         """Return how many messages are queued."""
         return sum(map(message_count, self.queue)) if self.unplain else len(self.queue)
+
+    def take_first(self) -> Item:
+        """Take the first message out, and out of the account."""
+        item = self.queue[0]
+        payload_bytes = len(item[0])
+        self.receive_queued_bytes -= payload_bytes
+        return self.queue.popleft()  # one step with the store (`interrupts`)
 
     def judge_congestion(self, now_ns: int) -> bool | None:
         """Look at the queue; return the new state of our bit if it changed, else None."""
@@ -150,7 +165,7 @@ class Inbox:
 
     def hard_bytes(self) -> int:
         """Return what the queue weighs against the hard bound."""
-        overhead = OVERHEAD_BYTES * len(self.queue) + DETAIL_BYTES * self._detailed_messages
+        overhead = OVERHEAD_BYTES * len(self.queue) + DETAIL_BYTES * self.detailed_messages
         return self.receive_queued_bytes + overhead
 
 

@@ -228,59 +228,58 @@ class Incoming:
         """Take every whole message from `offset` on; keep the rest for the next read."""
         unpack, end, checked = HEADER.unpack_from, len(data) - HEADER_BYTES, self.checksum
         bytes_max, acknowledged, reason = self.limits.frame_bytes_max, self.acknowledged, None
-        run, run_target, run_source, run_from, sequence, required = Run(self), -1, -1, 0, -1, 0
+        run, run_target, run_source, run_from, required = Run(self), -1, -1, 0, 0
         expected, frames, is_view = self._expected(), self.frames, type(data) is not bytes
-        try:
-            while offset <= end:
-                (
-                    sequence, acknowledgement, payload_bytes, source_port, target_port,
-                    flags, credit, padding, checksum, high, low,
-                ) = fields = unpack(data, offset)  # fmt: skip
-                if payload_bytes > bytes_max:
-                    reason = DownReason.TOO_LONG
-                    break
-                if checked and checksum and (
-                    sequence + acknowledgement + payload_bytes + source_port + target_port
-                    + (flags << 8) + credit + padding + checksum + high + low
-                ) % 65535:  # fmt: skip
-                    reason = DownReason.BAD_CHECKSUM
-                    break
-                following = offset + HEADER_BYTES + payload_bytes
-                if following > end + HEADER_BYTES:
-                    break
-                payload = data[offset + HEADER_BYTES : following]
-                payload = bytes(payload) if is_view else payload
-                offset, frames = following, frames + 1
-                if acknowledgement > acknowledged:
-                    acknowledged = acknowledgement
-                if flags == _ACK_REQUIRED:
-                    required, flags = required + 1, 0
-                if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
-                    if expected != _NO_NUMBER:
-                        self.sequence_expected = expected
-                    verdict, expected = self._judge(fields, payload), self._expected()
-                    if verdict is not True:
-                        if verdict:
-                            reason = verdict
-                            break
-                        continue
-                if target_port != run_target or source_port != run_source:
-                    run_target, run_source = target_port, source_port
-                    run.begin(target_port, source_port)
-                if payload and run.plain and not high and not low:
-                    run.append((payload, run.source))
-                else:
-                    run.append_rare(payload, high, low, now_ns)
-                expected = sequence + 1
-                run.octets, run.messages = run.octets + payload_bytes, run.messages + 1
-                if offset >= run_from and run.plain:
-                    count, run_from = self._take_run(run, data, offset, fields)
-                    offset += count * (HEADER_BYTES + payload_bytes)
-                    expected, frames = expected + count, frames + count
-            self._settle_parse(run, expected, required)
-        except BaseException:
-            self._settle_interrupted(run, sequence, expected)
-            raise
+        while offset <= end:
+            (
+                sequence, acknowledgement, payload_bytes, source_port, target_port,
+                flags, credit, padding, checksum, high, low,
+            ) = fields = unpack(data, offset)  # fmt: skip
+            if payload_bytes > bytes_max:
+                reason = DownReason.TOO_LONG
+                break
+            if checked and checksum and (
+                sequence + acknowledgement + payload_bytes + source_port + target_port
+                + (flags << 8) + credit + padding + checksum + high + low
+            ) % 65535:  # fmt: skip
+                reason = DownReason.BAD_CHECKSUM
+                break
+            following = offset + HEADER_BYTES + payload_bytes
+            if following > end + HEADER_BYTES:
+                break
+            payload = data[offset + HEADER_BYTES : following]
+            payload = bytes(payload) if is_view else payload
+            offset, frames = following, frames + 1
+            if acknowledgement > acknowledged:
+                acknowledged = acknowledgement
+            if flags == _ACK_REQUIRED:
+                required, flags = required + 1, 0
+            if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
+                run.settle(expected)
+                verdict, expected = self._judge(fields, payload), self._expected()
+                if verdict is not True:
+                    if verdict:
+                        reason = verdict
+                        break
+                    continue
+            if target_port != run_target or source_port != run_source:
+                run_target, run_source = target_port, source_port
+                run.begin(target_port, source_port, expected)
+            if payload and run.plain and not high and not low:
+                run.append((payload, run.source))
+                run.octets += payload_bytes
+            else:
+                run.settle(expected)
+                run.put_rare(payload, high, low, now_ns, sequence + 1)
+            expected = sequence + 1
+            if offset >= run_from and run.plain:
+                count, run_from = self._take_run(run, data, offset, fields)
+                offset += count * (HEADER_BYTES + payload_bytes)
+                expected, frames = expected + count, frames + count
+        run.settle(expected)
+        if required:
+            self.acknowledgement_due = True
+            self.counters.recv_ack_required += required
         self.acknowledged = acknowledged
         self._keep_rest(data, offset, frames)
         return reason
@@ -298,33 +297,12 @@ class Incoming:
         payloads, asking = payloads_of_run(data, offset, fields, bool(fields[8]))
         count = len(payloads)
         if count:
-            run.extend(payloads)
+            run.extend(payloads, fields[0] + 1 + count)
             run.octets += count * payload_bytes
-            run.messages += count
         if asking:
             self.acknowledgement_due = True
             self.counters.recv_ack_required += asking
         return count, offset + (count + RUN_MIN) * step  # a look in vain has its price
-
-    def _settle_parse(self, run: Run, expected: int, required: int) -> None:
-        """Keep what `_parse` had in local names: the expected number, ACK_REQUIRED seen, a run."""
-        if expected != _NO_NUMBER:
-            self.sequence_expected = expected
-        if required:
-            self.acknowledgement_due = True
-            self.counters.recv_ack_required += required
-        run.settle()
-
-    def _settle_interrupted(self, run: Run, sequence: int, expected: int) -> None:
-        """Keep numbers and accounts true when an interrupt ended a run: the last may be uncounted.
-
-        The stream ends with it and its peer repeats what it was not told of: what lies in an inbox
-        must be below the expected number, and what does not must not.
-        """
-        missed = run.count_last()
-        if missed:  # one message with that number, or a run behind it
-            expected = max(sequence, expected) + missed
-        self._settle_parse(run, expected, 0)
 
     def _expected(self) -> int:
         """Return the number below which `_judge` decides: all of them before one was accepted."""
@@ -349,18 +327,13 @@ class Incoming:
     def _deliver(self, fields: Fields, payload: bytes, now_ns: int) -> None:
         """Put one long message into its inbox."""
         run = Run(self)
-        run.begin(fields[4], fields[3])
-        try:
-            if run.plain and not any(fields[9:]):
-                run.append((payload, run.source))
-            else:
-                run.append_rare(payload, fields[9], fields[10], now_ns)
-        except BaseException:
-            self._settle_interrupted(run, fields[0], self.sequence_expected)
-            raise
-        self.sequence_expected = fields[0] + 1
-        run.messages, run.octets = 1, len(payload)
-        run.settle()
+        run.begin(fields[4], fields[3], self.sequence_expected)
+        if run.plain and not any(fields[9:]):
+            run.append((payload, run.source))
+            run.octets = len(payload)
+            run.settle(fields[0] + 1)
+        else:
+            run.put_rare(payload, fields[9], fields[10], now_ns, fields[0] + 1)
 
     def owe(self, messages: int, octets: int) -> None:
         """Count what an own node's acknowledgement will cover; make it due at the bounds."""
@@ -374,7 +347,7 @@ class Incoming:
             self.acknowledgement_due = True
 
     def count(self, inbox: Inbox | None, messages: int, octets: int) -> None:
-        """Count messages that are in their queue and its account, or have no socket."""
+        """Count messages that are about to be in their queue, or have no socket."""
         if self.acknowledging:
             self.owe(messages, octets)
         counters = self.counters
@@ -438,9 +411,9 @@ class Incoming:
         self._accepted = True
         if not is_control:
             return True
-        self.sequence_expected = sequence + 1
         if source_port or target_port:
             self._keep_control(fields, payload)
+        self.sequence_expected = sequence + 1  # last: an interrupt may double a ping, not lose it
         return False
 
     def _note_life(self, fields: Fields) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import index
+from os import eventfd_write
 from typing import TYPE_CHECKING, cast
 
 from urds.constants import (
@@ -145,30 +146,36 @@ class Mailbox(Inbox):
             ):
                 return payload_bytes
         pending = 0  # stays so if this is not the common case
-        with self._lock:
-            flow = self._flows.get(address)  # type: ignore[arg-type]  # as above
-            if (
-                flow is not None
-                and self.send_queued_bytes < self._send_bytes_max
-                and payload_bytes <= self._plain_bytes_max
-            ):
-                path, outgoing, port, congested = flow
-                if not path.full and not (congested and congested[port >> 3] >> (port & 7) & 1):
-                    outgoing.unsent.append((self, self.port, port, payload, b""))
-                    self.send_queued_bytes += payload_bytes
-                    if self.send_queued_bytes * 2 >= self._send_bytes_max:
-                        outgoing.want_acknowledgement()
-                    pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
-                    outgoing.pending_bytes = pending
-        if not pending or flow is None:
-            return queueing.queue(self, payload, address, b"", wait_ns)
-        path = flow[0]
-        if not path.settled or pending >= path.flush_bytes:
-            path.push(self.burst_bytes)
-            if self.send_queued_bytes >= self.look_at_bytes:
-                self._look_for_room(path)
-        if self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
-            self.descriptor.sync()
+        try:
+            with self._lock:
+                flow = self._flows.get(address)  # type: ignore[arg-type]  # as above
+                if (
+                    flow is not None
+                    and self.send_queued_bytes < self._send_bytes_max
+                    and payload_bytes <= self._plain_bytes_max
+                ):
+                    path, outgoing, port, congested = flow
+                    if not path.full and not (congested and congested[port >> 3] >> (port & 7) & 1):
+                        pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
+                        outgoing.pending_bytes = pending
+                        self.send_queued_bytes += payload_bytes
+                        outgoing.unsent.append((self, self.port, port, payload, b""))
+                        if self.send_queued_bytes * 2 >= self._send_bytes_max:
+                            outgoing.want_acknowledgement()
+            if not pending or flow is None:
+                return queueing.queue(self, payload, address, b"", wait_ns)
+            path = flow[0]
+            if not path.settled or pending >= path.flush_bytes:
+                path.push(self.burst_bytes)
+                if self.send_queued_bytes >= self.look_at_bytes:
+                    self._look_for_room(path)
+            if self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
+                self.descriptor.sync()
+        except BaseException as error:
+            if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+                self._plane.interrupts.seen = True
+                eventfd_write(self._plane.helper.wake_descriptor, 1)
+            raise
         return payload_bytes
 
     def send(
@@ -218,20 +225,28 @@ class Mailbox(Inbox):
             raise ValueError("negative buffersize in recvfrom")
         if not flags and not self.special:
             item: Item | None = None
-            if self.queue:  # else another look under the lock follows
-                with self._lock:
-                    item = self.queue.popleft() if self.queue else None
-                    if item is not None:
-                        self.receive_queued_bytes -= len(item[0])
-                self._plane.driven = True
-            if item is None and self._receive_wait_ns != 0:
-                item = self._wait_plain(self._receive_wait_ns)
-            if item is not None and item is not _LOOK_AGAIN:
-                if self.receive_queued_bytes < self.clear_below_bytes:
-                    self._clear_congestion()
-                if len(item[0]) <= payload_bytes_max and len(item) == 2:
-                    return item
-                return item[0][:payload_bytes_max], item[1]
+            try:
+                if self.queue:  # else another look under the lock follows
+                    with self._lock:
+                        if self.queue:  # `take_first`, without a call
+                            item = self.queue[0]
+                            octets = len(item[0])
+                            self.receive_queued_bytes -= octets
+                            self.queue.popleft()
+                    self._plane.driven = True
+                if item is None and self._receive_wait_ns != 0:
+                    item = self._wait_plain(self._receive_wait_ns)
+                if item is not None and item is not _LOOK_AGAIN:
+                    if self.receive_queued_bytes < self.clear_below_bytes:
+                        self._clear_congestion()
+                    if len(item[0]) <= payload_bytes_max and len(item) == 2:
+                        return item
+                    return item[0][:payload_bytes_max], item[1]
+            except BaseException as error:
+                if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+                    self._plane.interrupts.seen = True
+                    eventfd_write(self._plane.helper.wake_descriptor, 1)
+                raise
         if flags & _NEVER_QUEUED:
             if flags & _OUT_OF_BAND:  # kernel parity: as if an empty one had come
                 return b"", None  # type: ignore[return-value]  # as below
@@ -271,11 +286,7 @@ class Mailbox(Inbox):
         """Take a message if that is all there is to do, else say so. Lock held."""
         if self.special:
             return _LOOK_AGAIN
-        if not self.queue:
-            return None
-        item = self.queue.popleft()
-        self.receive_queued_bytes -= len(item[0])
-        return item
+        return self.take_first() if self.queue else None
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
@@ -289,20 +300,26 @@ class Mailbox(Inbox):
                 raise os_error(plane.closed_refusal)
             return self._take(peek, notices_max)
 
-        message = cast(
-            "Message | Notice | None",
-            plane.wait(attempt, self.receive_waiters, wait_ns, flush=self),
-        )
-        plane.driven = True
-        if message is None:
-            self._map_news = False
-        elif peek:
-            with self._lock:  # we were told of a message and left it: another waiter may want it
-                self.receive_waiters.tell(1, plane.desk)
-            plane.deliver()
-        plane.settle()
-        if self.descriptor is not None:
-            self.sync()  # a notice or news that was taken is no reason any more to be readable
+        try:
+            message = cast(
+                "Message | Notice | None",
+                plane.wait(attempt, self.receive_waiters, wait_ns, flush=self),
+            )
+            plane.driven = True
+            if message is None:
+                self._map_news = False
+            elif peek:
+                with self._lock:  # we were told of a message and left it: another may want it
+                    self.receive_waiters.tell(1, plane.desk)
+                plane.deliver()
+            plane.settle()
+            if self.descriptor is not None:
+                self.sync()  # a notice or news that was taken is no reason any more to be readable
+        except BaseException as error:
+            if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+                plane.interrupts.seen = True
+                eventfd_write(plane.helper.wake_descriptor, 1)
+            raise
         return message
 
     def _take(self, peek: bool, notices_max: int) -> Message | Notice | None:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain
-from typing import Protocol
+from itertools import chain, islice, repeat, starmap
+from operator import itemgetter
+from typing import Any, Protocol
 
 from urds.constants import PROBE_PORT, HeaderFlag
 from urds.dataplane.base import Buffer, Limits, Release
@@ -33,6 +34,8 @@ _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 REFERENCE_BYTES = 8192  # payloads from here up travel as buffers of their own, never joined
 _NO_EXTENSION = b""
 _SINGLES = 32
+_first = itemgetter(0)
+_exhaust = deque[object](maxlen=0).extend  # each step of it made of C: no handler runs in between
 
 
 class Owner(Protocol):
@@ -120,13 +123,14 @@ class Outgoing:
     ) -> None:
         """Queue one message; `ahead` puts it before other new messages, behind repeats."""
         message = (owner, source_port, target_port, payload, extension)
-        if ahead:
+        payload_bytes = len(payload)
+        self.pending_bytes += HEADER_BYTES + payload_bytes
+        if owner is not None:
+            owner.send_queued_bytes += payload_bytes
+        if ahead:  # one step with the stores
             self.unsent.appendleft(message)
         else:
             self.unsent.append(message)
-        self.pending_bytes += HEADER_BYTES + len(payload)
-        if owner is not None:
-            owner.send_queued_bytes += len(payload)
 
     def is_long(self) -> bool:
         """Tell whether what waits has 8 KiB on the average: then each costs a buffer or two."""
@@ -185,84 +189,76 @@ class Outgoing:
         Local names hold what the loop touches for each of them.
         """
         pieces: list[Buffer] = []
-        unsent, keep, pack = self.unsent, self.unacked.append, HEADER.pack
+        sent: list[Sent] = []
+        unsent, keep, pack = self.unsent, sent.append, HEADER.pack
         sequence, position, checksum = self.sequence_next, self.position, self.checksum
         acknowledging = self.release is Release.PEER_ACKNOWLEDGED
         packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
-        fenced = bool(self.fences)
-        end, stop = position + octets_max, sequence + _SINGLES
-        try:
-            while unsent and position < end and sequence < stop:
-                message = unsent[0]
-                if fenced and isinstance(message, Fence):
+        fenced, end = bool(self.fences), position + octets_max
+        last_sequence = sequence + len(unsent) - 1 if self.acknowledgement_wanted else -1
+        for message in islice(unsent, _SINGLES):
+            if position >= end:
+                break
+            if fenced and isinstance(message, Fence):
+                if not sent:
                     message.sequence = sequence - 1
                     unsent.popleft()
-                    continue
-                owner, source_port, target_port, payload, extension = message  # type: ignore[misc]  # a fence stands here only while `fenced`
-                payload_bytes = len(payload)
-                flags = high = low = sum_field = 0
-                if acknowledging:
-                    packets_left -= 1
-                    bytes_left -= payload_bytes
-                    last = self.acknowledgement_wanted and len(unsent) == 1
-                    if packets_left <= 0 or bytes_left <= 0 or last:
-                        flags = _ACK_REQUIRED
-                        self.counters.send_ack_required += 1
-                        packets_left = self.limits.unacked_packets_max
-                        bytes_left = self.limits.unacked_bytes_max
-                if extension:
-                    high = int.from_bytes(extension[:8], "big")
-                    low = int.from_bytes(extension[8:], "big")
-                if checksum:
-                    # 2**16 is 1 modulo 65535, so the ones-complement sum of the 24 words of a
-                    # header is the sum of its fields at any width; the field is its complement.
-                    sum_field = 65535 - (
-                        sequence + acknowledgement + payload_bytes + source_port + target_port
-                        + (flags << 8) + high + low
-                    ) % 65535  # fmt: skip
-                pieces.append(pack(
-                    sequence, acknowledgement, payload_bytes, source_port, target_port,
-                    flags, 0, 0, sum_field, high, low,
-                ))  # fmt: skip
-                if payload_bytes < REFERENCE_BYTES:
-                    pieces.append(payload)
-                else:
-                    out.append(b"".join(pieces))
-                    out.append(payload)
-                    pieces = []
-                position += HEADER_BYTES + payload_bytes
-                keep((sequence, position, owner, source_port, target_port, payload, extension))
-                sequence += 1
-                unsent.popleft()
-        except BaseException:
-            self.settle_interrupted(sequence)
-            raise
+                break
+            owner, source_port, target_port, payload, extension = message  # type: ignore[misc]  # a fence stands here only while `fenced`
+            payload_bytes = len(payload)
+            flags = high = low = sum_field = 0
+            if acknowledging:
+                packets_left -= 1
+                bytes_left -= payload_bytes
+                if packets_left <= 0 or bytes_left <= 0 or sequence == last_sequence:
+                    flags = _ACK_REQUIRED
+                    self.counters.send_ack_required += 1
+                    packets_left = self.limits.unacked_packets_max
+                    bytes_left = self.limits.unacked_bytes_max
+            if extension:
+                high = int.from_bytes(extension[:8], "big")
+                low = int.from_bytes(extension[8:], "big")
+            if checksum:
+                # 2**16 is 1 modulo 65535, so the ones-complement sum of the 24 words of a
+                # header is the sum of its fields at any width; the field is its complement.
+                sum_field = 65535 - (
+                    sequence + acknowledgement + payload_bytes + source_port + target_port
+                    + (flags << 8) + high + low
+                ) % 65535  # fmt: skip
+            pieces.append(pack(
+                sequence, acknowledgement, payload_bytes, source_port, target_port,
+                flags, 0, 0, sum_field, high, low,
+            ))  # fmt: skip
+            if payload_bytes < REFERENCE_BYTES:
+                pieces.append(payload)
+            else:
+                out.append(b"".join(pieces))
+                out.append(payload)
+                pieces = []
+            position += HEADER_BYTES + payload_bytes
+            keep((sequence, position, owner, source_port, target_port, payload, extension))
+            sequence += 1
         if pieces:
             out.append(b"".join(pieces))
         self.unacked_packets_left, self.unacked_bytes_left = packets_left, bytes_left
-        return self.framed(sequence, position)
+        return self.keep_numbered(sent, sequence, position)
 
-    def settle_interrupted(self, sequence: int) -> None:
-        """Give numbers to what was kept when an interrupt ended `_frame_new`, and the stream.
+    def keep_numbered(self, sent: Iterable[Sent], sequence: int, position: int) -> int:
+        """Move messages that have become octets, from `unsent` to `unacked`; return their octets.
 
-        A message is kept before it leaves `unsent`, so that an interrupt in between loses none.
+        `sequence` and `position` follow the last one. Numbers, account and queues change in one
+        step (`interrupts`), or a message could get a second number.
         """
-        while self.unacked and self.unacked[-1][0] >= sequence:
-            self.unsent.popleft()
-            sequence += 1
-        if sequence > self.sequence_next:
-            self.framed(sequence, self.unacked[-1][1])
-
-    def framed(self, sequence: int, position: int) -> int:
-        """Settle what a run of `_frame_new` numbered and made; return its octets."""
-        if not self.unsent:
-            self.acknowledgement_wanted = False
-        made = position - self.position
-        messages = sequence - self.sequence_next
-        self.counters.send_queued += messages
-        self.counters.copy_from_user += made - HEADER_BYTES * messages
+        made, messages = position - self.position, sequence - self.sequence_next
+        counters = self.counters
+        counters.send_queued += messages
+        counters.copy_from_user += made - HEADER_BYTES * messages
+        moved = _moved(sent, self.unsent, messages)
         self.pending_bytes -= made
         self.sequence_next, self.position = sequence, position
+        self.unacked.extend(moved)
+        if not self.unsent:
+            self.acknowledgement_wanted = False
         if self.fences:
             self._open_fences()
         return made
@@ -293,12 +289,12 @@ class Outgoing:
             else:
                 out += (b"".join(pieces), payload)
                 pieces = []
-            self.position += HEADER_BYTES + len(payload)
-            self.unacked.append(
-                (sequence, self.position, owner, source_port, target_port, payload, extension)
-            )
-            self.repeats.popleft()
+            position = self.position + HEADER_BYTES + len(payload)
+            again = (sequence, position, owner, source_port, target_port, payload, extension)
+            moved = _moved((again,), self.repeats, 1)
             self.counters.send_repeated += 1
+            self.position = position
+            self.unacked.extend(moved)  # one step with the store
         if pieces:
             out.append(b"".join(pieces))
         return self.position - start
@@ -310,8 +306,6 @@ class Outgoing:
 
     def end_stream(self) -> None:
         """Turn everything unacknowledged into repeats, in its old order."""
-        if self.repeats and self.unacked and self.unacked[-1][0] == self.repeats[0][0]:
-            self.repeats.popleft()  # an interrupt came between keeping a repeat and this
         repeats, unacked = deque(chain(self.unacked, self.repeats)), deque[Sent]()
         self.repeats, self.unacked = repeats, unacked  # in one step: an interrupt may repeat this
         self.position = 0
@@ -340,18 +334,13 @@ class Outgoing:
         if sequence >= self.sequence_next:
             return False
         unacked = self.unacked
-        before, freed_bytes = None, 0  # neighbours of one owner are settled together
         while unacked and unacked[0][0] <= sequence:
-            _, _, owner, _, _, payload, _ = unacked.popleft()
-            if owner is not before:
-                if before is not None:
-                    before.send_queued_bytes -= freed_bytes
-                before, freed_bytes = owner, 0
-                if owner is not None:
-                    self.freed.add(owner)
-            freed_bytes += len(payload)
-        if before is not None:
-            before.send_queued_bytes -= freed_bytes
+            owner, messages, freed_bytes = unacked[0][2], 0, 0  # its neighbours go with it
+            for number, _, other, _, _, payload, _ in unacked:
+                if other is not owner or number > sequence:
+                    break
+                messages, freed_bytes = messages + 1, freed_bytes + len(payload)
+            self._free(unacked, messages, owner, freed_bytes)
         if not unacked:  # nothing is out: a request and its reply need no further asking
             self.allow_unacked()
         if self.fences:
@@ -367,7 +356,7 @@ class Outgoing:
         """Free what lies wholly within the first `octets` of the current stream."""
         unacked = self.unacked
         while unacked and unacked[0][1] <= octets:
-            self._free(unacked.popleft())
+            self._free(unacked, 1, unacked[0][2], len(unacked[0][5]))
         if self.fences:
             self._open_fences()
 
@@ -375,15 +364,19 @@ class Outgoing:
         """Free repeats that the peer says it has, up to `sequence`."""
         repeats = self.repeats
         while sequence < self.sequence_next and repeats and repeats[0][0] <= sequence:
-            self._free(repeats.popleft())
+            self._free(repeats, 1, repeats[0][2], len(repeats[0][5]))
         if self.fences:
             self._open_fences()
 
-    def _free(self, message: Sent) -> None:
-        owner = message[2]
+    def _free(
+        self, queue: deque[Sent], messages: int, owner: Owner | None, payload_bytes: int
+    ) -> None:
+        """Drop the first messages of a queue, which are of one owner, and give it the room back."""
+        gone = starmap(queue.popleft, repeat((), messages))
         if owner is not None:
-            owner.send_queued_bytes -= len(message[5])
             self.freed.add(owner)
+            owner.send_queued_bytes -= payload_bytes
+        _exhaust(gone)  # one step with the store
 
     def _open_fences(self) -> None:
         oldest = self.unacked or self.repeats  # what was repeated already is older
@@ -416,20 +409,21 @@ class Outgoing:
         Octets already made go out to the end, for the sake of framing; only repeating ends.
         Source: linux v6.12 net/rds/send.c (rds_send_drop_to).
         """
-        unsent_kept: deque[Unsent | Fence] = deque()
-        removed = 0
+        unsent: deque[Unsent | Fence] = deque()
+        removed = removed_bytes = 0
         for message in self.unsent:
             if not isinstance(message, Fence) and _matches(message, owner, target_port):
-                owner.send_queued_bytes -= len(message[3])
-                self.pending_bytes -= HEADER_BYTES + len(message[3])
-                removed += 1
+                removed, removed_bytes = removed + 1, removed_bytes + len(message[3])
             else:
-                unsent_kept.append(message)
-        self.unsent = unsent_kept
-        self.repeats, repeats_removed = _without(self.repeats, owner, target_port)
-        self.unacked, unacked_removed = _without(self.unacked, owner, target_port)
+                unsent.append(message)
+        repeats, repeated, repeated_bytes = _without(self.repeats, owner, target_port)
+        unacked, sent, sent_bytes = _without(self.unacked, owner, target_port)
+        # One step: an interrupt must not part the queues from their account.
+        self.unsent, self.repeats, self.unacked = unsent, repeats, unacked
+        self.pending_bytes -= HEADER_BYTES * removed + removed_bytes
+        owner.send_queued_bytes -= removed_bytes + repeated_bytes + sent_bytes
         self._open_fences()
-        return removed + repeats_removed + unacked_removed
+        return removed + repeated + sent
 
     def holds(self, owner: Owner | None = None) -> bool:
         """Tell whether a message of the owner, or of any, is queued or unacknowledged."""
@@ -483,6 +477,14 @@ def _count(owners: Iterable[Owner | None], wanted: Owner | None) -> int:
     return sum(one is not None and wanted in (None, one) for one in owners)
 
 
+def _moved(kept: Iterable[Sent], queue: deque[Any], messages: int) -> Iterable[Sent]:
+    """Return what gives `kept` and, with each, takes the first message off `queue`.
+
+    Made of C alone, so that one call moves them all (`interrupts`).
+    """
+    return map(_first, zip(kept, starmap(queue.popleft, repeat((), messages)), strict=False))
+
+
 def _is_probe(owner: Owner | None, source_port: int, target_port: int) -> bool:
     return owner is None and PROBE_PORT in (source_port, target_port)
 
@@ -491,12 +493,15 @@ def _matches(message: Unsent, owner: Owner, target_port: int | None) -> bool:
     return message[0] is owner and target_port in (None, message[2])
 
 
-def _without(queue: deque[Sent], owner: Owner, target_port: int | None) -> tuple[deque[Sent], int]:
-    """Return the queue without the owner's messages, to one port or all, and their count."""
+def _without(
+    queue: deque[Sent], owner: Owner, target_port: int | None
+) -> tuple[deque[Sent], int, int]:
+    """Return the queue without the owner's messages, to one port or all; their count and bytes."""
     kept: deque[Sent] = deque()
+    removed_bytes = 0
     for message in queue:
         if message[2] is owner and target_port in (None, message[4]):
-            owner.send_queued_bytes -= len(message[5])
+            removed_bytes += len(message[5])
         else:
             kept.append(message)
-    return kept, len(queue) - len(kept)
+    return kept, len(queue) - len(kept), removed_bytes

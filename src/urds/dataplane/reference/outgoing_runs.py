@@ -6,8 +6,7 @@ of them ask for an acknowledgement, counters. A value machine: no I/O, no clock,
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import repeat, starmap
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 from urds.dataplane.base import Buffer, Release
@@ -46,16 +45,10 @@ def frame_run(own: Outgoing, out: list[Buffer], octets_max: int, acknowledgement
     ends = range(position + step, position + len(octets) + 1, step)
     same = (repeat(one) for one in (owner, source_port, target_port))
     messages = zip(numbers, ends, *same, payloads, repeat(b""))
-    try:
-        own.unacked.extend(messages)
-        deque(starmap(own.unsent.popleft, repeat((), count)), 0)
-    except BaseException:
-        own.settle_interrupted(sequence + before - len(own.unsent))
-        raise
     out.append(octets)
     if own.release is Release.PEER_ACKNOWLEDGED:
         _count_down(own, asking, count, payload_bytes)
-    return own.framed(sequence + count, position + len(octets))
+    return own.keep_numbered(messages, sequence + count, position + len(octets))
 
 
 def _count_down(own: Outgoing, asking: range, count: int, payload_bytes: int) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from os import eventfd_write
 from typing import TYPE_CHECKING, TypeVar
 
 from urds.dataplane.base import (
@@ -29,7 +30,8 @@ from urds.dataplane.reference import alone, carrying, closing, congestion, dues,
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
-from urds.dataplane.reference.inbox import Inbox
+from urds.dataplane.reference.inbox import Inbox, Pausable
+from urds.dataplane.reference.interrupts import Interrupts
 from urds.dataplane.reference.loop_path import LoopPath
 from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.poll_set import PollSet
@@ -77,17 +79,19 @@ class Plane:
             self.helper = Helper(self)
             undo.pop_all()
         self._postponed: deque[Callable[[], None]] = deque()  # no lock, so atomic calls
+        self.interrupts = Interrupts(self)
         self.loops: deque[None] = deque()  # one entry per event loop; no lock, so atomic calls
         self.tails = False
         self.driven = False
         self.closed = False
         self.closed_refusal = Refusal.CLOSED  # why a closed mailbox refuses
-        self._events: list[Event] = []
+        self.events: list[Event] = []
         self._dirty: dict[StreamPath, None] = {}
         # When to acknowledge what a path owes; all wait equally long, so the first is due first.
         self.owing: dict[StreamPath, int] = {}
         self.full_paths: set[object] = set()  # at their bound of messages
         self.touched: set[Mailbox] = set()  # judged and shown at the end of the pass
+        self.resuming: set[Pausable] = set()  # let go by a mailbox, and not told yet
         self.maps_due: set[CarriedPath] = set()  # our map changed: pushed at the end of the pass
         self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
@@ -214,7 +218,7 @@ class Plane:
         if desk.leader is waiter:  # in the wait of one that is alone
             raise os_error(Refusal.REENTERED)
         deadline_ns = None if wait_ns is None else self.clock_ns() + wait_ns
-        used = False
+        result: _T | None = None
         try:
             waiter.in_use = True
             while True:
@@ -223,11 +227,10 @@ class Plane:
                 with self.lock:
                     result = attempt()
                     if result is not None:
-                        used = True
-                        return result
+                        break
                     now_ns = self.clock_ns()
                     if deadline_ns is not None and now_ns >= deadline_ns:
-                        return None
+                        break
                     waiters.add(waiter)
                     leads = desk.sit_down(waiter)
                     wake_ns = self.next_due_ns(now_ns) if leads and self.has_dues() else None
@@ -243,11 +246,16 @@ class Plane:
                     desk.sleep(waiter, timeout_s)
                 if mailbox.descriptor is not None:
                     mailbox.sync()
-        finally:
-            try:
-                self._leave(waiter, waiters, used=used)
-            finally:
-                waiter.in_use = False
+            self._leave(waiter, waiters, used=result is not None)
+            waiter.in_use = False
+        except BaseException:
+            desk.own.waiter = None  # the helper has this one leave; the next wait has another
+            self.interrupts.waits[waiter] = waiters
+            self.interrupts.seen = True
+            eventfd_write(self.helper.wake_descriptor, 1)
+            self._leave(waiter, waiters, used=False)  # there may be no helper any more
+            raise
+        return result
 
     def _leave(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> None:
         with self.lock:
@@ -270,10 +278,15 @@ class Plane:
 
     def deliver(self) -> None:
         """Wake whoever was told something; called without the lock."""
-        if self.desk.due:
-            self.desk.deliver()
-        if self.helper.wake_due:
-            self.helper.deliver()
+        try:
+            if self.desk.due:
+                self.desk.deliver()
+            if self.helper.wake_due:
+                self.helper.deliver()
+        except BaseException:
+            self.interrupts.seen = True
+            eventfd_write(self.helper.wake_descriptor, 1)
+            raise
 
     def forget_stream(self, path: StreamPath) -> None:
         """Stop watching a path's stream; nothing of it is due any more. Lock held."""
@@ -304,9 +317,8 @@ class Plane:
             path = self.poll_set.paths.get(descriptor)
             if path is None:
                 with self.lock:
-                    event = self.poll_set.take_watched(descriptor)
-                    if event is not None:
-                        self.emit(event)
+                    if self.poll_set.take_watched(descriptor, self.events):
+                        self.helper.want(now=True)
                 continue
             if path.paused and mask & (select.EPOLLHUP | select.EPOLLERR):
                 path.resume()  # these cannot be masked out: what is left is little, take it
@@ -367,8 +379,13 @@ class Plane:
 
     def settle(self) -> None:
         """End a pass: judge the mailboxes it touched, send maps, show states, wake."""
-        if self.touched:
-            congestion.settle(self)
+        try:
+            if self.touched:
+                congestion.settle(self)
+        except BaseException:
+            self.interrupts.seen = True
+            eventfd_write(self.helper.wake_descriptor, 1)
+            raise
         self.deliver()
 
     # -- what is due
@@ -408,18 +425,19 @@ class Plane:
 
     def emit(self, event: Event) -> None:
         """Keep an event for `help`. Lock held."""
-        self._events.append(event)
+        self.events.append(event)
         self.helper.want(now=True)
 
     def take_events(self) -> list[Event]:
         """Return and forget the events. Lock held."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def help(self, deadline_ns: int | None) -> list[Event]:
         """See `base.Plane.help`; one thread only."""
         if deadline_ns is not None and deadline_ns <= self.clock_ns():
             self.catch_up()
+            self.interrupts.settle()
             self.pump()
             with self.lock:
                 return self.take_events()
@@ -465,13 +483,18 @@ class Plane:
     def pump(self) -> int:
         """Make one pass without blocking."""
         self.driven = True
-        if self.tails:
-            self.flush_tails()
-        ready = self.poll_set.poll(0.0)
-        if len(ready) == 1 and alone.serve(self, *ready[0]):
-            return 1  # what time makes due comes in another pass, or the helper does it
-        served = self._serve(ready)
-        self.serve_due()
+        try:
+            if self.tails:
+                self.flush_tails()
+            ready = self.poll_set.poll(0.0)
+            if len(ready) == 1 and alone.serve(self, *ready[0]):
+                return 1  # what time makes due comes in another pass, or the helper does it
+            served = self._serve(ready)
+            self.serve_due()
+        except BaseException:
+            self.interrupts.seen = True
+            eventfd_write(self.helper.wake_descriptor, 1)
+            raise
         return served
 
     def fileno(self) -> int:

@@ -10,7 +10,7 @@ import select
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Interest, Ready
+from urds.dataplane.base import Event, Interest, Ready
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.plane import Plane
@@ -109,21 +109,29 @@ class PollSet:
             with suppress(OSError):
                 self._set.unregister(descriptor)
 
-    def take_watched(self, descriptor: int) -> Ready | None:
-        """End the watch of a ready descriptor and return the report of it. Lock held.
+    def take_watched(self, descriptor: int, events: list[Event]) -> bool:
+        """End the watch of a ready descriptor and report it; tell whether it was one. Lock held.
 
         It is looked at again: between the poll and now its number may have come to mean another.
         """
         interest = self._watched.get(descriptor)
         if interest is None:
-            return None
+            return False
         look = select.poll()
         look.register(descriptor, int(interest))
         ready = look.poll(0)
         if not ready:
-            return None
-        del self._watched[descriptor]
+            return False
         with suppress(OSError):
             self._set.unregister(descriptor)
         readable = ready[0][1] & ~select.POLLOUT
-        return Ready(descriptor, Interest.READ if readable else Interest.WRITE)
+        event = Ready(descriptor, Interest.READ if readable else Interest.WRITE)
+        del self._watched[descriptor]
+        events.append(event)  # one step (`interrupts`): it is watched or reported
+        return True
+
+    def watch_again(self) -> None:
+        """Watch all that an interrupt kept from being reported. Lock held."""
+        for descriptor, interest in self._watched.items():
+            with suppress(OSError):  # as a rule it is watched
+                self._set.register(descriptor, int(interest))

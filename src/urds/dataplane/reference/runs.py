@@ -1,7 +1,7 @@
-"""Neighbouring messages of one read, and what an interrupt between two of them leaves behind.
+"""Neighbouring messages of one read, put into their inbox and counted in one step.
 
-An exception of a signal handler may come between any two steps. A message is therefore put into its
-inbox first and counted after, so that the queue's length tells whether the last one was counted.
+An exception of a signal handler may come between any two calls. So a run is collected apart, and
+what it changes is stored right before the one call that puts it into the queue (`interrupts`).
 """
 
 from __future__ import annotations
@@ -11,98 +11,93 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import SocketAddress
-from urds.dataplane.reference.inbox import Inbox, Item, message_count
+from urds.dataplane.reference.inbox import Inbox, Item
 
 if TYPE_CHECKING:
     from urds.dataplane.reference.incoming import Incoming
 
 
 class Run:
-    """Neighbouring messages from one socket to one socket; their accounts are settled at once."""
+    """Neighbouring messages from one socket to one socket."""
 
-    __slots__ = (
-        "_inbox",
-        "_incoming",
-        "_items",
-        "_last_count",
-        "append",
-        "messages",
-        "octets",
-        "plain",
-        "source",
-    )
+    __slots__ = ("_inbox", "_incoming", "_items", "append", "octets", "plain", "source")
 
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
         self._inbox: Inbox | None = None
-        # Of its queue, when the run began or was settled: its length, and what its last item was.
-        self._items = self._last_count = 0
-        self.append: Callable[[Item], None] = _discard
+        self._items: list[Item] = []
+        self.append: Callable[[Item], None] = self._items.append
         self.plain = False
         self.source: SocketAddress = ("", 0)
-        self.messages = self.octets = 0
+        self.octets = 0
 
-    def begin(self, target_port: int, source_port: int) -> None:
+    def begin(self, target_port: int, source_port: int, expected: int) -> None:
         """Settle the run before and look up both ends of the next."""
-        self.settle()
+        self.settle(expected)
         inbox = self._incoming.inboxes.get(target_port)
         self._inbox = inbox
         if inbox is None:  # a port without a socket: its sources cost nothing
-            self.plain, self.append = True, _discard
+            self.plain = True
             return
         self.source = self._incoming.sources[source_port]
-        self.plain, self.append = not inbox.detailed, inbox.queue.append
-        self._note_length(inbox)
+        self.plain = not inbox.detailed
 
-    def append_rare(self, payload: bytes, high: int, low: int, now_ns: int) -> None:
-        """Append a message without payload, or one with its extension and times."""
-        inbox = self._inbox
-        if inbox is None:
+    def put_rare(self, payload: bytes, high: int, low: int, now_ns: int, expected: int) -> None:
+        """Put in a message without payload, or one with its extension and times; none is before.
+
+        `expected` is the number that follows it.
+        """
+        inbox, incoming = self._inbox, self._incoming
+        if inbox is not None and not payload and self.plain and not high and not low:
+            self._put_empty(inbox, 1, expected)
             return
-        if self.plain and not high and not low:
-            inbox.put((payload, self.source))
-            return
+        payload_bytes = len(payload)
         extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
-        inbox.put((payload, self.source, extension, self._incoming.wall_ns(), now_ns))
-
-    def extend(self, payloads: Sequence[bytes]) -> None:
-        """Append messages of one length."""
-        inbox = self._inbox
+        item = (payload, self.source, extension, incoming.wall_ns(), now_ns)
+        incoming.count(inbox, 1, payload_bytes)
         if inbox is None:
+            incoming.sequence_expected = expected
             return
-        if payloads[0]:
-            inbox.queue.extend(zip(payloads, repeat(self.source)))
+        inbox.unplain = inbox.special = True
+        inbox.detailed_messages += 1
+        inbox.receive_queued_bytes += payload_bytes
+        incoming.sequence_expected = expected
+        inbox.queue.append(item)  # one step with the stores
+
+    def extend(self, payloads: Sequence[bytes], expected: int) -> None:
+        """Append messages of one length; `expected` is the number that follows the last."""
+        inbox = self._inbox
+        if inbox is not None and not payloads[0]:
+            self._put_empty(inbox, len(payloads), expected)
         else:
-            inbox.put_empty(self.source, len(payloads))
+            self._items.extend(zip(payloads, repeat(self.source)))
 
-    def settle(self) -> None:
-        """Count the run for its mailbox, for the acknowledgement and for the counters."""
-        messages, octets, inbox = self.messages, self.octets, self._inbox
-        if not messages:
+    def _put_empty(self, inbox: Inbox, messages: int, expected: int) -> None:
+        new, last = inbox.empty_items(self.source, messages)
+        self._incoming.count(inbox, messages, 0)
+        if last is not None or len(new[-1]) == 3:
+            inbox.unplain = inbox.special = True
+        self._incoming.sequence_expected = expected
+        if last is None:
+            inbox.queue.extend(new)  # one step with the stores
+        else:
+            inbox.queue[-1] = last
+
+    def settle(self, expected: int) -> None:
+        """Put the run into its inbox, and what it changes into accounts and numbers.
+
+        `expected` is the number that follows its last message.
+        """
+        items, octets, inbox, incoming = self._items, self.octets, self._inbox, self._incoming
+        if not items:
             return
-        if inbox is not None:
-            inbox.receive_queued_bytes += octets
-            self._note_length(inbox)
-        self.messages = self.octets = 0
-        self._incoming.count(inbox, messages, octets)
-
-    def count_last(self) -> int:
-        """Count what was appended last and not counted; return how many."""
-        inbox = self._inbox
+        fresh: list[Item] = []
+        self._items = fresh
+        self.append, self.octets = fresh.append, 0
+        incoming.count(inbox, len(items), octets)
         if inbox is None:
-            return 0
-        came = sum(1 for _ in inbox.messages(max(0, self._items - 1))) - self._last_count
-        missed = came - self.messages
-        if missed:
-            self.messages += missed
-            self.octets += missed * len(inbox.queue[-1][0])  # one, or several of one length
-        return missed
-
-    def _note_length(self, inbox: Inbox) -> None:
-        """Note what is queued and counted: a message that comes may only count up the last item."""
-        queue = inbox.queue
-        self._items, self._last_count = len(queue), message_count(queue[-1]) if queue else 0
-
-
-def _discard(_: object) -> None:
-    """Take messages for a port without a socket; the run counts them."""
+            incoming.sequence_expected = expected
+            return
+        inbox.receive_queued_bytes += octets
+        incoming.sequence_expected = expected
+        inbox.queue.extend(items)  # one step with the two stores

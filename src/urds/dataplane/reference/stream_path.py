@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from os import eventfd_write
 from typing import TYPE_CHECKING
 
 from urds.constants import MAX_MESSAGE_BYTES, PROBE_PORT
@@ -127,8 +128,10 @@ class StreamPath:
     def want(self) -> None:
         """Ask the control plane for a stream if there is none, once per outage. Lock held."""
         if self.stream is None and not self.wanted:
+            event = Wanted(self)
             self.wanted = True
-            self.plane.emit(Wanted(self))
+            self.plane.events.append(event)  # one step (`interrupts`)
+            self.plane.helper.want(now=True)
 
     def flush(self) -> None:
         """Write until nothing is left or the stream takes no more; never blocks."""
@@ -139,13 +142,15 @@ class StreamPath:
                 if self.writing or self.blocked or self.broken or self.stream is None:
                     self.left_to_writer = self.writing
                     return
-                self.writing = True
                 stream = self.stream
+                self.writing = True
                 buffers = self._poll_transmit()
             write_all(self, stream, buffers)
         except BaseException:
             if stream is not None:
-                self.abort_write(stream)
+                plane.interrupts.writes[self] = stream
+                plane.interrupts.seen = True
+                eventfd_write(plane.helper.wake_descriptor, 1)
             raise
 
     def _poll_transmit(self) -> list[Buffer]:
@@ -175,12 +180,17 @@ class StreamPath:
                 return []
         return self._poll_transmit()
 
-    def abort_write(self, stream: Stream) -> None:
-        """End our direction after an interrupt: how much the stream took is not known."""
+    def abort_write(self) -> None:
+        """End our direction after an interrupt: how much the stream took is not known.
+
+        For the helper, which no handler interrupts.
+        """
         with self.plane.lock:
-            self.broken = self.stream is stream
+            stream = self.stream  # perhaps a later one than the writer began with
+            self.broken = stream is not None
             self._written()
-        end_direction(stream)
+        if stream is not None:
+            end_direction(stream)
 
     def _written(self) -> None:
         """Settle after a write: the tail is gone, acknowledgements may come. Lock held."""
@@ -272,6 +282,7 @@ class StreamPath:
                 if not self.reading:
                     self.reading = True
                     break
+            plane.interrupts.settle()
             time.sleep(_LEAVING_POLL_S)  # another thread is reading it: a matter of microseconds
         try:
             stream_reading.drain(self, stream)
@@ -282,6 +293,7 @@ class StreamPath:
                 self._release_stream(stream)
                 self.reading = False
         while self.writing:
+            plane.interrupts.settle()
             time.sleep(_LEAVING_POLL_S)  # the same for whoever writes: he sees it and leaves
         plane.deliver()
         return stream
@@ -290,11 +302,9 @@ class StreamPath:
         """End the stream: report it, close it, keep the queue. Lock held."""
         stream = self.stream
         assert stream is not None
-        plane, core = self.plane, self.core
-        frames = core.incoming.frames
-        self._release_stream(stream)
-        self._dispose(stream)
-        plane.emit(Down(self, reason, error, frames, self.attachment))
+        core = self.core
+        down = Down(self, reason, error, core.incoming.frames, self.attachment)
+        self._release_stream(stream, down)
         if core.outgoing.holds():  # a probe or a pong alone is not worth a stream
             self.want()
 
@@ -305,17 +315,25 @@ class StreamPath:
         else:
             stream.close()
 
-    def _release_stream(self, stream: Stream) -> None:
+    def _release_stream(self, stream: Stream, down: Down | None = None) -> None:
+        """Let go of the stream; one that went down is closed and reported. Lock held."""
         core = self.core
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # closed already if an interrupt has us do it anew
             # Still true after a reset: what the peer's TCP had is delivered, for a kernel.
             core.handle_stream_acknowledged(core.octets_written - stream.unacknowledged())
         self.plane.forget_stream(self)
         core.detach()
-        self.stream = None  # last: until then an interrupted reader ends the stream anew
-        self.settle_freed()
         self.settled = self.wanted = False
         self.tail_since_ns = None
+        # Last and one step (`interrupts`): until then whoever follows ends the stream anew.
+        if down is None:
+            self.stream = None
+        else:
+            self._dispose(stream)
+            self.stream = None
+            self.plane.events.append(down)
+            self.plane.helper.want(now=True)
+        self.settle_freed()
 
     # -- what the control plane asks for
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
+from os import eventfd_write
 from typing import TYPE_CHECKING
 
 from urds.dataplane.base import Control, DownReason, FirstFrame, PeerRestarted, Stream
@@ -59,12 +60,13 @@ def read(path: StreamPath, *, others: bool = False) -> bool:
             reads += 1
             more = more and not path.vain and _has_come(path, stream)
         expect(path, stream)
+        path.reading = False
     except BaseException:
-        abort(path, stream)
-        raise
-    finally:
         if stream is not None:
-            path.reading = False
+            path.plane.interrupts.reads[path] = stream
+            path.plane.interrupts.seen = True
+            eventfd_write(path.plane.helper.wake_descriptor, 1)
+        raise
     finish(path)
     return octets > 0
 
@@ -93,12 +95,16 @@ def drain(path: StreamPath, stream: Stream) -> None:
                     return
 
 
-def abort(path: StreamPath, stream: Stream | None) -> None:
-    """End the stream that we read after an interrupt: octets may be lost on their way to us."""
+def abort(path: StreamPath, stream: Stream) -> None:
+    """End a stream whose reader was interrupted: octets may be lost on their way to us.
+
+    For the helper, which no handler interrupts.
+    """
     with path.plane.lock:
-        if stream is not None and path.stream is stream:
+        if path.stream is stream:
             _settle(path)  # what did arrive has its waiters, too
             path.end(DownReason.ERROR, errno.EINTR)
+        path.reading = False
 
 
 def _has_come(path: StreamPath, stream: Stream) -> bool:
@@ -194,9 +200,9 @@ def _settle(path: StreamPath) -> None:
     while incoming.controls:
         plane.emit(Control(path, *incoming.controls.popleft(), path.attachment))
     if incoming.restarted:
+        plane.emit(PeerRestarted(path))
         incoming.restarted = False
         plane.counters.peer_restarted += 1
-        plane.emit(PeerRestarted(path))
     if incoming.peer_map is not None:
         octets, incoming.peer_map = incoming.peer_map, None
         plane.note_peer_map(path.host, path.peer, octets)

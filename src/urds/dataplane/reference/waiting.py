@@ -89,13 +89,15 @@ class Waiters:
             leader.doing = Doing.NOTIFIED  # should an interrupt end its wait, it passes this on
             count -= 1
         while count > 0 and self._queue:
-            desk.notify(self._queue.pop(0))
+            desk.notify(self._queue[0])  # first: an interrupt may tell one twice, but forget none
+            self._queue.pop(0)
             count -= 1
 
     def tell_all(self, desk: WaitingDesk) -> None:
         """Notify everybody: what they wait for changed for all."""
         while self._queue:
-            desk.notify(self._queue.pop(0))
+            desk.notify(self._queue[0])
+            self._queue.pop(0)
 
 
 class WaitingDesk:
@@ -110,23 +112,23 @@ class WaitingDesk:
         self._kick_due = False
         self._callbacks: list[Callable[[], None]] = []
         self._gates: list[threading.Lock] = []
-        self._own = threading.local()
+        self.own = threading.local()  # `waiter`, of the calling thread
 
     def waiter(self) -> Waiter:
         """Return the calling thread's waiter, reused from wait to wait.
 
         Raises OSError (EDEADLK) inside a wait: the thread would wait for itself to read.
         """
-        waiter: Waiter | None = getattr(self._own, "waiter", None)
+        waiter: Waiter | None = getattr(self.own, "waiter", None)
         if waiter is None:
-            waiter = self._own.waiter = Waiter()
+            waiter = self.own.waiter = Waiter()
         elif waiter.in_use:
             raise os_error(Refusal.REENTERED)
         return waiter
 
     def waits_here(self) -> bool:
         """Tell whether the calling thread is in a wait, which a handler interrupted."""
-        waiter: Waiter | None = getattr(self._own, "waiter", None)
+        waiter: Waiter | None = getattr(self.own, "waiter", None)
         return waiter is not None and (waiter.in_use or self.leader is waiter)
 
     def notify(self, waiter: Waiter) -> None:
@@ -143,23 +145,29 @@ class WaitingDesk:
 
     def deliver(self) -> None:
         """Wake whom `notify` marked; called without the lock by everybody who may have notified."""
-        with self.lock:
-            self.due = False
-            gates, self._gates = self._gates, []
-            kick, self._kick_due = self._kick_due, False
-            callbacks, self._callbacks = self._callbacks, []
+        gates: list[threading.Lock] = []
+        callbacks: list[Callable[[], None]] = []
+        kick = False
         try:
+            with self.lock:
+                self.due = False
+                gates, self._gates = self._gates, gates
+                kick, self._kick_due = self._kick_due, False
+                callbacks, self._callbacks = self._callbacks, callbacks
             self._wake(gates, kick=kick)
-        except BaseException:  # an interrupt in between must not leave others asleep
-            self._wake(gates, kick=kick)
+            for callback in callbacks:
+                callback()
+        except BaseException:  # after an interrupt all are due again: to be told twice is no harm
+            self._gates += gates
+            self._callbacks += callbacks
+            self._kick_due = self._kick_due or kick
+            self.due = True
             raise
-        for callback in callbacks:
-            callback()
 
     def _wake(self, gates: list[threading.Lock], *, kick: bool) -> None:
         """Open the gates and kick the leader; twice does no harm."""
         for gate in gates:
-            # Open already if its owner left in between; he closes it before he sleeps again.
+            # Open already if its owner left in between; it closes it before it sleeps again.
             with suppress(RuntimeError):
                 gate.release()
         if kick:
@@ -196,10 +204,9 @@ class WaitingDesk:
     def stand_up(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
         """Leave for whatever reason; return true if nobody leads now. Lock held."""
         waiters.remove(waiter)
-        told = waiter.doing is Doing.NOTIFIED
-        waiter.doing = Doing.RUNNING
-        if told and not used:
+        if waiter.doing is Doing.NOTIFIED and not used:
             waiters.tell(1, self)
+        waiter.doing = Doing.RUNNING
         if self.leader is waiter:  # and so no follower
             self.leader = None
         elif waiter in self.followers:
