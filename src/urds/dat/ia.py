@@ -171,7 +171,7 @@ class InterfaceAdapter(DatObject):
         """
         with self.lock:
             self.demand_live()
-            left = [child for child in self.children.values() if child is not self._own_async_evd]
+            left = tuple(one for one in self.children.values() if one is not self._own_async_evd)
             if graceful and left:
                 detail = f"{len(left)} objects are left, {left[0]!r} among them"
                 raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, detail)

@@ -111,8 +111,8 @@ class Registry:
         """
         static = [_info(entry) for entry in static_entries()]
         with self._lock:
-            added = [info for info in self._providers if info not in static]
-        return added + list(dict.fromkeys(static))
+            added = tuple(info for info in self._providers if info not in static)
+        return [*added, *dict.fromkeys(static)]
 
     def find(
         self, name: str, *, major: int, minor: int, is_thread_safe: bool

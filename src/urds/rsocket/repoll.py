@@ -263,7 +263,7 @@ class Repoll:
     def _attend(self) -> None:
         """Have all devices of the members driven by their own threads."""
         with self._list.lock:
-            new = [opening for opening in self._list.devices if opening not in self._attended]
+            new = tuple(one for one in self._list.devices if one not in self._attended)
             self._attended.update(new)
         if new:
             self._attending.enter_context(attended(new))

@@ -72,7 +72,7 @@ def _ask_for(plane: Plane, mailbox: Mailbox) -> None:
     """Have the peers acknowledge what they have of a mailbox. No lock held."""
     with plane.lock:
         paths = mailbox._host.paths
-        holders = [path for path in paths if path.holds(mailbox)]
+        holders = tuple(path for path in paths if path.holds(mailbox))
     _ask(plane, holders)
     for path in holders:
         path.flush()

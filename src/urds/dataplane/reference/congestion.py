@@ -30,7 +30,7 @@ def settle(plane: Plane) -> None:
     with plane.lock:
         touched, plane.touched = plane.touched, set()
         now_ns = plane.clock_ns()
-        changed = [mailbox for mailbox in touched if judge(plane, mailbox, now_ns)]
+        changed = tuple(one for one in touched if judge(plane, one, now_ns))
         paths = [path for mailbox in changed for path in plane.hosts[mailbox.local].paths]
         carried, plane.maps_due = plane.maps_due, set()
         for mailbox in touched:

@@ -52,16 +52,11 @@ def serve(plane: Plane) -> None:
     """Do what is due. No lock held."""
     with plane.lock:
         now_ns = plane.clock_ns()
-        due = [
-            path
-            for path in plane._dirty
-            if (at_ns := path.due_ns()) is not None and at_ns <= now_ns
-        ]
-        due += _take_owing(plane, now_ns)
+        due = [*_due(plane, now_ns), *_take_owing(plane, now_ns)]
         carried = _take_carried(plane, now_ns) if plane.carried_dues else ()
         looks, plane.looks = plane.looks, set()
         plane.touched |= looks
-        for mailbox in [m for m, at_ns in plane.lingering.items() if at_ns <= now_ns]:
+        for mailbox in tuple(one for one, at_ns in plane.lingering.items() if at_ns <= now_ns):
             del plane.lingering[mailbox]
             for path in mailbox.paths():
                 _end_linger(plane, path, mailbox)
@@ -70,6 +65,11 @@ def serve(plane: Plane) -> None:
     for other in carried:
         other.serve()
     plane.settle()
+
+
+def _due(plane: Plane, now_ns: int) -> list[StreamPath]:
+    due = ((path, path.due_ns()) for path in plane._dirty)
+    return [path for path, at_ns in due if at_ns is not None and at_ns <= now_ns]
 
 
 def _end_linger(plane: Plane, path: StreamPath | CarriedPath, mailbox: Mailbox) -> None:
@@ -99,7 +99,7 @@ def flush_tails(plane: Plane) -> None:
     if not plane._dirty:
         return
     with plane.lock:
-        paths = [path for path in plane._dirty if path.core.wants_to_write()]
+        paths = tuple(path for path in plane._dirty if path.core.wants_to_write())
     for path in paths:
         path.flush()
 

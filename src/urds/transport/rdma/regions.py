@@ -156,7 +156,7 @@ class RegionTable:
     def free_all(self, owner: object) -> int:
         """Forget every region of an owner, which is closing; return how many there were."""
         with self._lock:
-            keys = [key for key, entry in self._entries.items() if entry.owner is owner]
+            keys = tuple(key for key, entry in self._entries.items() if entry.owner is owner)
             entries = [self._pop(key) for key in keys]
         for entry in entries:
             _displace(entry.placed)

@@ -131,7 +131,7 @@ class SimNetwork:
     def end_hold(self, hold: Hold) -> None:
         """Keep nothing more for `hold`."""
         with self.lock:
-            self._holds = [each for each in self._holds if each is not hold]
+            self._holds = [*(each for each in self._holds if each is not hold)]
 
     # -- datagrams
 

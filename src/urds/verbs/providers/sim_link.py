@@ -82,7 +82,7 @@ class Hold:
     ) -> int:
         """Let the held packets go for which `which` is true, oldest first; return how many."""
         with self._network.lock:
-            chosen = [each for each in self.held if which(each.packet)]
+            chosen = tuple(each for each in self.held if which(each.packet))
             for each in chosen:
                 self.held.remove(each)
                 self._network.inject(
