@@ -79,6 +79,16 @@ def is_name(given: object) -> bool:
     return isinstance(given, tuple) and _literal(given[0]) is None
 
 
+def known_peer(given: SocketAddress, local: Address) -> Address | None:
+    """Return the address of a destination if it needs no look-up and is one, else None."""
+    if is_name(given):
+        return None
+    try:
+        return parse_target(given, local)[0]
+    except (OSError, TypeError, ValueError):  # the send itself says what is wrong
+        return None
+
+
 def parse_sockaddr(octets: bytes, call: Call) -> tuple[Address, int]:
     """Read a C socket address. Raises OSError for a short one or another family."""
     family = _FAMILY.unpack_from(octets)[0] if len(octets) >= _FAMILY.size else None

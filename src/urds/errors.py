@@ -43,6 +43,7 @@ class Refusal(Enum):
     TOO_LONG = auto()
     QUEUE_FULL = auto()
     PATH_FULL = auto()
+    SHARE_FULL = auto()
     NOTHING_TO_RECEIVE = auto()
     PEER_CONGESTED = auto()
     TIMED_OUT = auto()
@@ -98,6 +99,7 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.QUEUE_FULL: errno.EAGAIN,
     Refusal.PATH_FULL: errno.EAGAIN,
     Refusal.NOTHING_TO_RECEIVE: errno.EAGAIN,
+    Refusal.SHARE_FULL: errno.ENOBUFS,  # ours: for this destination alone; as if it were congested
     Refusal.PEER_CONGESTED: errno.ENOBUFS,  # full there, not here: retry after an update
     Refusal.TIMED_OUT: errno.ETIMEDOUT,  # not EAGAIN as other sockets: kernel parity
     Refusal.NO_SPACE: errno.ENOSPC,  # RDS_INFO_*: the buffer is too small

@@ -325,6 +325,7 @@ class SocketBase(system.socket):
             traces=chosen.traces,
             tos=chosen.tos,
             busy_poll_ns=chosen.busy_poll_us * _US,
+            single_account=self._settings.strict_linux,
         )
 
     def _tell_mailbox(self) -> None:

@@ -94,6 +94,32 @@ def test_difference_msg_nosignal(new_socket: NewSocket) -> None:
         assert refused.errno == errno.EOPNOTSUPP
 
 
+def test_difference_destinations_share(new_socket: NewSocket) -> None:
+    sender, others = new_socket(1), [(host(number), 4000) for number in (78, 79)]
+    sender.setsockopt(SOL_SOCKET, 7, 8192)  # doubled: 16,384 octets
+    assert _fill(sender, NOBODY) == errno.EAGAIN
+    for other in others:
+        assert sender.sendto(b"there is room", DONTWAIT, other)
+    assert "POLLOUT" in poll_bits(sender)
+    assert _fill(sender, others[0]) == errno.ENOBUFS
+    assert refusal(sender.sendto, bytes(1000), DONTWAIT, NOBODY).errno == errno.ENOBUFS
+    with backend_with(strict_linux=True), urds.Socket() as strict:
+        strict.setsockopt(SOL_SOCKET, 7, 8192)
+        strict.bind((host(3), 0))
+        assert _fill(strict, NOBODY) == errno.EAGAIN
+        assert refusal(strict.sendto, b"x", DONTWAIT, others[0]).errno == errno.EAGAIN
+        assert "POLLOUT" not in poll_bits(strict)
+
+
+def _fill(sock: urds.Socket, address: tuple[str, int]) -> int:
+    """Send until it is refused; return the errno."""
+    try:
+        while True:
+            sock.sendto(bytes(1000), DONTWAIT, address)
+    except OSError as refused:
+        return refused.errno or 0
+
+
 @pytest.mark.rule("rds7-cancel-all", "rds7-cancel-removes", "rds7-cancel-destination")
 def test_difference_cancel_all(new_socket: NewSocket) -> None:
     sender = new_socket(1)

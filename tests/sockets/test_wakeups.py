@@ -11,6 +11,7 @@ import pytest
 
 from tests.sockets import wakeup_alone as alone
 from tests.sockets import wakeup_helping as helping
+from tests.sockets import wakeup_rooms as rooms
 from tests.sockets import wakeup_waiting as waiting
 from tests.sockets.wakeup_world import Breakage, Scenario, world
 
@@ -123,6 +124,11 @@ RULES = [
         "alone, wake the helper",
         alone.what_it_owes_is_acknowledged,
         helping.nobody_tells_the_helper,
+    ),
+    Rule(
+        "room is told where it is",
+        rooms.room_is_told_to_who_waits_there,
+        rooms.room_is_told_to_nobody,
     ),
     Rule("close wakes everybody", helping.close_wakes_everybody, helping.closing_tells_nobody),
 ]

@@ -32,6 +32,7 @@ NAMES = [
     "asleep under the lock",
     "wake the helper",
     "a wait flushes tails",
+    "room is told where it is",
 ]
 
 each_rule = pytest.mark.parametrize("name", NAMES)

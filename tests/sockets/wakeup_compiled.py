@@ -18,6 +18,7 @@ import urds_native
 
 from tests.parity.planes import Remote
 from tests.sockets.wakeup_compiled_world import LOCAL, PEER_ADDRESS, Interrupted, Scene, Stop
+from tests.sockets.wakeup_rooms import room_is_told_to_who_waits_there
 
 WOKE, SLEPT_ON = 0, 3
 HOLDS_S, BROKEN_S = 8.0, 0.6
@@ -243,6 +244,7 @@ SCENARIOS: dict[str, tuple[Callable[[Scene], bool], str]] = {
     "asleep under the lock": (a_tail_wakes_the_helper, "AsleepUnderLock"),
     "wake the helper": (a_leader_that_leaves_is_replaced_by_the_helper, "WakeHelper"),
     "a wait flushes tails": (a_tail_leaves_with_the_next_wait_of_its_sender, "WaitFlushesTails"),
+    "room is told where it is": (room_is_told_to_who_waits_there, "RoomTells"),
 }
 
 

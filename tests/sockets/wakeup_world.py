@@ -128,6 +128,10 @@ class World:
                 return payload
         raise AssertionError("every message left at once")
 
+    def seats(self) -> int:
+        """Count those who sat down, as the world of the compiled plane does."""
+        return self.waiting()
+
     def waiting(self) -> int:
         """Count those who sat down."""
         desk = self.plane.desk

@@ -21,6 +21,7 @@ from urds.dataplane.base import (
     PathRow,
 )
 from urds.dataplane.operations import Operation, RdmaTransfer
+from urds.dataplane.reference.accounts import Destination
 from urds.dataplane.reference.mailbox import Mailbox
 from urds.dataplane.reference.plane import Plane
 
@@ -43,6 +44,8 @@ class FakePath:
         self.full = False
         self.message_bytes_max = 1 << 20
         self.room_wanted: set[Mailbox] = set()
+        self.destinations: dict[Mailbox, Destination] = {}
+        self.absent = False
         self.queued: list[Queued] = []
         self.told: list[str] = []
         self.ended_by_ns = 0
@@ -73,11 +76,16 @@ class FakePath:
         for one in gone:
             self.queued.remove(one)
             mailbox.send_queued_bytes -= len(one[2])
+            mailbox.give_back(self, len(one[2]))
             for operation in one[4]:
                 operation.status = RdmaStatus.CANCELED
                 mailbox.note_operation(operation)
         self._plane.counters.send_cancelled += len(gone)
         return len(gone)
+
+    def give_up(self, mailbox: Mailbox) -> int:
+        self._tell("give_up", locked=True)
+        return self.cancel(mailbox, None)
 
     def holds(self, mailbox: Mailbox | None = None) -> bool:
         self._tell("holds", locked=True)
@@ -133,7 +141,7 @@ class FakePath:
         with self._plane.lock:
             for sender, _, payload, _, _ in self.queued:
                 sender.send_queued_bytes -= len(payload)
-                self._plane.note_room(sender)
+                self._plane.note_freed(self, sender, len(payload))
             self.queued.clear()
         self._plane.settle()
 
@@ -148,10 +156,8 @@ class FakePath:
         with self._plane.lock:
             self.full = full
             self._plane.note_full(self)
-            for mailbox in () if full else self.room_wanted:
-                self._plane.note_room(mailbox)
             if not full:
-                self.room_wanted.clear()
+                self._plane.note_path_room(self)
         self._plane.settle()
 
     def end_operation(self, sender: Mailbox, operation: Operation, status: RdmaStatus) -> None:

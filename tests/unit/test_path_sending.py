@@ -306,7 +306,7 @@ class TestGivingUp:
         assert side.outgoing.drop_all() == 3
         assert (side.account.send_queued_bytes, side.account.given_up) == (0, 3)
         assert (side.outgoing.message_count(), side.outgoing.pending_bytes) == (0, 0)
-        assert side.outgoing.freed == {side.account}
+        assert set(side.outgoing.freed) == {side.account}
 
     def test_a_new_life_of_the_peer_takes_only_what_the_old_one_was_handed(self) -> None:
         side = Side(release=Release.PEER_ACKNOWLEDGED)

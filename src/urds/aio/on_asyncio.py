@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 from urds.aio.pumps import Pump, Sleeper
 
 if TYPE_CHECKING:
-    from urds.backend.base import Mailbox, Plane
+    from urds.backend.base import Mailbox, Plane, SocketAddress
 
 
 class AsyncioSleeper(Sleeper):
     """A task that waits for a future."""
 
-    def __init__(self, pump: AsyncioPump, mailbox: Mailbox, *, room: bool) -> None:
-        super().__init__(pump, mailbox, room=room)
+    def __init__(
+        self, pump: AsyncioPump, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+    ) -> None:
+        super().__init__(pump, mailbox, room=room, address=address)
         self._loop = pump.loop
         self._future: asyncio.Future[None] = pump.loop.create_future()
 
@@ -112,9 +114,11 @@ class AsyncioPump(Pump):
         """Call `flush` in the next turn."""
         self.loop.call_soon(self.flush)
 
-    def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
+    def sleeper(
+        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
+    ) -> Sleeper:
         """Make what the running task sleeps on."""
-        return AsyncioSleeper(self, mailbox, room=room)
+        return AsyncioSleeper(self, mailbox, room=room, address=address)
 
     async def turn(self) -> None:
         """Let the loop make a turn."""

@@ -17,7 +17,7 @@ from trio.lowlevel import Abort, Task
 from urds.aio.pumps import Pump, Sleeper
 
 if TYPE_CHECKING:
-    from urds.backend.base import Mailbox, Plane
+    from urds.backend.base import Mailbox, Plane, SocketAddress
 
 
 class _Bed:
@@ -51,8 +51,10 @@ class _Bed:
 class TrioSleeper(Sleeper):
     """A task that waits to be rescheduled."""
 
-    def __init__(self, pump: TrioPump, mailbox: Mailbox, *, room: bool) -> None:
-        super().__init__(pump, mailbox, room=room)
+    def __init__(
+        self, pump: TrioPump, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+    ) -> None:
+        super().__init__(pump, mailbox, room=room, address=address)
         self._token = pump.loop
         self._bed = _Bed()
 
@@ -141,9 +143,11 @@ class TrioPump(Pump):
         """Call `flush` among the tasks of the next batch."""
         self._flusher.wake()
 
-    def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
+    def sleeper(
+        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
+    ) -> Sleeper:
         """Make what the running task sleeps on."""
-        return TrioSleeper(self, mailbox, room=room)
+        return TrioSleeper(self, mailbox, room=room, address=address)
 
     async def turn(self) -> None:
         """Let the run make a turn."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from urds.aio.sockets import Socket
-    from urds.backend.base import Mailbox, Plane
+    from urds.backend.base import Mailbox, Plane, SocketAddress
 
 # Of one turn of the loop: a message costs 1 and its octets 1 for each KiB.
 BUDGET: Final = 256
@@ -46,7 +46,9 @@ class Sleeper(ABC):
     for which only this task was told must not wait for the next message.
     """
 
-    def __init__(self, pump: Pump, mailbox: Mailbox, *, room: bool) -> None:
+    def __init__(
+        self, pump: Pump, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+    ) -> None:
         self._pump = pump
         self.used = False
         self.told = False
@@ -54,9 +56,10 @@ class Sleeper(ABC):
         self._thread = threading.get_ident()
         self._mailbox = mailbox
         self._room = room
+        self._address = address  # room for it is what the task waits for
 
     def __enter__(self) -> Self:
-        self._leave = self._mailbox.subscribe(self.tell, room=self._room)
+        self._leave = self._mailbox.subscribe(self.tell, room=self._room, address=self._address)
         self._pump.waiting += 1
         return self
 
@@ -159,8 +162,10 @@ class Pump(ABC):
         """Call `flush` when the tasks that are ready now have run."""
 
     @abstractmethod
-    def sleeper(self, mailbox: Mailbox, *, room: bool) -> Sleeper:
-        """Make what the running task sleeps on."""
+    def sleeper(
+        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
+    ) -> Sleeper:
+        """Make what the running task sleeps on: a message, or room to send to `address`."""
 
     @abstractmethod
     async def turn(self) -> None:

@@ -138,7 +138,7 @@ class Socket:
             if refused.errno not in _NOT_NOW:
                 raise
             sendto = self._socket.sendto
-            payload_bytes = await self._wait_for_room(lambda: sendto(payload, address))
+            payload_bytes = await self._wait_for_room(lambda: sendto(payload, address), address)
         if receipt is not None:
             receipt.sent = True
         self._note_sent(payload_bytes)
@@ -147,7 +147,7 @@ class Socket:
     async def send(self, payload: Buffer, *, receipt: Receipt | None = None) -> int:
         """Queue one message to the peer that `connect` chose; see `send_to`."""
         send = self._socket.send
-        return await self._send(lambda: send(payload), receipt)
+        return await self._send(lambda: send(payload), None, receipt)
 
     async def sendmsg(
         self,
@@ -168,12 +168,18 @@ class Socket:
         sendmsg = self._socket.sendmsg
         return await self._send(
             lambda: sendmsg(gathered, control, flags, address, copy=copy),
+            address,
             receipt,
             may_wait=not flags & MSG_DONTWAIT,
         )
 
     async def _send(
-        self, attempt: Callable[[], int], receipt: Receipt | None, *, may_wait: bool = True
+        self,
+        attempt: Callable[[], int],
+        address: SocketAddress | None,
+        receipt: Receipt | None,
+        *,
+        may_wait: bool = True,
     ) -> int:
         if self._pump is None or self._pump.budget <= 0:
             await self._turn()
@@ -182,7 +188,7 @@ class Socket:
         except OSError as refused:
             if refused.errno not in _NOT_NOW or not may_wait:
                 raise
-            payload_bytes = await self._wait_for_room(attempt)
+            payload_bytes = await self._wait_for_room(attempt, address)
         if receipt is not None:
             receipt.sent = True
         self._note_sent(payload_bytes)
@@ -209,11 +215,15 @@ class Socket:
             with suppress(BlockingIOError):  # somebody was faster
                 return attempt()
 
-    async def _wait_for_room(self, attempt: Callable[[], int]) -> int:
-        """Attempt whenever there may be room, until the message is queued."""
+    async def _wait_for_room(
+        self, attempt: Callable[[], int], address: SocketAddress | None
+    ) -> int:
+        """Attempt whenever there may be room there, until the message is queued."""
         pump = self._join()
+        if address is None:
+            address = self._socket.getpeername()
         while True:
-            with pump.sleeper(self._socket.mailbox, room=True) as sleeper:
+            with pump.sleeper(self._socket.mailbox, room=True, address=address) as sleeper:
                 try:
                     return attempt()
                 except OSError as refused:

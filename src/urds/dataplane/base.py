@@ -125,6 +125,7 @@ class MailboxSettings:
     traces: tuple[int, ...] = ()  # receive-path latency positions, at most three
     tos: int = 0  # type of service of its connections, where the transport knows any
     busy_poll_ns: int = 0  # a receive that waits looks so long without sleep; compiled plane only
+    single_account: bool = False  # all destinations in one, as Linux has it
 
 
 class Message(NamedTuple):
@@ -382,11 +383,19 @@ class Mailbox(Protocol):
     def route(self, peer: Address, path: Path | CarriedPath | None) -> None:
         """Say which path leads to `peer`; None forgets it, so that the next send resolves again."""
 
-    def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
+    def subscribe(
+        self,
+        callback: Callable[[], None],
+        *,
+        room: bool,
+        address: SocketAddress | None = None,
+    ) -> Callable[[], None]:
         """Have `callback` called once, from any thread, when a message or room may be there.
 
         For a message that is there already it is called at once; for room subscribe first, then
-        look. Return what cancels it; once called, that passes the call on to the next who waits.
+        look. With an `address` whose peer was refused for want of room it waits for room for that
+        peer alone. Return what cancels it; once called, that passes the call on to the next who
+        waits.
         """
 
     def configure(self, settings: MailboxSettings) -> None:

@@ -9,11 +9,13 @@ with its lock held takes no other; `push` is for threads that hold no lock at al
 for everybody else: it never waits for a lock.
 
 What the transport calls in turn, with the plane's lock held: `Plane.deliver_carried` and
-`Plane.note_peer_map` for what arrives, `Plane.note_room` for each sender whose account or path has
-room again, `Plane.note_full` whenever `full` changes, `Mailbox.note_operation` for each operation
-that ends, `Mailbox.fail` for the senders of what was given up. Once the lock is free, it calls
-`Plane.settle`, which judges the mailboxes that this concerned, shows their state and wakes who
-waits. The path counts what it queues, cancels and gives up; the plane counts what is delivered.
+`Plane.note_peer_map` for what arrives, `Plane.note_freed` for each sender whose messages left,
+`Plane.note_path_room` once the path has room for those who wait for it, `Plane.note_full` whenever
+`full` changes, `Plane.note_wanted` when it asks for a connection and `Plane.note_attached` when it
+has one, `Mailbox.note_operation` for each operation that ends, `Mailbox.fail` for the senders of
+what was given up. Once the lock is free, it calls `Plane.settle`, which judges the mailboxes that
+this concerned, shows their state and wakes who waits. The path counts what it queues, cancels and
+gives up; the plane counts what is delivered.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from urds.dataplane.base import Address, Buffer, MessageRow, PathRow
 from urds.dataplane.operations import Operation
 
 if TYPE_CHECKING:
+    from urds.dataplane.reference.accounts import Destination
     from urds.dataplane.reference.mailbox import Mailbox
 
 
@@ -37,6 +40,8 @@ class CarriedPath(Protocol):
     full: bool  # at its bound of messages: nothing more may be queued
     message_bytes_max: int  # the longest message it carries
     room_wanted: set[Mailbox]  # senders that wait for `full` to end; told by the path
+    destinations: dict[Mailbox, Destination]  # that its senders' messages count in
+    absent: bool  # messages have long waited for a connection
 
     # -- plane's lock held
 
@@ -57,6 +62,12 @@ class CarriedPath(Protocol):
         """Remove and count a mailbox's messages, to one port or all; return how many.
 
         Their operations end with CANCELED unless they have ended.
+        """
+
+    def give_up(self, mailbox: Mailbox) -> int:
+        """Remove and count a mailbox's messages, whose peer is absent; return how many.
+
+        Their operations end with DROPPED unless they have ended.
         """
 
     def holds(self, mailbox: Mailbox | None = None) -> bool:

@@ -131,6 +131,7 @@ impl State {
         path.first_frame_told = false;
         path.settled = false;
         path.core.attach(hold);
+        self.note_attached(id);
         self.watch_stream(id)
     }
 

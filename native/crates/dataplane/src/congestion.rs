@@ -187,6 +187,9 @@ impl State {
         } else if saw_congestion {
             mailbox.map_news = true;
         }
+        if let Some(mailbox) = self.mailboxes.get_mut(id) {
+            mailbox.accounts.tell_refused(&mut self.desk); // who met the map may be listed there
+        }
         self.note_room(id);
     }
 
@@ -219,7 +222,9 @@ impl State {
                 .stream_paths()
                 .any(|path| self.full_paths.contains(path))
         };
-        let writable = !mailbox.is_full() && (self.full_paths.is_empty() || !is_held_up());
+        let has_room = mailbox.accounts.is_writable(mailbox.send_queued_bytes);
+        let writable =
+            has_room && (self.full_paths.is_empty() || !mailbox.has_one_way() || !is_held_up());
         (readable, writable)
     }
 }

@@ -109,6 +109,7 @@ impl State {
                 .and_then(|record| record.inbox.look_again_ns());
             earliest = sooner(earliest, look);
         }
+        earliest = sooner(earliest, self.next_missing_ns());
         for linger in &self.lingering {
             earliest = sooner(earliest, Some(linger.at_ns));
         }
@@ -156,6 +157,7 @@ impl State {
         due.extend(self.dirty.iter());
         due.retain(|&path| self.path_due_ns(path).is_some_and(|at_ns| at_ns <= now_ns));
         self.owing.take(now_ns, due);
+        self.note_absent(now_ns);
         for mailbox in self.looks.as_slice() {
             self.touched.insert(*mailbox);
         }

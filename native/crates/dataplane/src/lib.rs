@@ -7,6 +7,8 @@
 //! Functions of `State` run with the lock held; functions of `Plane` take it themselves and are
 //! called without it. Wake-ups leave when the guard is dropped, after the lock is released.
 
+mod absence;
+pub mod accounts;
 mod atomics {
     pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }

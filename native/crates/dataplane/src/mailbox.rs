@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use urds_path::{Address, Inbox, Limits, SocketAddress};
 
+use crate::accounts::{DestinationId, HERE, SendAccounts};
 use crate::readiness::ReadinessDescriptor;
 use crate::state::{HostId, PathId};
 use crate::waiting::Waiters;
@@ -23,6 +24,7 @@ const FLOWS_MAX: usize = 4096;
 
 /// Everything that a socket can change about its mailbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // each is an option of its own
 pub struct MailboxSettings {
     pub send_bytes_max: usize,
     pub receive_bytes_max: usize,
@@ -38,6 +40,8 @@ pub struct MailboxSettings {
     pub tos: u8,
     /// How long a receive that waits looks without sleeping, while it leads.
     pub busy_poll_ns: u64,
+    /// All destinations share one account, as Linux has it.
+    pub single_account: bool,
 }
 
 impl Default for MailboxSettings {
@@ -53,6 +57,7 @@ impl Default for MailboxSettings {
             traces: false,
             tos: 0,
             busy_poll_ns: 0,
+            single_account: false,
         }
     }
 }
@@ -63,6 +68,15 @@ pub enum Route {
     Stream(PathId),
     /// To an address of this process: the sender delivers.
     Loop,
+}
+
+/// Where at a mailbox somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Arrival,
+    Room,
+    /// For room at a destination that was refused.
+    Destination(DestinationId),
 }
 
 /// State of one mailbox.
@@ -80,6 +94,10 @@ pub struct Mailbox {
     pub detailed: bool,
     /// Payload octets queued or not acknowledged.
     pub send_queued_bytes: usize,
+    /// How destinations share them.
+    pub accounts: SendAccounts,
+    /// The last send found no room at that destination: its sender waits there.
+    pub refused_at: Option<DestinationId>,
     /// Messages that were dropped with their peer.
     pub given_up: u64,
     pub receive_waiters: Waiters,
@@ -102,10 +120,6 @@ pub struct Mailbox {
     pub descriptor: Option<Arc<ReadinessDescriptor>>,
     /// Paths that wait for the receive queue to shrink.
     pub pausing: Vec<PathId>,
-    /// A quarter of the send account.
-    pub quarter_bytes: usize,
-    /// With so much queued, look for acknowledgements.
-    pub look_at_bytes: usize,
     /// So many octets of long messages make a write.
     pub burst_bytes: usize,
     /// The longest message that the account or the plane allow.
@@ -131,6 +145,8 @@ impl Mailbox {
             special: false,
             detailed: false,
             send_queued_bytes: 0,
+            accounts: SendAccounts::default(),
+            refused_at: None,
             given_up: 0,
             receive_waiters: Waiters::default(),
             room_waiters: Waiters::default(),
@@ -145,8 +161,6 @@ impl Mailbox {
             map_news: false,
             descriptor: None,
             pausing: Vec::new(),
-            quarter_bytes: 0,
-            look_at_bytes: 0,
             burst_bytes: 0,
             payload_bytes_max: 0,
         };
@@ -162,9 +176,9 @@ impl Mailbox {
         } else {
             0
         };
-        self.quarter_bytes = settings.send_bytes_max / 4;
-        self.burst_bytes = LONG_WRITE_BYTES.min(self.quarter_bytes);
-        self.look_at_bytes = self.quarter_bytes;
+        self.accounts
+            .resize(settings.send_bytes_max, settings.single_account);
+        self.burst_bytes = LONG_WRITE_BYTES.min(self.accounts.quarter_bytes);
         self.payload_bytes_max = settings.send_bytes_max.min(limits.message_bytes_max);
         self.detailed = settings.timestamps || settings.traces;
         if !settings.monitor {
@@ -174,9 +188,36 @@ impl Mailbox {
         self.settings = settings;
     }
 
-    /// Tell whether the account takes no more.
-    pub fn is_full(&self) -> bool {
-        self.send_queued_bytes >= self.settings.send_bytes_max
+    /// Tell whether so much is queued that there is more to do than to queue.
+    pub fn is_half_full(&self) -> bool {
+        self.send_queued_bytes >= self.accounts.half_bytes
+    }
+
+    /// Tell whether a path at its bound of messages is all that we send by: then we wait. Else only
+    /// its destination does.
+    pub fn has_one_way(&self) -> bool {
+        self.routes.len() == 1 || self.accounts.is_single()
+    }
+
+    /// Return who waits at a place.
+    pub fn waiters_at(&mut self, place: Place) -> &mut Waiters {
+        match place {
+            Place::Arrival => &mut self.receive_waiters,
+            Place::Room => &mut self.room_waiters,
+            Place::Destination(id) => &mut self.accounts.at_mut(id).waiters,
+        }
+    }
+
+    /// Return where to wait for room to send to a peer: at its destination if that was refused.
+    pub fn room_place_of(&mut self, peer: &Address) -> Place {
+        let destination = match self.routes.get(peer) {
+            Some(Route::Loop) => Some(HERE),
+            _ => self.accounts.known(peer),
+        };
+        match destination {
+            Some(id) if self.accounts.at(id).refused_bytes.is_some() => Place::Destination(id),
+            _ => Place::Room,
+        }
     }
 
     pub fn has_notice(&self) -> bool {
@@ -206,10 +247,11 @@ impl Mailbox {
     /// Forget or set the way to a peer.
     pub fn set_route(&mut self, peer: Address, route: Option<Route>) {
         self.forget_flows();
-        match route {
-            Some(route) => self.routes.insert(peer, route),
-            None => self.routes.remove(&peer),
-        };
+        if let Some(route) = route {
+            self.routes.insert(peer, route);
+        } else if self.routes.remove(&peer).is_some() {
+            self.accounts.forget(&peer);
+        }
     }
 
     /// Forget all ways to peers.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use urds_path::{Address, Owner};
 
-use crate::mailbox::{MailboxSettings, Route};
+use crate::mailbox::{MailboxSettings, Place, Route};
 use crate::plane::Plane;
 use crate::readiness::ReadinessDescriptor;
 use crate::refusal::Refused;
@@ -30,37 +30,44 @@ impl Plane {
             .is_some_and(|record| !record.routes.is_empty())
     }
 
-    /// Have `callback` called once, from any thread and without the lock.
+    /// Have `callback` called once, from any thread and without the lock; return where it is listed.
     ///
     /// For a message that is there already it is called at once; for room subscribe first, then
-    /// look.
-    pub fn subscribe(&self, mailbox: MailboxId, what: WaitFor, callback: Callback) {
+    /// look. With a `peer` that was refused for want of room it waits for room for that peer alone.
+    pub fn subscribe(
+        &self,
+        mailbox: MailboxId,
+        what: WaitFor,
+        peer: Option<Address>,
+        callback: Callback,
+    ) -> Place {
         let mut state = self.lock();
         let state = &mut *state;
         let Some(record) = state.mailboxes.get_mut(mailbox) else {
             state.desk.call_soon(callback);
-            return;
+            return Place::Room;
         };
-        match what {
-            WaitFor::Arrival if record.closed || record.has_something() => {
+        if what == WaitFor::Arrival {
+            if record.closed || record.has_something() {
                 state.desk.call_soon(callback);
+            } else {
+                record.receive_waiters.add_callback(callback);
             }
-            WaitFor::Arrival => record.receive_waiters.add_callback(callback),
-            WaitFor::Room => record.room_waiters.add_callback(callback),
+            return Place::Arrival;
         }
+        let place = peer.map_or(Place::Room, |peer| record.room_place_of(&peer));
+        record.waiters_at(place).add_callback(callback);
+        place
     }
 
     /// Take a callback back; once called, that passes the call on to the next who waits.
-    pub fn unsubscribe(&self, mailbox: MailboxId, what: WaitFor, callback: &Callback) {
+    pub fn unsubscribe(&self, mailbox: MailboxId, place: Place, callback: &Callback) {
         let mut state = self.lock();
         let state = &mut *state;
         let Some(record) = state.mailboxes.get_mut(mailbox) else {
             return;
         };
-        let waiters = match what {
-            WaitFor::Arrival => &mut record.receive_waiters,
-            WaitFor::Room => &mut record.room_waiters,
-        };
+        let waiters = record.waiters_at(place);
         if !waiters.remove_callback(callback) {
             waiters.tell(1, &mut state.desk); // told, and leaves without using it
         }
@@ -78,9 +85,9 @@ impl Plane {
                 record.forget_routes(); // it may lead over other connections
             }
             record.apply(settings, &state.limits);
-            record.room_waiters.tell_all(&mut state.desk);
             record.receive_waiters.tell_all(&mut state.desk);
             state.touched.insert(mailbox);
+            state.tell_room(mailbox);
         }
         self.settle();
     }
@@ -181,6 +188,7 @@ impl State {
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
             mailbox.receive_waiters.tell_all(&mut self.desk);
             mailbox.room_waiters.tell_all(&mut self.desk);
+            mailbox.accounts.tell_refused(&mut self.desk);
         }
     }
 }

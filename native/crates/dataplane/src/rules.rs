@@ -31,6 +31,8 @@ pub enum Rule {
     WaitFlushesTails,
     /// Closing wakes everybody.
     ClosingTells,
+    /// Room at a destination that was refused is told to those who wait there.
+    RoomTells,
 }
 
 /// A moment between two steps that no lock joins.
@@ -74,7 +76,7 @@ mod broken {
 
     use super::{Moment, Rule};
 
-    const RULES: [Rule; 12] = [
+    const RULES: [Rule; 13] = [
         Rule::ListBeforeSleeping,
         Rule::LookAfterNotice,
         Rule::KickLeader,
@@ -87,6 +89,7 @@ mod broken {
         Rule::WakeHelper,
         Rule::WaitFlushesTails,
         Rule::ClosingTells,
+        Rule::RoomTells,
     ];
     const MOMENTS: [Moment; 5] = [
         Moment::LeaderSleeps,

@@ -7,6 +7,7 @@
 use urds_path::constants::LONG_BYTES;
 use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
 
+use crate::accounts::{DestinationId, HERE};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
 use crate::plane::Plane;
 use crate::refusal::{Refusal, Refused};
@@ -122,7 +123,7 @@ impl Plane {
             Attempt::Busy(refusal) => refusal,
         };
         if wait_ns == Some(0) || self.is_virtual() {
-            if refusal == Refusal::PeerCongested {
+            if is_as_congested(refusal) {
                 state.counters.cong_send_error += 1;
             }
             let detail = state.account_detail(&message, refusal);
@@ -163,7 +164,7 @@ impl Plane {
         let Some(mailbox) = message.as_ref().map(|message| message.mailbox) else {
             return Ok(None);
         };
-        self.wait_reading(mailbox, WaitFor::Room, wait_ns, interrupted, |state| {
+        self.wait_reading(mailbox, WaitFor::Send, wait_ns, interrupted, |state| {
             let Some(waiting) = message else {
                 return Ok(None);
             };
@@ -201,14 +202,21 @@ impl Plane {
         }
     }
 
-    /// Look for acknowledgements: the account is a quarter full, and an eighth came since.
+    /// Look for acknowledgements: an account is a quarter full, and an eighth came since.
     fn look_for_room(&self, mailbox: MailboxId, path: PathId) {
         self.look_for_acknowledgements(path);
-        if let Some(record) = self.lock().mailboxes.get_mut(mailbox) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(peer) = state.paths.get(path).map(|record| record.peer) else {
+            return;
+        };
+        if let Some(record) = state.mailboxes.get_mut(mailbox)
+            && let Some(destination) = record.accounts.known(&peer)
+        {
+            let quarter_bytes = record.accounts.quarter_bytes;
             let eighth_bytes = record.settings.send_bytes_max / 8;
-            record.look_at_bytes = record
-                .quarter_bytes
-                .max(record.send_queued_bytes + eighth_bytes);
+            let destination = record.accounts.at_mut(destination);
+            destination.look_at_bytes = quarter_bytes.max(destination.queued_bytes + eighth_bytes);
         }
     }
 
@@ -259,6 +267,7 @@ impl State {
         if mailbox.closed {
             return Err(refused_when_gone.into());
         }
+        mailbox.refused_at = None;
         let Some(route) = mailbox.route_to(&target.address) else {
             return Ok(Attempt::NoRoute);
         };
@@ -299,15 +308,17 @@ impl State {
         let octets = payload.len();
         let is_again =
             !message.asks_all && octets <= MESSAGE_BYTES_PLAIN && mailbox.has_flow(target);
-        // From a quarter of the account on there is more to do: look for room, show there is none.
+        let queued_bytes = mailbox.send_queued_bytes;
+        let accounts = &mut mailbox.accounts;
+        let destination = accounts.destination(target.address, record.absent);
         let is_alone = is_again
-            && mailbox.send_queued_bytes == 0
-            && octets < LONG_BYTES.min(mailbox.quarter_bytes)
+            && octets < LONG_BYTES
+            && accounts.is_light(destination, octets, queued_bytes)
             && record.sends_alone();
-        if mailbox.is_full() {
-            mailbox.map_news = false;
+        if !accounts.has_room(destination, octets, queued_bytes) {
+            let refusal = mailbox.refuse(destination, octets, target.port);
             self.counters.send_queue_full += 1;
-            return Ok(Attempt::Busy(Refusal::QueueFull));
+            return Ok(Attempt::Busy(refusal));
         }
         let is_too_long = octets > record.message_bytes_max && (!is_again || record.full);
         if is_too_long || (record.full && !is_alone) {
@@ -318,8 +329,7 @@ impl State {
             mailbox.map_news = false;
             mailbox.note_flow(*target);
         }
-        mailbox.send_queued_bytes += octets;
-        if mailbox.is_half_full() {
+        if mailbox.count_queued(destination, octets) {
             record.want_acknowledgement();
         }
         let (owner, payload) = (Owner(id.to_u64()), payload.clone());
@@ -352,10 +362,21 @@ impl State {
             );
             return Err(Refusal::TooLong.because(detail));
         }
-        if let Some(record) = self.paths.get_mut(path)
-            && !record.room_wanted.contains(&message.mailbox)
-        {
+        let Some(record) = self.paths.get_mut(path) else {
+            return Ok(Attempt::NoRoute);
+        };
+        if !record.room_wanted.contains(&message.mailbox) {
             record.room_wanted.push(message.mailbox);
+        }
+        if let Some(mailbox) = self.mailboxes.get_mut(message.mailbox)
+            && !is_too_long
+            && !mailbox.has_one_way()
+            && let Some(destination) = mailbox.accounts.known(&message.target.address)
+        {
+            mailbox.accounts.at_mut(destination).path_full = true;
+            let (octets, port) = (message.payload.len(), message.target.port);
+            mailbox.refuse_share(destination, octets, port);
+            return Ok(Attempt::Busy(Refusal::ShareFull));
         }
         Ok(Attempt::Busy(Refusal::PathFull))
     }
@@ -377,9 +398,11 @@ impl State {
             mailbox.note_congested(target.port);
             return Attempt::Busy(Refusal::PeerCongested);
         }
-        if mailbox.is_full() {
+        let (octets, queued_bytes) = (payload.len(), mailbox.send_queued_bytes);
+        if !mailbox.accounts.has_room(HERE, octets, queued_bytes) {
+            let refusal = mailbox.refuse(HERE, octets, target.port);
             self.counters.send_queue_full += 1;
-            return Attempt::Busy(Refusal::QueueFull);
+            return Attempt::Busy(refusal);
         }
         self.deliver_here(*id, target, payload, *extension);
         Attempt::Queued(Way::Loop)
@@ -397,7 +420,7 @@ impl State {
             writing: None,
             look: false,
             settle: false,
-            sync: has_descriptor && mailbox.is_full(),
+            sync: has_descriptor && mailbox.is_half_full(),
         };
         match way {
             Way::Alone(path) => leaving.writing = self.begin_alone(path),
@@ -427,10 +450,15 @@ impl State {
 
     /// Decide whether what is queued leaves now, and whether to look for room behind it.
     fn push(&mut self, path: PathId, leaving: &mut Leaving) {
-        let Some(mailbox) = self.mailboxes.get(leaving.mailbox) else {
+        let Some(mailbox) = self.mailboxes.get_mut(leaving.mailbox) else {
             return;
         };
-        leaving.look = mailbox.send_queued_bytes >= mailbox.look_at_bytes;
+        let peer = self.paths.get(path).map(|record| record.peer);
+        let destination = peer.and_then(|peer| mailbox.accounts.known(&peer));
+        leaving.look = destination.is_some_and(|id| {
+            let destination = mailbox.accounts.at(id);
+            destination.queued_bytes >= destination.look_at_bytes
+        });
         leaving.path = Some(path);
         let burst_bytes = mailbox.burst_bytes;
         if self.leaves_now(path, burst_bytes) {
@@ -441,21 +469,28 @@ impl State {
 
     /// Count once for each message that it waited for a congested peer.
     fn note_blocked(&mut self, message: &mut Message, refusal: Refusal) {
-        if refusal == Refusal::PeerCongested && !message.blocked {
+        if is_as_congested(refusal) && !message.blocked {
             message.blocked = true;
             self.counters.cong_send_blocked += 1;
         }
     }
 
-    fn account_detail(&self, message: &Message, refusal: Refusal) -> String {
+    fn account_detail(&mut self, message: &Message, refusal: Refusal) -> String {
         let SocketAddress { address, port } = message.target;
-        let Some(mailbox) = self.mailboxes.get(message.mailbox) else {
+        let Some(mailbox) = self.mailboxes.get_mut(message.mailbox) else {
             return String::new();
         };
         if refusal == Refusal::PeerCongested {
             return format!("{address} port {port} is full");
         }
         let (queued, bound) = (mailbox.send_queued_bytes, mailbox.settings.send_bytes_max);
+        if refusal == Refusal::ShareFull {
+            let known = mailbox.accounts.known(&address);
+            let held = known.map_or(0, |id| mailbox.accounts.at(id).queued_bytes);
+            return format!(
+                "{held} octets are queued to {address}, one of several that share {bound}"
+            );
+        }
         format!("{queued} of {bound} octets are queued")
     }
 }
@@ -469,8 +504,35 @@ impl StreamPath {
 }
 
 impl Mailbox {
-    fn is_half_full(&self) -> bool {
-        self.send_queued_bytes * 2 >= self.settings.send_bytes_max
+    /// Count a message that is queued; return whether it asks for an acknowledgement.
+    fn count_queued(&mut self, destination: DestinationId, octets: usize) -> bool {
+        self.accounts
+            .admit(destination, octets, self.send_queued_bytes);
+        self.send_queued_bytes += octets;
+        self.accounts.at_mut(destination).queued_bytes += octets;
+        self.is_half_full()
+            && self
+                .accounts
+                .note_queued(destination, self.send_queued_bytes)
+    }
+
+    /// Say how a destination without room is refused, and remember it unless it is the only one.
+    #[cold]
+    fn refuse(&mut self, destination: DestinationId, octets: usize, port: u16) -> Refusal {
+        self.map_news = false;
+        if self.accounts.is_alone(destination, self.send_queued_bytes) {
+            return Refusal::QueueFull;
+        }
+        self.refuse_share(destination, octets, port);
+        Refusal::ShareFull
+    }
+
+    /// Remember that a destination has no room, to be told once it has.
+    fn refuse_share(&mut self, destination: DestinationId, octets: usize, port: u16) {
+        self.map_news = false;
+        self.refused_at = Some(destination);
+        self.accounts
+            .refuse(destination, octets, Self::group_of(port));
     }
 
     /// Note that a send met a congested port: the next map concerns this socket.
@@ -481,6 +543,11 @@ impl Mailbox {
             self.wait_groups |= Self::group_of(port);
         }
     }
+}
+
+/// Tell whether a refusal counts as the peer's congestion.
+fn is_as_congested(refusal: Refusal) -> bool {
+    matches!(refusal, Refusal::PeerCongested | Refusal::ShareFull)
 }
 
 #[cold]

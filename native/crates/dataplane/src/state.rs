@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use urds_path::{Address, Counters, Limits};
 
+use crate::absence::Missing;
+use crate::accounts::DestinationId;
 use crate::clock::Clock;
 use crate::dues::Owing;
 use crate::events::Event;
@@ -17,6 +19,7 @@ use crate::mailbox::Mailbox;
 use crate::plane::Plane;
 use crate::poll_set::PollTables;
 use crate::refusal::Refusal;
+use crate::rules::{self, Rule};
 use crate::spinning::NearLanes;
 use crate::stream::Stream;
 use crate::stream_path::StreamPath;
@@ -69,6 +72,8 @@ pub struct State {
     pub lingering: Vec<Lingering>,
     /// Octets on their way of mailboxes that are closed.
     pub(crate) closed_accounts: HashMap<MailboxId, usize>,
+    /// When the peers of paths count as absent.
+    pub(crate) missing: Missing,
     events: Vec<Event>,
     /// Streams that are over: dropped, and so closed, when the lock is released.
     grave: Vec<Arc<dyn Stream>>,
@@ -104,6 +109,7 @@ impl State {
             looks: IdSet::default(),
             lingering: Vec::new(),
             closed_accounts: HashMap::new(),
+            missing: Missing::default(),
             events: Vec::new(),
             grave: Vec::new(),
             near: NearLanes::default(),
@@ -146,18 +152,54 @@ impl State {
         }
     }
 
-    /// Tell senders that there may be room.
+    /// Tell senders that messages left, so that there may be room.
     pub fn note_room(&mut self, mailbox: MailboxId) {
+        self.tell_room(mailbox);
+        if self
+            .mailboxes
+            .get(mailbox)
+            .is_some_and(|record| record.send_queued_bytes == 0)
+        {
+            self.counters.send_queue_empty += 1;
+        }
+    }
+
+    /// Tell senders that there may be room.
+    pub fn tell_room(&mut self, mailbox: MailboxId) {
         let Some(record) = self.mailboxes.get_mut(mailbox) else {
             return;
         };
         record.room_waiters.tell_all(&mut self.desk);
-        record.look_at_bytes = record.quarter_bytes;
-        if record.send_queued_bytes == 0 {
-            self.counters.send_queue_empty += 1;
-        }
         if record.descriptor.is_some() {
             self.touched.insert(mailbox);
+        }
+        if record.accounts.look_due {
+            let roomy = record.accounts.take_roomy(record.send_queued_bytes);
+            self.tell_roomy(mailbox, &roomy);
+        }
+    }
+
+    /// Tell senders to some destinations of their room, as of the end of congestion.
+    ///
+    /// Who waits for one of them goes on, and for everybody else it is as with a new map.
+    pub(crate) fn tell_roomy(&mut self, mailbox: MailboxId, roomy: &[DestinationId]) {
+        let Some(record) = self.mailboxes.get_mut(mailbox) else {
+            return;
+        };
+        let mut groups = 0;
+        for &id in roomy {
+            let destination = record.accounts.at_mut(id);
+            groups |= std::mem::take(&mut destination.refused_groups);
+            if rules::holds(Rule::RoomTells) {
+                destination.waiters.tell_all(&mut self.desk);
+            }
+        }
+        if !record.settings.monitor {
+            record.map_news |= groups != 0;
+        } else if groups & record.settings.monitor_mask != 0 {
+            record.notice_groups |= groups & record.settings.monitor_mask;
+            record.special = true;
+            self.note_arrival(mailbox, 1);
         }
     }
 
@@ -220,6 +262,7 @@ impl State {
             || !self.dirty.is_empty()
             || !self.looks.is_empty()
             || !self.lingering.is_empty()
+            || !self.missing.is_empty()
     }
 
     /// Stop watching a path's stream; nothing of it is due any more.

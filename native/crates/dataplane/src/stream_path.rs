@@ -47,6 +47,10 @@ pub struct StreamPath {
     /// The longest message that the peer takes.
     pub message_bytes_max: usize,
     pub room_wanted: Vec<MailboxId>,
+    /// Messages wait for a stream, and have long waited then.
+    pub missing_at_ns: Option<u64>,
+    /// They have.
+    pub absent: bool,
     /// Paths held behind a fence of ours.
     pub dependents: Vec<PathId>,
     /// Writes at once before tails are noted.
@@ -103,6 +107,8 @@ impl StreamPath {
             full: false,
             message_bytes_max: MESSAGE_BYTES_PLAIN,
             room_wanted: Vec::new(),
+            missing_at_ns: None,
+            absent: false,
             dependents: Vec::new(),
             credits: 0,
             idle_since_ns: 0,
@@ -162,6 +168,7 @@ impl State {
         };
         if path.stream.is_none() && !path.wanted {
             path.wanted = true;
+            self.note_wanted(id);
             self.emit(Event::Wanted { path: id });
         }
     }
@@ -195,8 +202,9 @@ impl State {
         if freed.len() > 1 {
             freed.sort_unstable_by_key(|one| one.owner);
         }
+        let peer = path.peer;
         for one in &freed {
-            self.give_back(one);
+            self.give_back(one, &peer);
         }
         freed.dedup_by_key(|one| one.owner);
         for one in &freed {
@@ -209,12 +217,17 @@ impl State {
         }
     }
 
-    /// Take freed octets off the account of a mailbox, which may be closed.
-    fn give_back(&mut self, freed: &Freed) {
+    /// Take what left the path to a peer off the account of a mailbox, which may be closed.
+    fn give_back(&mut self, freed: &Freed, peer: &Address) {
         let id = MailboxId::from_u64(freed.owner.0);
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
             mailbox.send_queued_bytes = mailbox.send_queued_bytes.saturating_sub(freed.bytes);
             mailbox.given_up += freed.given_up;
+            if let Some(destination) = mailbox.accounts.known(peer) {
+                let queued_bytes = mailbox.send_queued_bytes;
+                let accounts = &mut mailbox.accounts;
+                accounts.give_back(destination, freed.bytes, queued_bytes);
+            }
         }
         if !self.closed_accounts.is_empty()
             && let Some(bytes) = self.closed_accounts.get_mut(&id)
@@ -267,7 +280,20 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
+        let peer = path.peer;
         for mailbox in std::mem::take(&mut path.room_wanted) {
+            if let Some(record) = self.mailboxes.get_mut(mailbox)
+                && let Some(id) = record.accounts.known(&peer)
+            {
+                let destination = record.accounts.at_mut(id);
+                if std::mem::take(&mut destination.path_full) {
+                    if record.accounts.take_unblocked(id) {
+                        self.tell_roomy(mailbox, &[id]);
+                    }
+                } else {
+                    destination.waiters.tell_all(&mut self.desk);
+                }
+            }
             self.note_room(mailbox);
         }
     }

@@ -120,7 +120,7 @@ impl Waiters {
         }
     }
 
-    fn remove(&mut self, waiter: &'static Waiter) {
+    pub(crate) fn remove(&mut self, waiter: &'static Waiter) {
         if let Some(at) = self.queue.iter().position(|listed| listed.is(waiter)) {
             self.queue.remove(at);
         }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::mailbox::Place;
 use crate::plane::{Locked, Plane};
 use crate::refusal::{Refusal, Refused};
 use crate::rules::{self, Moment, Rule};
@@ -15,24 +16,28 @@ use crate::waiting::{Waiter, Waiters};
 pub enum WaitFor {
     Arrival,
     Room,
+    /// For room, where the last attempt to send was refused.
+    Send,
 }
 
 impl State {
-    fn waiters(&mut self, mailbox: MailboxId, what: WaitFor) -> Option<&mut Waiters> {
-        let record = self.mailboxes.get_mut(mailbox)?;
+    fn place(&self, mailbox: MailboxId, what: WaitFor) -> Option<Place> {
+        let refused_at = self.mailboxes.get(mailbox)?.refused_at;
         Some(match what {
-            WaitFor::Arrival => &mut record.receive_waiters,
-            WaitFor::Room => &mut record.room_waiters,
+            WaitFor::Arrival => Place::Arrival,
+            WaitFor::Room => Place::Room,
+            WaitFor::Send => refused_at.map_or(Place::Room, Place::Destination),
         })
+    }
+
+    fn waiters(&mut self, mailbox: MailboxId, place: Place) -> Option<&mut Waiters> {
+        Some(self.mailboxes.get_mut(mailbox)?.waiters_at(place))
     }
 
     /// End a wait, whatever for; see `waiting`.
     fn leave(&mut self, seat: &Seat<'_>, used: bool) {
-        let waiters = match (self.mailboxes.get_mut(seat.mailbox), seat.what) {
-            (None, _) => None,
-            (Some(record), WaitFor::Arrival) => Some(&mut record.receive_waiters),
-            (Some(record), WaitFor::Room) => Some(&mut record.room_waiters),
-        };
+        let record = self.mailboxes.get_mut(seat.mailbox);
+        let waiters = record.map(|record| record.waiters_at(seat.place));
         let unled = self.desk.stand_up(seat.waiter, waiters, used);
         self.driven = true;
         if unled && self.helper.asleep {
@@ -49,28 +54,42 @@ impl State {
 struct Seat<'a> {
     plane: &'a Plane,
     mailbox: MailboxId,
-    what: WaitFor,
+    place: Place,
     waiter: &'static Waiter,
     is_taken: bool,
 }
 
 impl<'a> Seat<'a> {
-    fn new(plane: &'a Plane, mailbox: MailboxId, what: WaitFor) -> Self {
+    fn new(plane: &'a Plane, mailbox: MailboxId) -> Self {
         Self {
             plane,
             mailbox,
-            what,
+            place: Place::Arrival,
             waiter: Waiter::take(),
             is_taken: false,
         }
     }
 
-    /// Put us on the list of who is to be told, in the critical section that found nothing.
-    fn list(&mut self, waiters: &mut Waiters) {
+    /// Put us on the list of who is to be told, in the critical section that found nothing; return
+    /// false if there is none any more.
+    fn list(&mut self, state: &mut State, what: WaitFor) -> bool {
+        let Some(place) = state.place(self.mailbox, what) else {
+            return false;
+        };
+        if place != self.place
+            && self.is_taken
+            && let Some(waiters) = state.waiters(self.mailbox, self.place)
+        {
+            waiters.remove(self.waiter);
+        }
+        self.place = place;
         self.is_taken = true;
-        if rules::holds(Rule::ListBeforeSleeping) {
+        if rules::holds(Rule::ListBeforeSleeping)
+            && let Some(waiters) = state.waiters(self.mailbox, place)
+        {
             waiters.add(self.waiter);
         }
+        true
     }
 
     fn leave(&mut self, state: &mut State, used: bool) {
@@ -194,7 +213,7 @@ impl Plane {
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refused>,
     ) -> Result<Option<T>, Refused> {
         let deadline_ns = wait_ns.map(|wait_ns| self.now_ns().saturating_add(wait_ns));
-        let mut seat = Seat::new(self, mailbox, what);
+        let mut seat = Seat::new(self, mailbox);
         let mut awake = Awake::new(mailbox, what);
         // Python runs its handlers in the main thread only.
         let is_main = signals::is_main_thread();
@@ -208,12 +227,11 @@ impl Plane {
                 seat.leave(&mut state, matches!(result, Ok(Some(_))));
                 return result;
             }
-            let Some(waiters) = state.waiters(mailbox, what) else {
+            if !seat.list(&mut state, what) {
                 let refusal = state.closed_refusal;
                 seat.leave(&mut state, false);
                 return Err(refusal.into());
-            };
-            seat.list(waiters);
+            }
             let awake_until_ns = awake.until_ns(&state, now_ns);
             let leads = state.desk.sit_down(seat.waiter, awake_until_ns.is_some());
             let wake_ns = if leads { state.next_due_ns() } else { None };
@@ -296,7 +314,7 @@ impl Plane {
             Moment::FollowerSleeps
         });
         if !rules::holds(Rule::ListBeforeSleeping)
-            && let Some(waiters) = self.lock().waiters(seat.mailbox, seat.what)
+            && let Some(waiters) = self.lock().waiters(seat.mailbox, seat.place)
         {
             waiters.add(seat.waiter);
         }

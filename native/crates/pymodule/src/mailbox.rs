@@ -255,21 +255,26 @@ impl Mailbox {
             .is_some_and(|mailbox| mailbox.sends_by_loop_to(&peer)))
     }
 
-    #[pyo3(signature = (callback, room, /))]
+    #[pyo3(signature = (callback, room, peer, scope, /))]
     fn subscribe(
         &self,
         py: Python<'_>,
         callback: Py<PyAny>,
         room: bool,
+        peer: Option<&[u8]>,
+        scope: u32,
     ) -> PyResult<Py<Subscription>> {
         let shell = self.enter(py)?;
+        let peer = peer
+            .map(|peer| addresses::unpack(peer, scope))
+            .transpose()?;
         let what = if room {
             WaitFor::Room
         } else {
             WaitFor::Arrival
         };
-        let subscription = Py::new(py, Subscription::new(shell, self.id, callback, what))?;
-        subscription.get().list();
+        let subscription = Py::new(py, Subscription::new(shell, self.id, callback))?;
+        subscription.get().list(what, peer);
         Ok(subscription)
     }
 

@@ -1,14 +1,16 @@
 //! Callbacks that stand in for a waiting thread: an event loop's tasks wait so.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use urds_dataplane::mailbox::Place;
 use urds_dataplane::mailbox_calls::Callback as Listed;
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::state::MailboxId;
 use urds_dataplane::waits::WaitFor;
+use urds_path::Address;
 
 use crate::grave::{self, Remains, bury};
 
@@ -45,7 +47,8 @@ impl Drop for Callback {
 pub struct Subscription {
     shell: Arc<Shell>,
     mailbox: MailboxId,
-    what: WaitFor,
+    /// Where it is listed, once it is.
+    place: OnceLock<Place>,
     callback: Arc<Callback>,
     /// What the plane lists; it holds `callback` too.
     listed: Listed,
@@ -53,31 +56,33 @@ pub struct Subscription {
 
 impl Subscription {
     /// Make one that is not listed yet.
-    pub fn new(shell: &Arc<Shell>, mailbox: MailboxId, callback: Py<PyAny>, what: WaitFor) -> Self {
+    pub fn new(shell: &Arc<Shell>, mailbox: MailboxId, callback: Py<PyAny>) -> Self {
         let callback = Arc::new(Callback(Mutex::new(Some(callback))));
         let called = Arc::clone(&callback);
         let listed: Listed = Arc::new(move || called.call());
         Self {
             shell: Arc::clone(shell),
             mailbox,
-            what,
+            place: OnceLock::new(),
             callback,
             listed,
         }
     }
 
     /// Have the plane call it; at once if what it waits for is there. The interpreter is held.
-    pub fn list(&self) {
-        self.shell
-            .subscribe(self.mailbox, self.what, Arc::clone(&self.listed));
+    pub fn list(&self, what: WaitFor, peer: Option<Address>) {
+        let listed = Arc::clone(&self.listed);
+        let place = self.shell.subscribe(self.mailbox, what, peer, listed);
+        let _ = self.place.set(place); // it is listed once
     }
 }
 
 #[pymethods]
 impl Subscription {
     fn __call__(&self, py: Python<'_>) {
-        self.shell
-            .unsubscribe(self.mailbox, self.what, &self.listed);
+        if let Some(&place) = self.place.get() {
+            self.shell.unsubscribe(self.mailbox, place, &self.listed);
+        }
         grave::visit(py);
     }
 

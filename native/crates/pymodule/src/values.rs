@@ -17,6 +17,7 @@ pub type SettingsTuple = (
     Vec<i64>,
     u8,
     u64,
+    bool,
 );
 
 /// Return settings, and the positions of traces, which only the binding knows.
@@ -32,6 +33,7 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
         traces,
         tos,
         busy_poll_ns,
+        single_account,
     ) = tuple;
     let settings = MailboxSettings {
         send_bytes_max,
@@ -44,6 +46,7 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
         traces: !traces.is_empty(),
         tos,
         busy_poll_ns,
+        single_account,
     };
     (settings, traces)
 }

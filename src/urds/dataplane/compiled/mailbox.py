@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import urds_native
 
+from urds.addresses import known_peer
 from urds.dataplane.base import (
     Address,
     Buffer,
@@ -83,9 +84,17 @@ class Mailbox(urds_native.Mailbox):
         assert path is None or isinstance(path, Path), "a path of this plane"
         super().route(*plain(peer), path)
 
-    def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
+    def subscribe(
+        self,
+        callback: Callable[[], None],
+        *,
+        room: bool,
+        address: SocketAddress | None = None,
+    ) -> Callable[[], None]:
         """Have `callback` called once, from any thread; return what cancels it."""
-        return super().subscribe(callback, room)
+        peer = None if address is None else known_peer(address, self.local)
+        octets, scope = (None, 0) if peer is None else plain(peer)
+        return super().subscribe(callback, room, octets, scope)
 
     def configure(self, settings: MailboxSettings) -> None:
         """Replace the settings."""

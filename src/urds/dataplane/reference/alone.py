@@ -52,7 +52,7 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
     After an interrupt it is not known what the stream took: it ends, and its peer gets the message
     on the next one.
     """
-    path, outgoing, port, congested = flow
+    path, outgoing, port, congested, destination = flow
     stream: Stream | None = None
     try:
         with path.plane.lock:
@@ -62,7 +62,8 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
                 or outgoing.unsent
                 or path.writing
                 # From a quarter on there is more to do: look for room, show that there is none.
-                or mailbox.send_queued_bytes + len(payload) >= mailbox.quarter_bytes
+                or destination.queued_bytes + len(payload) >= mailbox.quarter_bytes
+                or mailbox.send_queued_bytes >= destination.open_bytes
                 or mailbox._flows.get(address) is not flow  # type: ignore[arg-type]  # a flow has an address
                 or (congested and congested[port >> 3] >> (port & 7) & 1)
             ):
@@ -71,6 +72,7 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
             assert stream is not None, "a plain path has a stream"
             path.writing = True
             octets = _frame(path, mailbox, port, payload)
+            destination.queued_bytes += len(payload)
         taken, failure = write(stream, (octets,))
         with path.plane.lock:
             # Whoever came meanwhile and found `writing` set has left: look for what he left.
@@ -407,9 +409,9 @@ def _free(path: StreamPath, acknowledgement: int) -> None:
                 owner.send_queued_bytes -= payload_bytes
                 unacked.popleft()
                 outgoing.allow_unacked()
-                path.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
+                path.plane.note_freed(path, owner, payload_bytes)  # type: ignore[arg-type]  # owners are mailboxes here
             except BaseException:  # an interrupt: `abort` tells those who wait for room
-                outgoing.freed.add(owner)
+                outgoing.freed.setdefault(owner, 0)
                 raise
             return
     outgoing.handle_peer_acknowledged(acknowledgement)

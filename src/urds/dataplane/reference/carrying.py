@@ -20,9 +20,8 @@ def remove(plane: Plane, path: CarriedPath) -> None:
     host.carried.pop(path, None)
     for mailbox in host.inboxes.values():
         mailbox.forget_route(path)
-    for mailbox in path.room_wanted:
-        plane.note_room(mailbox)
-    path.room_wanted.clear()
+    plane.note_path_room(path)
+    plane.missing.pop(path, None)
     plane.full_paths.discard(path)
     plane.maps_due.discard(path)
     plane.carried_dues.pop(path, None)

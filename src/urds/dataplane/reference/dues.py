@@ -32,7 +32,8 @@ def next_ns(plane: Plane) -> int | None:
             earliest = due_ns
     looks = (mailbox.look_again_ns() for mailbox in plane.looks)
     owed = islice(plane.owing.values(), 1)
-    for at_ns in (*owed, *looks, *plane.lingering.values(), *plane.carried_dues.values()):
+    missing = islice(plane.missing.values(), 1)
+    for at_ns in (*owed, *missing, *looks, *plane.lingering.values(), *plane.carried_dues.values()):
         if at_ns is not None and (earliest is None or at_ns < earliest):
             earliest = at_ns
     return earliest
@@ -53,6 +54,7 @@ def serve(plane: Plane) -> None:
     with plane.lock:
         now_ns = plane.clock_ns()
         due = [*_due(plane, now_ns), *_take_owing(plane, now_ns)]
+        _note_absent(plane, now_ns)
         carried = _take_carried(plane, now_ns) if plane.carried_dues else ()
         looks, plane.looks = plane.looks, set()
         plane.touched |= looks
@@ -91,6 +93,23 @@ def _take_owing(plane: Plane, now_ns: int) -> list[StreamPath]:
     for path in paths:
         del plane.owing[path]
     return paths
+
+
+def _note_absent(plane: Plane, now_ns: int) -> None:
+    """Have peers count as absent for which messages have waited long. Lock held."""
+    while plane.missing:
+        path, at_ns = next(iter(plane.missing.items()))
+        if at_ns > now_ns:
+            break
+        del plane.missing[path]
+        path.absent = True
+        host = plane.hosts[path.local]
+        if any(other.peer == path.peer and other.stream is not None for other in host.paths):
+            continue  # it is reached by another connection
+        for mailbox in list(host.inboxes.values()):
+            destination = mailbox.accounts.known(path.peer)
+            if destination is not None:
+                mailbox.note_absent(destination)
 
 
 def flush_tails(plane: Plane) -> None:

@@ -15,6 +15,7 @@ from operator import index
 from os import eventfd_write
 from typing import TYPE_CHECKING, cast
 
+from urds.addresses import known_peer
 from urds.constants import (
     MAX_MESSAGE_BYTES,
     MSG_DONTWAIT,
@@ -37,6 +38,7 @@ from urds.dataplane.base import (
 )
 from urds.dataplane.operations import Operation, OperationNotice
 from urds.dataplane.reference import alone, congestion, noticing, queueing
+from urds.dataplane.reference.accounts import Destination, SendAccounts
 from urds.dataplane.reference.host import Host
 from urds.dataplane.reference.inbox import Inbox, Item
 from urds.dataplane.reference.loop_path import LoopPath
@@ -59,9 +61,11 @@ _SENT = _DONTWAIT | int(MSG_NOSIGNAL)  # docs/differences.md
 _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
+_GROUPS = 64
 _LOOK_AGAIN: tuple[bytes, SocketAddress] = (b"", ("", 0))  # what came is no plain message
-# What one destination needs: its path, the queue of it, the port, the octets of the peer's map.
-Flow = tuple[StreamPath, Outgoing, int, bytearray]
+# What one address needs: its path, the queue of it, the port, the octets of the peer's map, the
+# bytes that are queued to its peer.
+Flow = tuple[StreamPath, Outgoing, int, bytearray, Destination]
 
 
 class Mailbox(Inbox):
@@ -75,10 +79,11 @@ class Mailbox(Inbox):
         self._host = host
         self.closed = False
         self.send_queued_bytes = 0
+        self.accounts = SendAccounts()
         self.given_up = 0
         self.receive_waiters = Waiters()
         self.room_waiters = Waiters()
-        self._flows: dict[SocketAddress, Flow] = {}
+        self._flows: dict[SocketAddress, Flow] = {}  # another dict once they are forgotten
         self._routes: dict[Address, StreamPath | LoopPath | CarriedPath] = {}
         self._failed: set[Address] = set()
         self.notices: deque[OperationNotice] = deque()
@@ -97,9 +102,10 @@ class Mailbox(Inbox):
         self.buffer_bytes = settings.receive_bytes_max
         self.clear_below_bytes = max(1, self.buffer_bytes // 2) if self.congested else 0
         self._send_bytes_max = settings.send_bytes_max
-        self.quarter_bytes = settings.send_bytes_max // 4
+        self.accounts.resize(settings.send_bytes_max, is_single=settings.single_account)
+        self._half_bytes = self.accounts.half_bytes  # from there on there is more to do
+        self.quarter_bytes = self.accounts.quarter_bytes
         self.burst_bytes = min(LONG_WRITE_BYTES, self.quarter_bytes)  # of long messages
-        self.look_at_bytes = self.quarter_bytes  # queued so much, look for acknowledgements
         virtual = self._plane.virtual
         self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
@@ -135,41 +141,31 @@ class Mailbox(Inbox):
         if type(payload) is not bytes:
             payload = queueing.frozen(payload)
         payload_bytes = len(payload)
-        # Alone is who has nothing on its way: one comparison for each message of a burst.
-        if not self.send_queued_bytes and payload_bytes <= self._alone_bytes_max:
-            flow = self._flows.get(address)  # type: ignore[arg-type]  # None is no key: a miss
-            if (
-                flow is not None
-                and flow[1].plain
-                and not flow[1].unacked
-                and alone.send(self, flow, address, payload)
-            ):
-                return payload_bytes
-        pending = 0  # stays so if this is not the common case
+        flow = (flows := self._flows).get(address)  # type: ignore[arg-type]  # None is no key
+        if flow is None:
+            return queueing.queue(self, payload, address, b"", wait_ns)
+        path, outgoing, _, _, destination = flow
+        # Alone is what has nothing on its way there: one comparison for each message of a burst.
+        if (
+            not destination.queued_bytes
+            and payload_bytes <= self._alone_bytes_max
+            and outgoing.plain
+            and not outgoing.unacked
+            and alone.send(self, flow, address, payload)
+        ):
+            return payload_bytes
         try:
             with self._lock:
-                flow = self._flows.get(address)  # type: ignore[arg-type]  # as above
-                if (
-                    flow is not None
-                    and self.send_queued_bytes < self._send_bytes_max
-                    and payload_bytes <= self._plain_bytes_max
-                ):
-                    path, outgoing, port, congested = flow
-                    if not path.full and not (congested and congested[port >> 3] >> (port & 7) & 1):
-                        pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
-                        outgoing.pending_bytes = pending
-                        self.send_queued_bytes += payload_bytes
-                        outgoing.unsent.append((self, self.port, port, payload, b""))
-                        if self.send_queued_bytes * 2 >= self._send_bytes_max:
-                            outgoing.want_acknowledgement()
-            if not pending or flow is None:
+                pending = 0
+                if self._flows is flows and payload_bytes <= self._plain_bytes_max:
+                    pending = self._queue_again(flow, payload, payload_bytes)
+            if not pending:
                 return queueing.queue(self, payload, address, b"", wait_ns)
-            path = flow[0]
             if not path.settled or pending >= path.flush_bytes:
                 path.push(self.burst_bytes)
-                if self.send_queued_bytes >= self.look_at_bytes:
-                    self._look_for_room(path)
-            if self.descriptor is not None and self.send_queued_bytes >= self._send_bytes_max:
+                if destination.queued_bytes >= destination.look_at_bytes:
+                    self._look_for_room(path, destination)
+            if self.descriptor is not None and self.send_queued_bytes >= self._half_bytes:
                 self.descriptor.sync()
         except BaseException as error:
             if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
@@ -177,6 +173,29 @@ class Mailbox(Inbox):
                 eventfd_write(self._plane.helper.wake_descriptor, 1)
             raise
         return payload_bytes
+
+    def _queue_again(self, flow: Flow, payload: Buffer, payload_bytes: int) -> int:
+        """Queue on a known path if nothing is in the way; return what is pending. Lock held."""
+        path, outgoing, port, congested, destination = flow
+        if (
+            path.full
+            or (congested and congested[port >> 3] >> (port & 7) & 1)
+            or not (
+                self.send_queued_bytes < destination.open_bytes
+                or self.accounts.admit(destination, payload_bytes, self.send_queued_bytes)
+            )
+        ):
+            return 0
+        pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
+        outgoing.pending_bytes = pending
+        self.send_queued_bytes += payload_bytes
+        destination.queued_bytes += payload_bytes
+        outgoing.unsent.append((self, self.port, port, payload, b""))
+        if self.send_queued_bytes >= self._half_bytes and self.accounts.note_queued(
+            destination, self.send_queued_bytes
+        ):
+            outgoing.want_acknowledgement()
+        return pending
 
     def send(
         self,
@@ -207,11 +226,68 @@ class Mailbox(Inbox):
             raise os_error(Refusal.BAD_CMSG, "MSG_ZEROCOPY needs one ZCOPY_COOKIE")
         return 0 if flags & _DONTWAIT else wait_ns
 
-    def _look_for_room(self, path: StreamPath) -> None:
-        """Look for acknowledgements: the account is a quarter full, and an eighth came since."""
-        bytes_max = self._send_bytes_max
+    def _look_for_room(self, path: StreamPath, destination: Destination) -> None:
+        """Look for acknowledgements: an account is a quarter full, and an eighth came since."""
         path.look_for_acknowledgements()
-        self.look_at_bytes = max(self.quarter_bytes, self.send_queued_bytes + bytes_max // 8)
+        more_bytes = destination.queued_bytes + self._send_bytes_max // 8
+        destination.look_at_bytes = max(self.quarter_bytes, more_bytes)
+
+    def destination_at(self, path: StreamPath | CarriedPath) -> Destination:
+        """Return what is queued to the peer of a path, known to the path from now on. Lock held."""
+        destination = path.destinations.get(self)
+        if destination is None:
+            destination = self.accounts.destination(path.peer, absent=path.absent)
+            path.destinations[self] = destination
+        return destination
+
+    def will_ask(self, path: CarriedPath, payload_bytes: int) -> bool:
+        """Tell whether the next message on a path asks for an acknowledgement. Lock held."""
+        destination = self.destination_at(path)
+        return self.accounts.asks(destination, payload_bytes, self.send_queued_bytes)
+
+    def give_back(self, path: StreamPath | CarriedPath, freed_bytes: int) -> None:
+        """Take messages that left a path off the account of their destination. Lock held."""
+        destination = path.destinations.get(self)
+        if destination is not None:  # else we are closed
+            self.accounts.give_back(destination, freed_bytes, self.send_queued_bytes)
+
+    def refuse(self, destination: Destination, payload_bytes: int, port: int) -> None:
+        """Remember that a destination has no room, to be told once it has. Lock held."""
+        self._map_news = False
+        self.accounts.refuse(destination, payload_bytes, 1 << port % _GROUPS)
+
+    def tell_roomy(self, roomy: Sequence[Destination]) -> None:
+        """Tell senders to some destinations of their room, as of the end of congestion. Lock held.
+
+        Who waits for one of them goes on, and for everybody else it is as with a new map.
+        """
+        groups = 0
+        for destination in roomy:
+            groups |= destination.refused_groups
+            destination.refused_groups = 0
+            destination.tell(self._plane.desk)
+        if not self.settings.monitor:
+            self._map_news |= bool(groups)
+        elif groups & self.settings.monitor_mask:
+            self._notice_groups |= groups & self.settings.monitor_mask
+            self.special = True
+            self._plane.note_arrival(self, 1)
+
+    def note_absent(self, destination: Destination) -> None:
+        """Learn that messages have long waited for a connection to a peer. Lock held."""
+        for longest in self.accounts.note_absent(destination):
+            peer = longest.peer
+            assert peer is not None, "what goes to this process is never queued"
+            for path in self.paths():
+                if path.peer == peer:
+                    self.given_up += path.give_up(self)
+            self.fail(peer)
+        self._plane.tell_room(self)
+
+    def note_present(self, destination: Destination) -> None:
+        """Learn that such a peer is connected again. Lock held."""
+        self.accounts.note_present(destination)
+        self._plane.tell_room(self)
 
     # -- receiving
 
@@ -394,21 +470,27 @@ class Mailbox(Inbox):
         elif self._saw_congestion:
             self._map_news = True
         self._saw_congestion = False
+        for destination in self.accounts.refused():  # who met the map may be listed there
+            destination.tell(self._plane.desk)
         self._plane.note_room(self)
 
     def fail(self, peer: Address) -> None:
         """Messages to the peer were dropped: the next send to it says so, once. Lock held."""
         self._failed.add(peer)
-        self._flows.clear()
+        self._flows = {}
 
     # -- the rest of the contract
 
     def route(self, peer: Address, path: Path | CarriedPath | None) -> None:
         """Say which path leads to `peer`; None forgets it."""
         with self._lock:
-            self._flows.clear()
+            self._flows = {}
             if path is None:
-                self._routes.pop(peer, None)
+                before = self._routes.pop(peer, None)
+                if before is not None and self.accounts.forget(peer):
+                    for one in (before, *self.paths()):
+                        if one.peer == peer and not isinstance(one, LoopPath):
+                            one.destinations.pop(self, None)
             else:
                 self._routes[peer] = cast("StreamPath | LoopPath | CarriedPath", path)
 
@@ -417,11 +499,26 @@ class Mailbox(Inbox):
         for peer in [peer for peer, one in self._routes.items() if one is path]:
             del self._routes[peer]
 
-    def subscribe(self, callback: Callable[[], None], *, room: bool) -> Callable[[], None]:
+    def subscribe(
+        self,
+        callback: Callable[[], None],
+        *,
+        room: bool,
+        address: SocketAddress | None = None,
+    ) -> Callable[[], None]:
         """Have `callback` called once: for a message at once if there is one."""
         self._plane.refuse_reentry()
         waiter = Waiter(callback)
-        waiters = self.room_waiters if room else self.receive_waiters
+        peer = None if address is None else known_peer(address, self.local)
+        with self._lock:
+            waiters = self.receive_waiters
+            if room:
+                waiters = self.room_waiters if peer is None else self.room_waiters_of(peer)
+            if not room and (self.queue or self._has_notice() or self.closed):
+                self._plane.desk.notify(waiter)
+            else:
+                waiters.add(waiter)
+        self._plane.deliver()
 
         def cancel() -> None:
             with self._lock:
@@ -429,13 +526,17 @@ class Mailbox(Inbox):
                     waiters.tell(1, self._plane.desk)  # told, and leaves without using it
             self._plane.deliver()
 
-        with self._lock:
-            if not room and (self.queue or self._has_notice() or self.closed):
-                self._plane.desk.notify(waiter)
-            else:
-                waiters.add(waiter)
-        self._plane.deliver()
         return cancel
+
+    def room_waiters_of(self, peer: Address) -> Waiters:
+        """Return who is told of room for a peer: its own if it was refused. Lock held."""
+        if isinstance(self._routes.get(peer), LoopPath):
+            destination: Destination | None = self.accounts.here
+        else:
+            destination = self.accounts.known(peer)
+        if destination is None or destination.refused_bytes is None:
+            return self.room_waiters
+        return destination.waiters_made()
 
     def configure(self, settings: MailboxSettings) -> None:
         """Replace the settings; waiters look again. Inside another call, soon."""
@@ -451,9 +552,9 @@ class Mailbox(Inbox):
             settings = self._configured
             if settings.tos != self.settings.tos:  # it may lead over other connections
                 self._routes.clear()
-                self._flows.clear()
+                self._flows = {}
             self._apply(settings)
-            self.room_waiters.tell_all(self._plane.desk)
+            self._plane.tell_room(self)
             self.receive_waiters.tell_all(self._plane.desk)
             self._plane.note_taken(self)
         self._plane.settle()
@@ -509,10 +610,17 @@ class Mailbox(Inbox):
 
     def _wanted_readiness(self) -> tuple[bool, bool]:
         readable = bool(self.queue) or self._has_notice() or self._map_news or self.closed
-        writable = self.send_queued_bytes < self._send_bytes_max
-        if writable and self._plane.full_paths:
+        writable = self.accounts.is_writable(self.send_queued_bytes)
+        if writable and self._plane.full_paths and self.has_one_way():
             writable = self._plane.full_paths.isdisjoint(list(self._routes.values()))
         return readable, writable
+
+    def has_one_way(self) -> bool:
+        """Tell whether a path at its bound of messages is all that we send by: then we wait.
+
+        Else only its destination does.
+        """
+        return len(self._routes) == 1 or self.settings.single_account
 
     def sync(self) -> None:
         """Show the state on the descriptor, if there is one. No lock held."""
@@ -543,7 +651,9 @@ class Mailbox(Inbox):
     def shut(self, plane: Plane) -> None:
         """Leave the port, drop what nobody will read, wake everybody. Lock held."""
         self._host.inboxes.pop(self.port, None)
-        self._flows.clear()
+        self._flows = {}
+        for path in self.paths():
+            path.destinations.pop(self, None)
         plane.counters.recv_drop_closed += self.message_count()
         self.queue.clear()
         self.notices.clear()
@@ -555,6 +665,8 @@ class Mailbox(Inbox):
             congestion.show(plane, self, on=False)
         self.receive_waiters.tell_all(plane.desk)
         self.room_waiters.tell_all(plane.desk)
+        for destination in self.accounts.take_refused():
+            destination.tell(plane.desk)
         self.operation_waiters.tell_all(plane.desk)
 
     def abandon_in_child(self) -> None:
@@ -564,6 +676,7 @@ class Mailbox(Inbox):
         self._flows = {}
         # The parent's are not here.
         self.receive_waiters, self.room_waiters = Waiters(), Waiters()
+        self.accounts = SendAccounts()
         self.operation_waiters = Waiters()
         if self.descriptor is not None:
             self.descriptor.abandon_in_child()

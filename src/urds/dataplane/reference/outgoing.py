@@ -107,7 +107,7 @@ class Outgoing:
         self.fences: list[Fence] = []
         self.gate: Fence | None = None  # on another path: nothing new leaves before it opens
         self.plain = False  # the next message may become octets at once; `PathCore.is_plain`
-        self.freed: set[Owner] = set()  # accounts that gained room since the shell looked
+        self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell looked
 
     # -- queueing
 
@@ -374,7 +374,8 @@ class Outgoing:
         """Drop the first messages of a queue, which are of one owner, and give it the room back."""
         gone = starmap(queue.popleft, repeat((), messages))
         if owner is not None:
-            self.freed.add(owner)
+            freed_bytes = self.freed.get(owner, 0) + payload_bytes
+            self.freed[owner] = freed_bytes
             owner.send_queued_bytes -= payload_bytes
         _exhaust(gone)  # one step with the store
 
@@ -418,10 +419,13 @@ class Outgoing:
                 unsent.append(message)
         repeats, repeated, repeated_bytes = _without(self.repeats, owner, target_port)
         unacked, sent, sent_bytes = _without(self.unacked, owner, target_port)
+        gone_bytes = removed_bytes + repeated_bytes + sent_bytes
+        freed_bytes = self.freed.get(owner, 0) + gone_bytes
         # One step: an interrupt must not part the queues from their account.
         self.unsent, self.repeats, self.unacked = unsent, repeats, unacked
         self.pending_bytes -= HEADER_BYTES * removed + removed_bytes
-        owner.send_queued_bytes -= removed_bytes + repeated_bytes + sent_bytes
+        owner.send_queued_bytes -= gone_bytes
+        self.freed[owner] = freed_bytes
         self._open_fences()
         return removed + repeated + sent
 
@@ -467,9 +471,11 @@ class Outgoing:
             if owner is None:
                 continue  # a ping or pong: nobody's message
             count += 1
-            owner.send_queued_bytes -= len(message[5])
+            payload_bytes = len(message[5])
+            freed_bytes = self.freed.get(owner, 0) + payload_bytes
+            owner.send_queued_bytes -= payload_bytes
+            self.freed[owner] = freed_bytes
             owner.given_up += 1
-            self.freed.add(owner)
         return count
 
 

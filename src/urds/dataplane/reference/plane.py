@@ -27,6 +27,7 @@ from urds.dataplane.base import (
     Snapshot,
 )
 from urds.dataplane.reference import alone, carrying, closing, congestion, dues, remembering
+from urds.dataplane.reference.accounts import ABSENT_NS
 from urds.dataplane.reference.counters import Counters
 from urds.dataplane.reference.helper import Helper
 from urds.dataplane.reference.host import Host
@@ -96,6 +97,8 @@ class Plane:
         self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages on their way
         self.carried_dues: dict[CarriedPath, int] = {}  # when to serve a path of another transport
+        # When the peer of a path counts as absent; all wait equally long here, too.
+        self.missing: dict[StreamPath | CarriedPath, int] = {}
 
     # -- making things
 
@@ -152,6 +155,7 @@ class Plane:
         """Forget a path. Lock held."""
         path.core.outgoing.drop_all()
         self._dirty.pop(path, None)
+        self.missing.pop(path, None)
         if path in path.host.paths:
             path.host.paths.remove(path)
         path.host.forget_peer_map(path.peer)
@@ -341,13 +345,54 @@ class Plane:
             self.touched.add(inbox)
 
     def note_room(self, mailbox: Mailbox) -> None:
-        """Tell senders that there may be room. Lock held."""
-        mailbox.room_waiters.tell_all(self.desk)
-        mailbox.look_at_bytes = mailbox.quarter_bytes
+        """Tell senders that messages left, so that there may be room. Lock held."""
+        self.tell_room(mailbox)
         if not mailbox.send_queued_bytes:
             self.counters.send_queue_empty += 1
+
+    def tell_room(self, mailbox: Mailbox) -> None:
+        """Tell senders that there may be room. Lock held."""
+        mailbox.room_waiters.tell_all(self.desk)
+        if mailbox.accounts.look_due:
+            mailbox.tell_roomy(mailbox.accounts.take_roomy(mailbox.send_queued_bytes))
         if mailbox.descriptor is not None:
             self.touched.add(mailbox)
+
+    def note_freed(
+        self, path: StreamPath | CarriedPath, mailbox: Mailbox, freed_bytes: int
+    ) -> None:
+        """Give messages that left a path back to the account that they were in. Lock held."""
+        mailbox.give_back(path, freed_bytes)
+        self.note_room(mailbox)
+
+    def note_path_room(self, path: StreamPath | CarriedPath) -> None:
+        """Tell those who wait for a path that it is no longer at its bound. Lock held."""
+        for mailbox in path.room_wanted:
+            destination = path.destinations.get(mailbox)
+            if destination is not None and destination.path_full:
+                destination.path_full = False
+                mailbox.tell_roomy(mailbox.accounts.take_unblocked(destination))
+            elif destination is not None:
+                destination.tell(self.desk)
+            self.note_room(mailbox)
+        path.room_wanted.clear()
+
+    # -- absent peers
+
+    def note_wanted(self, path: StreamPath | CarriedPath) -> None:
+        """Note that messages wait for a connection from now on, if none do already. Lock held."""
+        if path not in self.missing and not path.absent:
+            self.missing[path] = self.clock_ns() + ABSENT_NS
+            self.helper.want()
+
+    def note_attached(self, path: StreamPath | CarriedPath) -> None:
+        """Note that a path has a connection again. Lock held."""
+        self.missing.pop(path, None)
+        path.absent = False
+        for mailbox in list(self.hosts[path.local].inboxes.values()):
+            destination = mailbox.accounts.known(path.peer)
+            if destination is not None and destination.absent:
+                mailbox.note_present(destination)
 
     def note_full(self, path: StreamPath | CarriedPath) -> None:
         """Have descriptors show that a path came to its bound of messages or left it. Lock held."""
@@ -406,10 +451,10 @@ class Plane:
 
     def has_dues(self) -> bool:
         """Tell whether time may make something due. Lock held."""
-        return bool(self.owing or self.has_rare_dues())
+        return bool(self.owing or self.missing or self.has_rare_dues())
 
     def has_rare_dues(self) -> bool:
-        """Tell the same of all but acknowledgements. Lock held."""
+        """Tell the same of all but acknowledgements and absent peers. Lock held."""
         return bool(self._dirty or self.looks or self.lingering or self.carried_dues)
 
     def next_due_ns(self, now_ns: int) -> int | None:

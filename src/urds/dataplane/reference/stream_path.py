@@ -36,6 +36,7 @@ from urds.dataplane.reference.path import PathCore
 from urds.dataplane.reference.stream_writing import end_direction, write_all
 
 if TYPE_CHECKING:
+    from urds.dataplane.reference.accounts import Destination
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.plane import Plane
 
@@ -80,6 +81,8 @@ class StreamPath:
         self.full = False
         self.message_bytes_max = MAX_MESSAGE_BYTES  # more only once the peer said so
         self.room_wanted: set[Mailbox] = set()
+        self.destinations: dict[Mailbox, Destination] = {}  # that the sockets' messages count in
+        self.absent = False  # messages have long waited for a stream
         self.dependents: list[StreamPath] = []  # held behind a fence of ours
         self.credits = 0  # writes at once before tails are noted
         self.idle_since_ns = 0
@@ -130,6 +133,7 @@ class StreamPath:
         if self.stream is None and not self.wanted:
             event = Wanted(self)
             self.wanted = True
+            self.plane.note_wanted(self)
             self.plane.events.append(event)  # one step (`interrupts`)
             self.plane.helper.want(now=True)
 
@@ -227,15 +231,13 @@ class StreamPath:
         Lock held.
         """
         outgoing = self.core.outgoing
-        for owner in outgoing.freed:
-            self.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
-        outgoing.freed.clear()
+        while outgoing.freed:  # taken out first: an interrupt must not count them twice
+            owner, freed_bytes = outgoing.freed.popitem()
+            self.plane.note_freed(self, owner, freed_bytes)  # type: ignore[arg-type]  # owners are mailboxes here
         if self.full or self.room_wanted:
             self.judge_full()
             if not self.full:
-                for mailbox in self.room_wanted:
-                    self.plane.note_room(mailbox)
-                self.room_wanted.clear()
+                self.plane.note_path_room(self)
         if self.dependents:
             for path in self.dependents:
                 path.flush_soon()
@@ -243,8 +245,20 @@ class StreamPath:
 
     def cancel(self, mailbox: Mailbox, port: int | None) -> int:
         """Remove a mailbox's messages, to one port or all; return how many. Lock held."""
-        count = self.core.outgoing.cancel(mailbox, port)
+        count = self._take_out(mailbox, port)
         self.plane.counters.send_cancelled += count
+        return count
+
+    def give_up(self, mailbox: Mailbox) -> int:
+        """Remove a mailbox's messages to an absent peer; return how many. Lock held."""
+        count = self._take_out(mailbox, None)
+        self.plane.counters.send_given_up += count
+        return count
+
+    def _take_out(self, mailbox: Mailbox, port: int | None) -> int:
+        outgoing = self.core.outgoing
+        count = outgoing.cancel(mailbox, port)
+        mailbox.give_back(self, outgoing.freed.pop(mailbox, 0))
         self.settle_freed()
         return count
 
@@ -263,6 +277,7 @@ class StreamPath:
             self.blocked = self.broken = self.paused = self.wanted = False
             self.first_frame_told = False
             self.core.attach(hold)
+            plane.note_attached(self)
             self.settled = False
             try:
                 plane.poll_set.add(self)
@@ -351,9 +366,7 @@ class StreamPath:
             self.core.agree(release=agreement.release, checksum=agreement.checksum)
             self.settle_freed()
             self.message_bytes_max = agreement.message_bytes_max
-            for mailbox in self.room_wanted:  # perhaps with a message that is too long
-                self.plane.note_room(mailbox)
-            self.room_wanted.clear()
+            self.plane.note_path_room(self)  # perhaps a message was too long
             self.plane.mark_dirty(self)
         self.flush()
         self.plane.deliver()

@@ -194,12 +194,17 @@ class ConnectionCore:
             ack_required=ack_required,
         )  # fmt: skip
 
-    def cancel(self, owner: Owner, target_port: int | None) -> int:
+    def cancel(
+        self,
+        owner: Owner,
+        target_port: int | None,
+        status: RdmaStatus = RdmaStatus.CANCELED,
+    ) -> int:
         """Remove the owner's messages, to one port or to all; return how many.
 
-        Their operations end with CANCELED, those that the device works at when it is done.
+        Their operations end with `status`, those that the device works at when it is done.
         """
-        count = self._outgoing.cancel(owner, target_port)
+        count = self._outgoing.cancel(owner, target_port, status)
         self._tell_ended()
         return count
 
@@ -222,8 +227,8 @@ class ConnectionCore:
         return self._outgoing.message_count()
 
     @property
-    def freed(self) -> set[Owner]:
-        """Accounts that gained room since the shell looked; the shell clears it."""
+    def freed(self) -> dict[Owner, int]:
+        """Bytes, by owner, that left since the shell looked; the shell clears it."""
         return self._outgoing.freed
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from urds.constants import MAX_MESSAGE_BYTES
+from urds.constants import MAX_MESSAGE_BYTES, RdmaStatus
 from urds.dataplane.base import Buffer, Carrier, MessageRow, PathRow, RdmaRow
 from urds.dataplane.operations import Operation
 from urds.transport.rdma.core import ConnectionCore, CoreLimits
@@ -21,6 +21,7 @@ from urds.transport.rdma.events import PeerKey
 
 if TYPE_CHECKING:
     from urds.dataplane import base
+    from urds.dataplane.reference.accounts import Destination
     from urds.dataplane.reference.host import Host
     from urds.dataplane.reference.mailbox import Mailbox
     from urds.dataplane.reference.outgoing import Owner
@@ -60,6 +61,8 @@ class RdmaPath:
         self.full = False
         self.message_bytes_max = min(limits.message_bytes_max, MAX_MESSAGE_BYTES)
         self.room_wanted: set[Mailbox] = set()
+        self.destinations: dict[Mailbox, Destination] = {}  # that the sockets' messages count in
+        self.absent = False  # messages have long waited for a connection
         self.mailboxes: set[base.Mailbox] = set()  # routed here; control lock
         self.given_up_messages = 0
         self.is_paused = False  # a mailbox is over its hard bound
@@ -87,8 +90,7 @@ class RdmaPath:
     ) -> None:
         """Take a message; ask for a connection if there is none."""
         # A sender whose account is half full waits for acknowledgements soon. Source: rds.md 1.6.
-        queued_bytes = sender.send_queued_bytes + len(payload)
-        ack_required = 2 * queued_bytes >= sender.settings.send_bytes_max
+        ack_required = sender.will_ask(self, len(payload))
         self.core.queue(
             sender,
             sender.port,
@@ -105,14 +107,26 @@ class RdmaPath:
         """Ask the control plane for a connection, once per outage."""
         if self.link is None and not self._is_wanted:
             self._is_wanted = True
+            self.plane.note_wanted(self)
             self._on_wanted(self)
 
     def cancel(self, mailbox: Mailbox, port: int | None) -> int:
         """Remove a mailbox's messages, to one port or all; return how many."""
         count = self.core.cancel(mailbox, port)
         self.plane.counters.send_cancelled += count
-        self.settle_freed()
+        self._settle_taken_out(mailbox)
         return count
+
+    def give_up(self, mailbox: Mailbox) -> int:
+        """Remove a mailbox's messages: their peer is absent too long; return how many."""
+        count = self.core.cancel(mailbox, None, RdmaStatus.DROPPED)
+        self._count_given_up(count)
+        self._settle_taken_out(mailbox)
+        return count
+
+    def _settle_taken_out(self, mailbox: Mailbox) -> None:
+        mailbox.give_back(self, self.core.freed.pop(mailbox, 0))
+        self.settle_freed()
 
     def holds(self, mailbox: Mailbox | None = None) -> bool:
         """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
@@ -180,15 +194,13 @@ class RdmaPath:
 
     def settle_freed(self) -> None:
         """Tell whom freed messages concern: their owners, and senders at our bound."""
-        for owner in self.core.freed:
-            self.plane.note_room(owner)  # type: ignore[arg-type]  # owners are mailboxes here
+        for owner, freed_bytes in self.core.freed.items():
+            self.plane.note_freed(self, owner, freed_bytes)  # type: ignore[arg-type]  # owners are mailboxes here
         self.core.freed.clear()
         if self.full or self.room_wanted:
             self._judge_full()
             if not self.full:
-                for mailbox in self.room_wanted:
-                    self.plane.note_room(mailbox)
-                self.room_wanted.clear()
+                self.plane.note_path_room(self)
 
     # -- as a `CarriedPath`; no lock held
 
@@ -280,6 +292,7 @@ class RdmaPath:
                 self.link = link
                 self._acknowledges_unasked = is_own
                 self.is_paused = self._is_wanted = False
+                self.plane.note_attached(self)
                 self.core.attach(
                     acknowledged=acknowledged, credits=credits, long_frames=long_frames
                 )

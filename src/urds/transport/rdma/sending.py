@@ -88,7 +88,7 @@ class Outgoing:
         self.current: Message | None = None
         self.unacked: deque[Message] = deque()
         self.repeats: deque[Message] = deque()
-        self.freed: set[Owner] = set()  # accounts that gained room since the shell looked
+        self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell looked
         self.ended: deque[tuple[Owner, Operation]] = deque()  # to be told by the core
         self._silents: dict[Message, None] = {}
         self._running: dict[Task, None] = {}  # handed over and not ended, in their order
@@ -373,7 +373,12 @@ class Outgoing:
 
     # -- taking messages out
 
-    def cancel(self, owner: Owner, target_port: int | None) -> int:
+    def cancel(
+        self,
+        owner: Owner,
+        target_port: int | None,
+        status: RdmaStatus = RdmaStatus.CANCELED,
+    ) -> int:
         """Remove the owner's messages, to one port or to all; return how many.
 
         A message whose frames have begun goes out to its end, for the sake of framing; only
@@ -384,10 +389,9 @@ class Outgoing:
             for message in self._messages()
             if message.owner is owner and target_port in (None, message.target_port)
         ]
-        self._take_out(chosen, RdmaStatus.CANCELED)
+        self._take_out(chosen, status)
         for message in chosen:
-            owner.send_queued_bytes -= len(message.payload)
-            message.owner = None
+            self._free(message)
         return len(chosen)
 
     def drop_handed_over(self) -> int:
@@ -451,6 +455,7 @@ class Outgoing:
         message.tasks = ()
         owner = message.owner
         if owner is not None:
-            owner.send_queued_bytes -= len(message.payload)
-            self.freed.add(owner)
+            freed_bytes = len(message.payload)
+            owner.send_queued_bytes -= freed_bytes
+            self.freed[owner] = self.freed.get(owner, 0) + freed_bytes
             message.owner = None

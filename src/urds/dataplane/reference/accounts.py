@@ -1,0 +1,419 @@
+"""How the destinations of a socket share its send account, so that none of them holds the socket.
+
+A destination is a peer's address: what a peer does not acknowledge stays in the queue of its
+connections, whatever the port. Below half of SO_SNDBUF nothing is refused. From there on there are
+three accounts, each of the size of SO_SNDBUF:
+
+    first     of one destination: of that which took the queue over half while the account was
+              free, until it holds nothing. It may queue while it holds less than the size: so the
+              only destination in use finds rds(7), EAGAIN and POLLOUT.
+    second    of all others, by dynamic threshold: a destination may queue while what it holds is
+              at most what is free. So one that does not read leaves as much as it takes, and the
+              next ones find room.
+    third     of what is queued to peers that are absent, which means that messages waited 30 s for
+              a connection to them. Once it is over its size, what belongs to the peer that is
+              absent longest is given up. The first account is left for it when another destination
+              asks for that, and only if there is room.
+
+All together hold at most three times the size: a message that would go beyond waits.
+
+A destination without room counts as congested, it alone: ENOBUFS, or a wait of its own. It is
+remembered with the shortest message that was refused, and told once that message has room. While
+one destination is in use, having no room is EAGAIN instead. Several are in use from the moment that
+a second one is met with the queue at half, until the queue is below half.
+
+Source of the threshold: A. Choudhury, E. Hahne, Dynamic Queue Length Thresholds for Shared-Memory
+Packet Switches, IEEE/ACM Transactions on Networking 6 (1998). See docs/adr/0017.
+"""
+
+from __future__ import annotations
+
+from urds.dataplane.base import Address
+from urds.dataplane.reference.waiting import Waiters, WaitingDesk
+
+ABSENT_NS = 30_000_000_000  # so long messages wait for a connection until their peer is absent
+_ACCOUNTS = 3
+_UNKNOWN_BYTES = 1 << 62  # more than any destination holds
+
+
+class Destination:
+    """What a socket has queued to one peer, and whom to tell of room for it."""
+
+    __slots__ = (
+        "absent",
+        "aside",
+        "look_at_bytes",
+        "open_bytes",
+        "path_full",
+        "peer",
+        "queued_bytes",
+        "refused_bytes",
+        "refused_groups",
+        "waiters",
+    )
+
+    def __init__(self, peer: Address | None) -> None:
+        self.peer = peer
+        self.queued_bytes = 0
+        self.open_bytes = 0  # with less in the whole queue there is nothing to ask
+        self.look_at_bytes = 0  # holding so much, look for acknowledgements
+        self.absent = False
+        self.aside = False  # counted in the third account
+        self.path_full = False  # refused for its path, which tells
+        self.refused_bytes: int | None = None  # the shortest message that found no room
+        self.refused_groups = 0  # port groups of such messages
+        self.waiters: Waiters | None = None
+
+    def waiters_made(self) -> Waiters:
+        """Return who waits for room here, listed for the first time."""
+        if self.waiters is None:
+            self.waiters = Waiters()
+        return self.waiters
+
+    def tell(self, desk: WaitingDesk) -> None:
+        """Have everybody look again who waits for room here. Plane's lock held."""
+        if self.waiters is not None:
+            self.waiters.tell_all(desk)
+
+
+class SendAccounts:
+    """The three accounts of one socket. Its whole queue, in bytes, is the caller's to tell."""
+
+    __slots__ = (
+        "_aside",
+        "_aside_bytes",
+        "_by_peer",
+        "_enough_bytes",
+        "_first",
+        "_look_aside",
+        "_refused",
+        "_refused_apart",
+        "bytes_max",
+        "half_bytes",
+        "here",
+        "is_single",
+        "look_due",
+        "quarter_bytes",
+        "several",
+        "watching",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_max = self.half_bytes = self.quarter_bytes = 0
+        self.is_single = False  # one account for all, as Linux has it
+        self.several = False  # destinations are in use
+        self.watching = False  # a message that leaves concerns more than its destination
+        self.look_due = False  # a refused destination may have room
+        self.here = Destination(None)  # addresses of this process: they hold nothing
+        self._look_aside = False  # the same of an absent peer's
+        self._first: Destination | None = None
+        self._aside: dict[Destination, None] = {}  # longest absent first
+        self._aside_bytes = 0
+        self._by_peer: dict[Address, Destination] = {}
+        self._refused: dict[Destination, None] = {}
+        self._refused_apart: dict[
+            Destination, None
+        ] = {}  # that the second account does not concern
+        self._enough_bytes = _UNKNOWN_BYTES  # free in the second account, one of `_refused` goes on
+
+    def resize(self, bytes_max: int, *, is_single: bool) -> None:
+        """Set the size of an account, and whether there is only one."""
+        self.bytes_max, self.is_single = bytes_max, is_single
+        self.half_bytes, self.quarter_bytes = (bytes_max + 1) // 2, bytes_max // 4
+        for destination in (self.here, *self._by_peer.values()):
+            destination.look_at_bytes = self.quarter_bytes
+            self._open(destination)
+        self.look_due = self._look_aside = True
+
+    def destination(self, peer: Address, *, absent: bool) -> Destination:
+        """Return what is queued to a peer, made on the first call."""
+        known = self._by_peer.get(peer)
+        if known is None:
+            known = self._by_peer[peer] = Destination(peer)
+            known.absent = absent
+            known.look_at_bytes = self.quarter_bytes
+            self._open(known)
+        return known
+
+    def known(self, peer: Address) -> Destination | None:
+        """Return the same if there is one."""
+        return self._by_peer.get(peer)
+
+    def forget(self, peer: Address) -> bool:
+        """Forget a destination that holds nothing and for which nobody waits; tell whether so."""
+        known = self._by_peer.get(peer)
+        if known is None or known.queued_bytes or known.refused_bytes is not None or known.waiters:
+            return False
+        del self._by_peer[peer]
+        if known is self._first:
+            self._first = None
+        return True
+
+    # -- queueing
+
+    def has_room(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
+        """Tell whether a message may be queued, with `queued_bytes` in the whole queue."""
+        size = self.bytes_max
+        if self.is_single:
+            return queued_bytes < size
+        if queued_bytes + payload_bytes > _ACCOUNTS * size:
+            return False
+        held_bytes = destination.queued_bytes
+        if self._may_have_first(destination, queued_bytes):
+            return held_bytes < size
+        moved_bytes = 0 if destination.aside else held_bytes
+        if self._goes_aside(destination, queued_bytes):
+            free_bytes = size - self._aside_bytes - moved_bytes
+            return held_bytes <= free_bytes and payload_bytes <= free_bytes
+        if destination.aside:
+            held_bytes *= 2  # it comes back into the second account, which has that less
+        return held_bytes <= size - self._second_bytes(queued_bytes)
+
+    def admit(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
+        """Do the same, and enter it in its account: the caller queues it now."""
+        if not self.has_room(destination, payload_bytes, queued_bytes):
+            return False
+        if not self.is_single:
+            self._enter(destination, queued_bytes)
+            if destination.aside:
+                self._aside_bytes += payload_bytes
+        return True
+
+    def note_queued(self, destination: Destination, queued_bytes: int) -> bool:
+        """Note that a message was queued; return whether it asks for an acknowledgement.
+
+        Only above half of an account there is something to note.
+        """
+        if self.is_single:
+            return True
+        if queued_bytes != destination.queued_bytes:
+            self.several = self.watching = True
+        if self._first is None or not self._first.queued_bytes:
+            self._give_first(destination)
+        return self.asks(destination, 0, queued_bytes)
+
+    def asks(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
+        """Tell whether a message takes its account to half: others may wait for room."""
+        if self.is_single:
+            held_bytes = queued_bytes
+        elif destination is self._first or destination.aside or self._is_first_vacant():
+            held_bytes = destination.queued_bytes
+        else:
+            held_bytes = self._second_bytes(queued_bytes)
+        return held_bytes + payload_bytes >= self.half_bytes
+
+    def refuse(self, destination: Destination, payload_bytes: int, groups: int) -> None:
+        """Remember that a message found no room; `take_roomy` tells of it once it has."""
+        known_bytes = destination.refused_bytes
+        if known_bytes is None or payload_bytes < known_bytes:
+            destination.refused_bytes = payload_bytes
+        destination.refused_groups |= groups
+        if destination.absent or destination.aside or destination.path_full:
+            self._refused.pop(destination, None)
+            self._refused_apart[destination] = None
+        else:
+            self._refused[destination] = None
+            self._enough_bytes = min(self._enough_bytes, destination.queued_bytes)
+        self.several = self.watching = True
+
+    def is_writable(self, queued_bytes: int) -> bool:
+        """Tell whether a destination that holds nothing could queue; the only one, if one is."""
+        size, first = self.bytes_max, self._first
+        if self.is_single:
+            return queued_bytes < size
+        if queued_bytes < self.half_bytes:
+            return True
+        if not self.several and first is not None and first.queued_bytes == queued_bytes:
+            return queued_bytes < size
+        if self._is_first_free():
+            return True
+        return self._second_bytes(queued_bytes) <= size and queued_bytes < _ACCOUNTS * size
+
+    def is_alone(self, destination: Destination, queued_bytes: int) -> bool:
+        """Tell whether a destination without room is the only one in use: it finds rds(7)."""
+        return self.is_single or (not self.several and destination.queued_bytes == queued_bytes)
+
+    # -- what leaves the queue
+
+    def give_back(self, destination: Destination, freed_bytes: int, queued_bytes: int) -> None:
+        """Take a destination's messages off its account; `queued_bytes` is without them."""
+        # No more than all: what an interrupt left counted goes with the last message.
+        destination.queued_bytes = min(destination.queued_bytes - freed_bytes, queued_bytes)
+        destination.look_at_bytes = self.quarter_bytes
+        if not self.watching:
+            return
+        aside = destination.aside
+        if aside:
+            self._aside_bytes -= freed_bytes
+            if not destination.queued_bytes:
+                self._bring_back(destination)
+        if queued_bytes < self.half_bytes:
+            self.several = False
+        self._judge_refused(destination, aside=aside, queued_bytes=queued_bytes)
+        self._settle_watch()
+
+    def _judge_refused(self, destination: Destination, *, aside: bool, queued_bytes: int) -> None:
+        """Find out whether to look for refused destinations with room, without asking them all."""
+        is_vacant, was_refused = self._is_first_vacant(), destination.refused_bytes is not None
+        if self._refused:
+            if was_refused:
+                self._enough_bytes = min(self._enough_bytes, destination.queued_bytes)
+            free_bytes = self.bytes_max - self._second_bytes(queued_bytes)
+            self.look_due |= was_refused or is_vacant or free_bytes >= self._enough_bytes
+        if self._refused_apart and (
+            aside or was_refused or (is_vacant and queued_bytes >= self.half_bytes)
+        ):
+            self.look_due = self._look_aside = True
+
+    def take_roomy(self, queued_bytes: int) -> list[Destination]:
+        """Return the refused destinations that have room now, and forget that they were refused."""
+        refused = [*self._refused, *(self._refused_apart if self._look_aside else ())]
+        self.look_due = self._look_aside = False
+        roomy = [
+            destination
+            for destination in refused
+            if not destination.path_full
+            and self.has_room(destination, destination.refused_bytes or 0, queued_bytes)
+        ]
+        for destination in roomy:
+            self._forget_refusal(destination)
+        self._enough_bytes = min(
+            (one.queued_bytes for one in self._refused), default=_UNKNOWN_BYTES
+        )
+        self._settle_watch()
+        return roomy
+
+    def take_unblocked(self, destination: Destination) -> list[Destination]:
+        """Return a destination whose path is no longer full, if it was refused."""
+        was_refused = destination.refused_bytes is not None
+        self._forget_refusal(destination)
+        self._settle_watch()
+        return [destination] if was_refused else []
+
+    def refused(self) -> list[Destination]:
+        """Return every refused destination."""
+        return [*self._refused, *self._refused_apart]
+
+    def take_refused(self) -> list[Destination]:
+        """Return every refused destination, and forget that it was."""
+        refused = self.refused()
+        for destination in refused:
+            self._forget_refusal(destination)
+        self._enough_bytes = _UNKNOWN_BYTES
+        self._settle_watch()
+        return refused
+
+    def _forget_refusal(self, destination: Destination) -> None:
+        self._refused.pop(destination, None)
+        self._refused_apart.pop(destination, None)
+        destination.refused_bytes = None
+
+    def _settle_watch(self) -> None:
+        self.watching = bool(self.several or self._aside or self._refused or self._refused_apart)
+
+    # -- absent peers
+
+    def note_absent(self, destination: Destination) -> list[Destination]:
+        """Count what is queued to an absent peer in the third account; return what is given up."""
+        destination.absent = True
+        self.look_due = self._look_aside = True
+        if self.is_single:
+            return []
+        if destination in self._refused:
+            del self._refused[destination]
+            self._refused_apart[destination] = None
+        if destination is not self._first and destination.queued_bytes:
+            self._put_aside(destination)
+        self._open(destination)
+        given_up, left_bytes = list[Destination](), self._aside_bytes
+        for longest in list(self._aside)[:-1]:
+            if left_bytes <= self.bytes_max:
+                break
+            left_bytes -= longest.queued_bytes
+            given_up.append(longest)
+        return given_up
+
+    def note_present(self, destination: Destination) -> None:
+        """Note that a peer is connected again; what it holds comes back with its next message."""
+        destination.absent = False
+        self.look_due = self._look_aside = True
+        self._open(destination)
+        may_join = not destination.aside and not destination.path_full
+        if may_join and destination in self._refused_apart:
+            del self._refused_apart[destination]
+            self._refused[destination] = None
+
+    # -- which account
+
+    def _second_bytes(self, queued_bytes: int) -> int:
+        first_bytes = self._first.queued_bytes if self._first else 0
+        return queued_bytes - first_bytes - self._aside_bytes
+
+    def _is_first_vacant(self) -> bool:
+        return self._first is None or not self._first.queued_bytes
+
+    def _is_first_free(self) -> bool:
+        """Tell whether the first account is vacant, or its holder is absent and can leave it."""
+        first = self._first
+        if first is None or not first.queued_bytes:
+            return True
+        return first.absent and self._aside_bytes + first.queued_bytes <= self.bytes_max
+
+    def _may_have_first(self, destination: Destination, queued_bytes: int) -> bool:
+        if destination is self._first:
+            return True
+        is_alone = destination.queued_bytes == queued_bytes
+        if queued_bytes < self.half_bytes and not (
+            is_alone and (destination.absent or destination.aside)
+        ):
+            return False
+        return self._is_first_free()
+
+    def _goes_aside(self, destination: Destination, queued_bytes: int) -> bool:
+        if destination.absent:
+            return True
+        if not destination.aside:
+            return False
+        return self._second_bytes(queued_bytes) + destination.queued_bytes > self.bytes_max
+
+    def _enter(self, destination: Destination, queued_bytes: int) -> None:
+        """Move a destination into the account that its next message counts in."""
+        if self._may_have_first(destination, queued_bytes):
+            if destination is not self._first:
+                self._give_first(destination)
+        elif self._goes_aside(destination, queued_bytes):
+            self._put_aside(destination)
+        elif destination.aside:
+            self._bring_back(destination)
+
+    def _give_first(self, destination: Destination) -> None:
+        """Give the first account to a destination; who had it is absent, or holds nothing."""
+        before, self._first = self._first, destination
+        if destination.aside:
+            self._bring_back(destination)
+        if before is not None:
+            if before.queued_bytes:
+                self._put_aside(before)
+            self._open(before)
+        self._open(destination)
+
+    def _put_aside(self, destination: Destination) -> None:
+        if not destination.aside:
+            destination.aside = self.watching = True
+            self._aside[destination] = None
+            self._aside_bytes += destination.queued_bytes
+            self._open(destination)
+
+    def _bring_back(self, destination: Destination) -> None:
+        destination.aside = False
+        self._aside.pop(destination, None)
+        self._aside_bytes -= destination.queued_bytes
+        self._open(destination)
+
+    def _open(self, destination: Destination) -> None:
+        if self.is_single or destination is self._first:
+            destination.open_bytes = self.bytes_max
+        elif destination.absent or destination.aside:
+            destination.open_bytes = 0
+        else:
+            destination.open_bytes = self.half_bytes
