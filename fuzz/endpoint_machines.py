@@ -30,7 +30,7 @@ OTHERS = tuple(ip_address(f"127.0.0.{host}") for host in (2, 3, 9, 10, 11, 12))
 ALIEN = ip_address("192.0.2.1")  # not allowed
 GENERATION = 77
 _ACTIONS_MAX = 400  # that one step can cause
-_TIMERS_PER_PATH = 4
+_TIMERS_PER_PATH = 5
 _REFUSED = 111
 _MS = 1_000_000
 _MARK = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
@@ -213,7 +213,7 @@ class Shell:
         """Check what is kept, and that both sides know the same streams."""
         connections = self.endpoint.connections
         assert len(connections) <= PEERS_MAX
-        # No public look at paths, parked streams, silent ones, timers.
+        # No public look at paths, streams that wait, silent ones, timers.
         attached = {
             (connection.peer, path.index): path.stream
             for connection in connections
@@ -221,13 +221,17 @@ class Shell:
             if path.stream is not None
         }
         assert attached == self._attached
-        parked = {stream for one in connections for stream in one._parked}
-        assert parked == set(self._unplaced), "a stream that nobody has"
+        waiting = [stream for one in connections for stream in one._parked]
+        for one in connections:
+            up = {path.index for path in one._paths if path.state is State.UP}
+            assert set(one._seconds) <= up, "a stream waits for an answer on a path without one"
+            waiting += [stream for stream, _, _ in one._seconds.values()]
+        assert sorted(waiting) == sorted(self._unplaced), "a stream that nothing has"
         assert all(len(one._parked) < PATHS_MAX for one in connections)
         strangers = self.endpoint._strangers
         assert len(strangers._peers) <= self.strangers_max
         assert max(strangers._per_address.values(), default=0) <= self.strangers_per_address_max
-        assert set(strangers._peers) <= set(attached.values()) | parked
+        assert set(strangers._peers) <= set(attached.values()) | set(waiting)
         paths = sum(connection.npaths for connection in connections)
         assert len(self.endpoint._timers._live) <= paths * _TIMERS_PER_PATH + self.strangers_max
         for connection in connections:
@@ -299,6 +303,8 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + bytes([3 + 0x30, 0, 0])
         + _LATER,
         b"\4" + _CONNECTED + _says(_KERNEL) + _DOWN + bytes([2 + 0x10, 0]) + _LATER * 3,
+        b"\0" + _ACCEPT + _says(_OWN) + _ACCEPT + _says(_OWN) + _ACCEPT * 2 + _LATER + _DOWN,
+        b"\0" + _ACCEPT + _says(_OWN) + _ACCEPT + _DOWN + _ACCEPT + _LATER,
         b"\1" + b"".join(bytes([0, host, 0x80, host]) for host in range(16)) + _LATER * 2,
         b"\x13" + _ACCEPT * 12 + _LATER + _says(_OWN) + _FRAME * 8,
         b"\2" + _CONNECTED + _says(_OWN_STRANGE) + bytes([3 + 0x38, 0, 0]) + _LATER + _FRAME,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.proto_world import HIGH, LOW, MS, SECOND, End, Node, World
+from urds.constants import PING_PORT, PROBE_PORT
 from urds.proto.events import Attach, Reason, Refuse, Refused, SendControl
+from urds.wire.exthdr import Handshake, emit_handshake
 
 QUESTION_NS = SECOND // 5
 
@@ -106,6 +108,27 @@ def test_a_second_stream_that_stays_silent_goes_like_any_other() -> None:
     assert high.seen(Refuse) == [Refuse(LOW, end.number)]
     world.run(2 * QUESTION_NS)
     assert high.seen(Attach) == []
+
+
+def test_a_newer_stream_that_need_not_wait_ends_the_wait_of_an_older() -> None:
+    """A peer that says on its stream that it is a Linux one now has no more questions asked."""
+    world, low, high = met()
+    low.close(low.attached[HIGH, 0], silent=True)
+    older = second(high)
+    high.to(LOW).handle_control(
+        0,
+        high.to(LOW)._paths[0].attachment,
+        acknowledgement=0,
+        source_port=PROBE_PORT,
+        target_port=PING_PORT,
+        extension=emit_handshake(Handshake(npaths=1)),
+        now_ns=world.now_ns,
+    )
+    newer = second(high)
+    assert [action.stream for action in high.seen(Attach)] == [newer.number]
+    assert high.seen(Refuse) == [Refuse(LOW, older.number)]
+    world.run(2 * QUESTION_NS)
+    assert older.number not in [action.stream for action in high.seen(Attach)]
 
 
 def test_a_fault_forgets_the_second_stream_with_the_first() -> None:

@@ -435,9 +435,7 @@ class Connection(Streams):
             for path in self._paths[count:]:
                 self._strangers.forget(path.stream)
                 self._cancel(path, *TimerKind)
-                second = self._seconds.pop(path.index, None)
-                if second is not None:
-                    self._refuse(second[0], Reason.NO_FREE_PATH)
+                self._refuse_older(path)
             del self._paths[count:]
             self._emit(FanIn(self.peer, count))
 

@@ -154,6 +154,13 @@ class Streams(Seeker):
         self.stats.takeovers_refused += 1
         self._refuse(self._seconds.pop(path.index)[0], Reason.STILL_CONNECTED)
 
+    def _refuse_older(self, path: PathLife) -> None:
+        """Refuse the stream that waited, if one did: a newer one takes the path, or it closes."""
+        second = self._seconds.pop(path.index, None)
+        if second is not None:
+            self._cancel(path, TimerKind.QUESTION)
+            self._refuse(second[0], Reason.NO_FREE_PATH)
+
     def _take_second(self, path: PathLife, now_ns: int) -> bool:
         """Give the path the stream that waited, if one did."""
         second = self._seconds.pop(path.index, None)
@@ -175,6 +182,7 @@ class Streams(Seeker):
         if path.stream is not None:
             self.stats.superseded += 1
             self._strangers.forget(path.stream)
+        self._refuse_older(path)
         self._cancel(path, TimerKind.ATTEMPT, TimerKind.ANSWER)
         path.begin_stream(stream, source_port, own=own)
         path.acquainted = own or self.facts.kind is PeerKind.URDS
