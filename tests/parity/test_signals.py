@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +146,34 @@ def test_the_time_of_a_wait_is_not_begun_anew(real: RealWorld, caught: list[bool
     assert mailbox.receive(wait_ns=round(4 * SOON_S * S)) is None
     assert 4 * SOON_S <= time.monotonic() - began < 6 * SOON_S + 0.5
     assert not caught
+
+
+def test_a_thread_that_helps_never_lets_in_a_signal_it_kept_out(real: RealWorld) -> None:
+    """It would take one that is on its way to the main thread, whose call would then go on."""
+    tasks: list[int] = []
+    last: list[set[signal.Signals]] = []
+
+    def help_out() -> None:
+        tasks.append(threading.get_native_id())
+        real.plane.help(time.monotonic_ns() + S // 5)
+        last.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+    thread = threading.Thread(target=help_out)
+    thread.start()
+    kept_out: set[signal.Signals] = set()
+    while not last:
+        if tasks:
+            kept_out |= blocked_in(tasks[0])
+    thread.join()
+    assert kept_out <= last[0]
+    assert not last[0] & {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}, "what it causes itself"
+
+
+def blocked_in(task: int) -> set[signal.Signals]:
+    """Return the signals that a thread of this process blocks now."""
+    try:
+        text = Path(f"/proc/self/task/{task}/status").read_text()
+    except OSError:  # it has ended
+        return set()
+    mask = int(text.split("SigBlk:")[1].split()[0], 16)
+    return {one for one in signal.Signals if mask >> one - 1 & 1}

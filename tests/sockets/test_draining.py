@@ -117,8 +117,7 @@ sock = urds.Socket()
 sock.bind((sys.argv[1], 4000))
 sock.sendto(b"queued", (sys.argv[2], 4000))
 print("queued", flush=True)
-for _ in range(1200):  # one long sleep would miss a signal that comes just before it
-    time.sleep(0.05)
+time.sleep(60)
 """
 
 

@@ -138,7 +138,7 @@ fn returns_early(is_long: bool) -> bool {
 impl Plane {
     /// Work and sleep until there are events or the deadline passes.
     pub(crate) fn run_helper(&self, deadline_ns: Option<u64>) -> Vec<Event> {
-        let _quiet = signals::block_all();
+        signals::keep_out();
         loop {
             self.serve_due();
             let mut state = self.lock();

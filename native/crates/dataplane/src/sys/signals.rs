@@ -1,43 +1,49 @@
 //! The helper's thread: no signal is delivered to it, and its timers are exact.
 
-/// Signals as they were; dropped, it puts them back.
-pub struct Blocked(libc::sigset_t);
+use std::cell::Cell;
 
 thread_local! {
     static IS_MAIN: bool = {
         // SAFETY: both calls take nothing and cannot fail.
         unsafe { libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid()) }
     };
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
+
+/// What the thread's own instructions raise: a fault handler is to see it.
+const OWN: [libc::c_int; 7] = [
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGTRAP,
+];
 
 /// Tell whether this is the process's main thread: its signals are the application's.
 pub fn is_main_thread() -> bool {
     IS_MAIN.with(|&is_main| is_main)
 }
 
-/// Block all signals in the calling thread and give it exact timers; not in a process's main
-/// thread: `None`.
-pub fn block_all() -> Option<Blocked> {
-    if is_main_thread() {
-        return None;
+/// Block the process's signals in the calling thread, for the rest of its life, and give it exact
+/// timers; a process's main thread stays as it is.
+///
+/// A thread that let them in again would take a signal that is on its way to the main thread, whose
+/// system call would go on: Python runs handlers in the main thread only, once that call is over.
+pub fn keep_out() {
+    if is_main_thread() || IS_QUIET.replace(true) {
+        return;
     }
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises `all`, `pthread_sigmask` initialises `before`; neither
-    // fails with these arguments. `prctl` changes the calling thread only.
+    let mut process = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigfillset` initialises `process`; no call fails with these arguments. `prctl` and
+    // `pthread_sigmask` change the calling thread only.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0);
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        Some(Blocked(before.assume_init()))
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        // SAFETY: the set is one that `pthread_sigmask` gave.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
-        };
+        libc::sigfillset(process.as_mut_ptr());
+        for signal in OWN {
+            libc::sigdelset(process.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, process.as_ptr(), std::ptr::null_mut());
     }
 }
