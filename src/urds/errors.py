@@ -88,6 +88,7 @@ class Refusal(Enum):
     PEER_UNREACHABLE = auto()
     PEER_NOT_ALLOWED = auto()
     TOO_MANY_PEERS = auto()
+    NO_DESCRIPTORS_LEFT_TO_SHARE = auto()
 
 
 ERRNO_OF: dict[Refusal, int] = {
@@ -137,6 +138,7 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.PEER_UNREACHABLE: errno.EHOSTUNREACH,  # ours: Linux never reports an absent peer
     Refusal.PEER_NOT_ALLOWED: errno.EACCES,  # ours: Linux knows no list of peers
     Refusal.TOO_MANY_PEERS: errno.EUSERS,  # ours; not ENOBUFS, which promises a map update
+    Refusal.NO_DESCRIPTORS_LEFT_TO_SHARE: errno.EUSERS,  # ours, as the others of this group
 }
 assert ERRNO_OF.keys() == set(Refusal), "each refusal has exactly one errno"
 

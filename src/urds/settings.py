@@ -214,7 +214,7 @@ class Settings:
     keepalive_count: int = _tunable(5, _integer(1, 127))
     # Who may connect, and how many of them. A stranger has connected and not yet sent a frame.
     allow: tuple[str, ...] = _tunable((), _networks())  # beside loopback and the own subnet
-    peers_max: int = _tunable(4096, _integer(1, 65_536))
+    peers_max: int = _tunable(0, _integer(0, 65_536))  # 0: 4096, or fewer by RLIMIT_NOFILE
     strangers_max: int = _tunable(64, _integer(1, 65_536))
     strangers_per_address_max: int = _tunable(16, _integer(1, 65_536))
     stranger_wait_s: float = _tunable(30.0, _seconds(3600))

@@ -464,6 +464,23 @@ def test_a_full_stream_takes_the_rest_later(world: World) -> None:
     assert world.counter("tcp_sndbuf_full") > 0
 
 
+def test_a_peer_has_delivered_once_a_message_reached_a_socket(world: World) -> None:
+    """Neither a map, nor a ping, nor a message to a port that no socket has, is one."""
+    path = world.path()
+    remote = world.attach(path=path)
+    remote.say_map()
+    remote.say(1, b"no socket")
+    world.turn()
+    assert not path.has_delivered()
+    mailbox = world.mailbox()
+    remote.say(2, b"a socket")
+    world.turn()
+    assert take(mailbox) == [b"a socket"]
+    assert path.has_delivered()
+    path.detach()
+    assert path.has_delivered()
+
+
 def test_the_plane_says_when_there_is_something_to_read(world: World) -> None:
     """`fileno` is readable exactly when `pump` has something to read."""
     remote = world.attach()

@@ -514,7 +514,9 @@ def test_difference_peers_max() -> None:
         sock.bind((host(1), 0))
         sock.sendto(b"x", NOBODY)
         time.sleep(0.1)  # until the control thread knows that the first peer is wanted
-        assert refusal(sock.sendto, b"x", (host(78), 4000)).errno == errno.EUSERS
+        refused = refusal(sock.sendto, b"x", (host(78), 4000))
+        assert refused.errno == errno.EUSERS
+        assert "1 peers" in str(refused)
 
 
 @pytest.mark.rule("wire-security-backoff", "wire-security-tunable")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.proto_world import down, first_frame
 from urds.errors import LocalProtocolError
+from urds.proto.connected import Connected
 from urds.proto.endpoint import Endpoint
 from urds.proto.events import Action, Attach, Detach, Forget, Reason, Refuse, Refused
 from urds.proto.paths import SourcePortRule, address_octets, agreed_npaths, path_of_port
@@ -245,6 +246,7 @@ def test_a_look_for_idle_peers_serves_many_evictions() -> None:
 
 def test_after_a_look_in_vain_the_next_one_waits() -> None:
     core = endpoint(peers_max=1)
+    core._connected = Connected(10)  # which would be full as well, and have no place to look for
     first = core.connection(ip_address("10.0.0.1"), 0)
     first.handle_accepted(1, 40000, 0)
     for now_ns in (1, 40_000_000):

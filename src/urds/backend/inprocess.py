@@ -112,6 +112,8 @@ class InProcess:
         stats, rdma = self._driver.stats, self._driver.rdma
         control = {field.name: getattr(stats, field.name) for field in fields(stats)}
         control["pongs_kept_back"] = self._driver.pongs_kept_back
+        control["connected_peers"] = len(self._driver.connected)
+        control["connected_peers_max"] = self._driver.connected.peers_max
         plane = self._driver.snapshot().counters
         return {**with_rdma(plane, rdma.counters()), **control, **rdma.own_counters()}
 

@@ -316,6 +316,9 @@ class Path(Protocol):
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged."""
 
+    def has_delivered(self) -> bool:
+        """Tell whether a message of the peer ever reached a socket here."""
+
     def drop_queue(self) -> int:
         """Drop every queued and unacknowledged message (they count as given up); return how many.
 

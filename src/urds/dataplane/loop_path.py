@@ -63,6 +63,10 @@ class LoopPath:
         """Return false: nothing is queued."""
         return False
 
+    def has_delivered(self) -> bool:
+        """Return true: messages are delivered at once."""
+        return True
+
     def drop_queue(self) -> int:
         """Return 0: nothing is queued."""
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from urds.dataplane.base import Path
 from urds.driver.hosts import LocalHost, PeerPaths
 from urds.logs import messages
 from urds.proto import events
+from urds.proto.connected import REFUSALS
 
 if TYPE_CHECKING:
     from urds.driver.driver import Driver
@@ -193,6 +195,11 @@ class Actions:
         if action.reason is events.Reason.STILL_CONNECTED:
             text = "another process connects as %s, which still answers: refused"
             self._driver.log.warning(text, action.peer)
+            return
+        if action.reason in REFUSALS:
+            host.note_connect(action.peer, errno.EUSERS)
+            reason = self._driver.connected.explain(action.reason)
+            self._driver.log.warning("connection of %s refused: %s", action.peer, reason)
             return
         hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
         reason = action.reason.name.lower().replace("_", " ")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from urds.driver.streams import Streams
 from urds.driver.undelivered import tell_left, tell_linger_over
 from urds.errors import Refusal, os_error
 from urds.logs import LogQueue
+from urds.proto.connected import PEERS_MAX, Connected
 from urds.proto.connection import Connection
 from urds.proto.endpoint import Endpoint
 from urds.proto.settings import ConnectionSettings, EndpointSettings
@@ -80,6 +82,7 @@ class Driver:
             limits=limits_of(settings), resolve=self.resolve, generation=self.generation
         )
         self.tcp = tcp_settings_of(settings)
+        self.connected = connected_of(settings)  # now, so a later setrlimit changes nothing
         self.guard = Guard(self)
         self.streams = Streams(self)
         self.acceptor = Acceptor(self)
@@ -251,8 +254,9 @@ class Driver:
                 return
             if not self.stopping:  # else nobody would serve the connection
                 host.endpoint.connection(peer, now_ns())
-                # An eviction for it is over before its peer can be resolved anew.
-                self.carry_out(host)
+                # An eviction for it, at any address, is over before its peer is resolved anew.
+                for one in self.hosts.values():
+                    self.carry_out(one)
             paths = self.paths_to(host, peer)
             paths.mailboxes.add(mailbox)
             mailbox.route(peer, paths.path_for(mailbox.port))
@@ -555,6 +559,8 @@ class Driver:
                 random=self.random,
                 stats=self.stats,
                 may_evict=lambda peer: self._take_routes(self.hosts[address], peer),
+                may_disconnect=lambda peer: self._may_disconnect(self.hosts[address], peer),
+                connected=self.connected,
             ),
             listener=listener,
         )
@@ -566,6 +572,15 @@ class Driver:
         self.hosts[address] = host
         self.lanes.listen(host)
         return host
+
+    def _may_disconnect(self, host: LocalHost, peer: Address) -> bool:
+        """Take the routes to a connected peer away, unless it had messages for a socket."""
+        paths = host.peers.get(peer)
+        if paths is not None and any(
+            path.has_delivered() or self.streams.has_unread(path) for path in paths.paths
+        ):
+            return False
+        return self._take_routes(host, peer)
 
     def _take_routes(self, host: LocalHost, peer: Address) -> bool:
         """Take the routes to an idle peer away; false if a message came in for it before that."""
@@ -625,13 +640,22 @@ def connection_settings_of(settings: Settings, generation: int) -> ConnectionSet
     )
 
 
+def connected_of(settings: Settings) -> Connected:
+    """Return the table of connected peers; unless `peers_max` is set, it leaves descriptors."""
+    if settings.peers_max:
+        return Connected(settings.peers_max)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors_max = None if soft == resource.RLIM_INFINITY else soft
+    return Connected(PEERS_MAX, descriptors_max, npaths=settings.npaths)
+
+
 def endpoint_settings_of(settings: Settings, address: Address) -> EndpointSettings:
     """Return what an address allows: its own subnet, and what URDS_ALLOW adds."""
     subnet = subnets.subnet_of(address)
     own = () if subnet is None else (subnet,)
     return EndpointSettings(
         allowed=(*own, *settings.networks()),
-        peers_max=settings.peers_max,
+        peers_max=settings.peers_max or PEERS_MAX,
         strangers_max=settings.strangers_max,
         strangers_per_address_max=settings.strangers_per_address_max,
         stranger_wait_ns=round(settings.stranger_wait_s * _S),

@@ -144,7 +144,7 @@ class Lanes:
             self._fall_back(dial)
             return
         number = self._keep(dial.host, dial.peer, dial.stream)
-        connection.handle_connected(dial.index, number, now_ns(), own=True)
+        dial.host.endpoint.handle_connected(dial.peer, dial.index, number, now_ns(), own=True)
 
     def _fall_back(self, dial: _Dial) -> None:
         dial.stream.close()

@@ -97,6 +97,11 @@ class Streams:
         if stream is not None:
             stream.close()
 
+    def has_unread(self, path: Path) -> bool:
+        """Tell whether bytes of the peer wait to be read: its system counts them as received."""
+        stream = self._attached.get(path)
+        return isinstance(stream, tcp.TcpStream) and stream.waiting() > 0
+
     def forget(self, path: Path) -> None:
         """Drop the record of a path that is closed for good."""
         self._attached.pop(path, None)
@@ -158,7 +163,8 @@ class Streams:
             failure = tcp.connect_error(stream)
             found = host.endpoint.find(peer)
             if found is not None and failure in _STOOD:
-                found.handle_connected(index, self.keep(host, peer, stream), now_ns())
+                number = self.keep(host, peer, stream)
+                host.endpoint.handle_connected(peer, index, number, now_ns())
             else:
                 self._fail(attempt, failure)
 

@@ -18,7 +18,7 @@ linux-peer-notes.md sections 1 and 3 (observed with linux v6.1, v6.12, v7.2).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from urds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
@@ -77,6 +77,7 @@ class Connection(Streams):
         actions: deque[Action] | None = None,
         timers: Timers | None = None,
         strangers: Strangers | None = None,
+        on_streams: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         super().__init__(
             local=local,
@@ -88,6 +89,7 @@ class Connection(Streams):
             timers=Timers() if timers is None else timers,
             strangers=strangers,
         )
+        self._on_streams = on_streams  # a stream came or went
         self._announced = False  # SPORT_IDX was sent to this life of the peer
         self._untold = False  # the plane may have missed what it was told of the peer
         self.used_ns = 0  # when something happened last, for eviction
@@ -99,9 +101,25 @@ class Connection(Streams):
         return all(path.state in resting and not path.wanted for path in self._paths)
 
     def close(self) -> None:
-        """Forget all timers: the connection is evicted."""
+        """Forget all timers: the connection is evicted. Its streams end with its paths."""
         for path in self._paths:
+            self._strangers.forget(path.stream)
             self._cancel(path, *TimerKind)
+            path.stream = None
+        self._note_streams()
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether any path has a stream."""
+        return any(path.stream is not None for path in self._paths)
+
+    @property
+    def may_disconnect(self) -> bool:
+        """Whether no message waits for a stream, and no stream for a path."""
+        return not (self._parked or self._seconds or any(path.wanted for path in self._paths))
+
+    def _note_streams(self) -> None:
+        self._on_streams(self)
 
     # -- reports of the driver and the plane
 
@@ -437,6 +455,7 @@ class Connection(Streams):
                 self._cancel(path, *TimerKind)
                 self._refuse_older(path)
             del self._paths[count:]
+            self._note_streams()
             self._emit(FanIn(self.peer, count))
 
     def _handle_silence(self, path: PathLife, now_ns: int) -> None:

@@ -9,7 +9,8 @@ to the connection that `find` returns, if any:
 
 Connections outlive their streams, for they remember what tells a repeat from a new message; only
 when there are too many of them, the one that is idle for longest goes. The endpoint does not see
-messages; so it asks the driver first, for one may be on its way to such a peer.
+messages; so it asks the driver first, for one may be on its way to such a peer. How many have a
+stream is bounded for the whole node, in `connected`.
 Source: rds.md 3.1 (linux v6.12 net/rds/bind.c) for ports.
 """
 
@@ -23,7 +24,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from urds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
-from urds.errors import Refusal, os_error
+from urds.errors import ERRNO_OF, Refusal, os_error
+from urds.proto.connected import REFUSALS, Connected
 from urds.proto.connection import Connection
 from urds.proto.events import Action, Forget, PeerKind, Reason, Refuse, Refused
 from urds.proto.paths import Address, address_octets
@@ -52,6 +54,8 @@ class Endpoint:
         random: Random,
         stats: Stats | None = None,
         may_evict: Callable[[Address], bool] = lambda peer: True,
+        may_disconnect: Callable[[Address], bool] = lambda peer: True,
+        connected: Connected | None = None,
     ) -> None:
         self.local = local
         self.stats = Stats() if stats is None else stats
@@ -59,6 +63,8 @@ class Endpoint:
         self._connection_settings = connection_settings
         self._random = random
         self._may_evict = may_evict
+        self._may_disconnect = may_disconnect
+        self._connected = Connected(settings.peers_max) if connected is None else connected
         self._actions: deque[Action] = deque()
         self._timers = Timers()
         self._strangers = Strangers(settings, self._timers)
@@ -110,17 +116,20 @@ class Endpoint:
     def connection(self, peer: Address, now_ns: int) -> Connection:
         """Return the connection to a peer that is not the local address; make one if need be.
 
-        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
+        Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many, or no
+        descriptors for it.
         """
         connection = self._connections.get(peer)
         if connection is not None:
             return connection
         if not self.allows(peer):
             raise os_error(Refusal.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
-        connection = self._make_connection(peer, now_ns)
+        reason = self._connected.admit(now_ns)
+        connection = self._make_connection(peer, now_ns) if reason is None else None
         if connection is None:
-            self.stats.refused_peers += 1
-            raise os_error(Refusal.TOO_MANY_PEERS, f"{self._settings.peers_max} peers")
+            reason = reason or Reason.TOO_MANY_PEERS
+            self._count_refused(reason)
+            raise os_error(REFUSALS[reason], self._connected.explain(reason))
         return connection
 
     def allows(self, peer: Address) -> bool:
@@ -131,7 +140,9 @@ class Endpoint:
 
     def _make_connection(self, peer: Address, now_ns: int) -> Connection | None:
         """Make a connection; None if there are too many and none is idle."""
-        if len(self._connections) >= self._settings.peers_max and not self._evict(now_ns):
+        if len(self._connections) >= self._settings.peers_max and not (
+            self._evict(now_ns) or self._connected.evict(self.local, now_ns)
+        ):
             return None
         connection = Connection(
             local=self.local,
@@ -142,6 +153,7 @@ class Endpoint:
             actions=self._actions,
             timers=self._timers,
             strangers=self._strangers,
+            on_streams=self._note_streams,
         )
         connection.used_ns = now_ns
         self._connections[peer] = connection
@@ -154,12 +166,26 @@ class Endpoint:
             if connection is None:
                 return False
             if self._may_evict(connection.peer):
-                connection.close()
-                del self._connections[connection.peer]
-                self.stats.evicted += 1
-                self._actions.append(Forget(connection.peer))
+                self._forget(connection)
                 return True
         return False
+
+    def _note_streams(self, connection: Connection) -> None:
+        self._connected.note(connection, self._disconnect)
+
+    def _disconnect(self, connection: Connection) -> bool:
+        """Forget a connection that has a stream, for another; false if it has to stay."""
+        if not connection.may_disconnect or not self._may_disconnect(connection.peer):
+            return False
+        self.stats.evicted_connected += 1
+        self._forget(connection)
+        return True
+
+    def _forget(self, connection: Connection) -> None:
+        connection.close()
+        del self._connections[connection.peer]
+        self.stats.evicted += 1
+        self._actions.append(Forget(connection.peer))
 
     def _longest_idle(self, now_ns: int) -> Connection | None:
         """Return the next connection to be evicted.
@@ -192,16 +218,39 @@ class Endpoint:
             self.stats.refused_not_allowed += 1
             self._refuse(stream, peer, Reason.NOT_ALLOWED)
             return
-        connection = self._connections.get(peer) or self._make_connection(peer, now_ns)
-        if connection is None:
-            self.stats.refused_peers += 1
-            self._refuse(stream, peer, Reason.TOO_MANY_PEERS)
+        connection = self._connections.get(peer)
+        reason = None
+        if connection is None or not (connection.lower or connection.has_stream):
+            reason = self._connected.admit(now_ns)
+        if connection is None and reason is None:
+            connection = self._make_connection(peer, now_ns)
+        if connection is None or reason is not None:
+            reason = reason or Reason.TOO_MANY_PEERS
+            self._count_refused(reason)
+            self._refuse(stream, peer, reason)
         elif self._is_too_strange(connection, stream, now_ns):
             self.stats.refused_strangers += 1
             self._refuse(stream, peer, Reason.TOO_MANY_STRANGERS)
         else:
             connection.handle_accepted(stream, source_port, now_ns, own=own)
             self._make_room(now_ns)
+
+    def handle_connected(
+        self, peer: Address, index: int, stream: int, now_ns: int, *, own: bool = False
+    ) -> None:
+        """Take the stream that a `Connect` brought, or refuse it: there may be no room any more."""
+        connection = self._connections.get(peer)
+        reason = None
+        if connection is not None and not connection.has_stream:
+            reason = self._connected.admit(now_ns)
+        if connection is None or reason is not None:
+            self._actions.append(Refuse(peer, stream))
+        else:
+            connection.handle_connected(index, stream, now_ns, own=own)
+        if connection is not None and reason is not None:
+            self._count_refused(reason)
+            self._actions.append(Refused(peer, reason))
+            connection.handle_connect_failed(index, ERRNO_OF[REFUSALS[reason]], now_ns)
 
     def is_crowded(self, peer: Address) -> bool:
         """Tell whether a stranger's stream has to speak before it is told of: there are many.
@@ -235,6 +284,12 @@ class Endpoint:
         if connection.lower or connection.facts.kind is not PeerKind.UNKNOWN:
             return False
         return not self._strangers.admit(stream, connection.peer, now_ns)
+
+    def _count_refused(self, reason: Reason) -> None:
+        if reason is Reason.NO_DESCRIPTORS_LEFT_TO_SHARE:
+            self.stats.refused_descriptors += 1
+        else:
+            self.stats.refused_peers += 1
 
     def _refuse(self, stream: int, peer: Address, reason: Reason) -> None:
         self._actions.append(Refuse(peer, stream))

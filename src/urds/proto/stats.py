@@ -32,9 +32,11 @@ class Stats:
     fan_ins: int = 0
     gave_up: int = 0  # times; the plane counts the messages
     evicted: int = 0
+    evicted_connected: int = 0  # of them, those that had a stream
     refused_not_allowed: int = 0
     refused_strangers: int = 0
     refused_peers: int = 0
+    refused_descriptors: int = 0  # the program's share of the descriptors begins there
     refused_no_path: int = 0
     strangers_silent: int = 0
     control_faults: int = 0  # exceptions that nobody expected in the control thread

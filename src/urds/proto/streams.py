@@ -185,11 +185,16 @@ class Streams(Seeker):
         self._refuse_older(path)
         self._cancel(path, TimerKind.ATTEMPT, TimerKind.ANSWER)
         path.begin_stream(stream, source_port, own=own)
+        self._note_streams()
         path.acquainted = own or self.facts.kind is PeerKind.URDS
         hold = self._hold_of(path)
         path.held = hold is Hold.RELEASE
         self._emit(Attach(self.peer, path.index, stream, hold))
         self._greet(path, now_ns)
+
+    def _note_streams(self) -> None:
+        """Tell that a stream came or went."""
+        raise NotImplementedError
 
     def _greet(self, path: PathLife, now_ns: int) -> None:
         """Say the first word on a new stream."""
@@ -220,6 +225,7 @@ class Streams(Seeker):
         self._strangers.forget(path.stream)
         self._cancel(path, TimerKind.ANSWER)
         path.end_stream()
+        self._note_streams()
         self._answered_ns.pop(path.index, None)
         if self._take_second(path, now_ns):
             pass

@@ -146,6 +146,14 @@ impl Plane {
             .is_some_and(|record| record.core.outgoing.holds(None))
     }
 
+    /// Tell whether a message of the peer ever reached a socket here.
+    pub fn has_delivered(&self, path: PathId) -> bool {
+        self.lock()
+            .paths
+            .get(path)
+            .is_some_and(|record| record.core.incoming.has_delivered)
+    }
+
     /// Return how many streams a path had so far.
     pub fn attachment(&self, path: PathId) -> u64 {
         self.lock()

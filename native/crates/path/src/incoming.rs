@@ -98,6 +98,8 @@ pub struct Incoming {
     pub peer_map: Option<Box<[u8; CONGESTION_MAP_BYTES]>>,
     /// A kernel began a new life.
     pub restarted: bool,
+    /// A message of the peer reached a socket, on any stream.
+    pub has_delivered: bool,
 }
 
 impl Incoming {
@@ -125,6 +127,7 @@ impl Incoming {
             now_ns: 0,
             peer_map: None,
             restarted: false,
+            has_delivered: false,
         }
     }
 
@@ -383,6 +386,7 @@ impl Incoming {
             payload,
         };
         if ground.deliver(header.target_port, message) {
+            self.has_delivered = true;
             counters.recv_queued += 1;
             counters.recv_bytes_added_to_sock += octets as u64;
         } else {

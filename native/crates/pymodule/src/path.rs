@@ -192,6 +192,10 @@ impl Path {
         self.shell.holds_messages(self.id)
     }
 
+    fn has_delivered(&self) -> bool {
+        self.shell.has_delivered(self.id)
+    }
+
     fn drop_queue(&self, py: Python<'_>) -> PyResult<usize> {
         let id = self.id;
         self.detached(py, |shell| shell.drop_queue(id))

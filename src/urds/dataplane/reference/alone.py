@@ -326,6 +326,7 @@ def _take(path: StreamPath, mailbox: Mailbox, data: bytes, *, put: bool) -> Item
         core._owed_since_ns = path.plane.clock_ns()
         # Whoever leaves next wakes the helper, should it sleep.
         path.plane.owing[path] = core._owed_since_ns + core.limits.acknowledge_delay_ns
+    incoming.has_delivered = True
     counters.recv_queued += 1
     counters.recv_bytes_added_to_sock += octets
     # One step (`interrupts`): the message is with its socket, or it has not come.

@@ -119,6 +119,7 @@ class Incoming:
         self.acknowledged = 0
         self.touched: list[tuple[Inbox, int]] = []
         self.restarted = False
+        self.has_delivered = False  # a message reached a socket, on any stream
 
     @property
     def is_counting(self) -> bool:
@@ -354,6 +355,7 @@ class Incoming:
         if inbox is None:
             counters.recv_drop_no_sock += messages
             return
+        self.has_delivered = True
         counters.recv_queued += messages
         counters.recv_bytes_added_to_sock += octets
         self.touched.append((inbox, messages))

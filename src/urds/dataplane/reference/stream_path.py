@@ -456,6 +456,11 @@ class StreamPath:
         with self.plane.lock:
             return self.holds()
 
+    def has_delivered(self) -> bool:
+        """Tell whether a message of the peer ever reached a socket here."""
+        with self.plane.lock:
+            return self.core.incoming.has_delivered
+
     def holds(self, mailbox: Mailbox | None = None) -> bool:
         """Tell the same of one mailbox's, or of all. Lock held."""
         return self.core.outgoing.holds(mailbox)

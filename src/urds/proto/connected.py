@@ -1,0 +1,129 @@
+"""The peers of a node that have a stream: how many there may be, and which one gives way.
+
+Each stream is a descriptor, and descriptors belong to the whole process. So one table holds the
+connected peers of all local addresses, and its bound leaves a share to the program.
+
+When there is no room, the peer that is idle for longest gives way, if it never sent a message to a
+socket and nothing is queued to it: so addresses that only connect do not keep others out. The table
+does not see messages; it asks the endpoint, which asks the driver. A peer stays for two seconds
+at least: else peers that come back when they gave way would displace one another without end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import nsmallest
+from typing import Final
+
+from urds.errors import Refusal
+from urds.proto.connection import Connection
+from urds.proto.events import Reason
+from urds.proto.paths import Address
+
+PEERS_MAX: Final = 4096  # where no setting says more or less
+_STAYS_NS: Final = 2_000_000_000  # since something last happened on it
+_IDLE_FOUND_MAX: Final = 64  # by one look through a group
+_LOOK_AGAIN_NS: Final = 50_000_000  # after a look that found none that may give way
+_EVICTION_TRIES: Final = 8
+
+REFUSALS: Final = {
+    Reason.TOO_MANY_PEERS: Refusal.TOO_MANY_PEERS,
+    Reason.NO_DESCRIPTORS_LEFT_TO_SHARE: Refusal.NO_DESCRIPTORS_LEFT_TO_SHARE,
+}
+
+Group = Address | None  # a local address, or all
+
+
+class _Members:
+    """The connected peers of one group, and those found idle for longest."""
+
+    def __init__(self) -> None:
+        self.connections: dict[Connection, None] = {}
+        self._idle: deque[tuple[int, Connection]] = deque()
+        self._look_at_ns = 0
+
+    def longest_idle(self, now_ns: int) -> Connection | None:
+        """Return the next that may give way. A look through all costs, so it brings several."""
+        while True:
+            if not self._idle:
+                if now_ns < self._look_at_ns:
+                    return None
+                self._look_at_ns = now_ns + _LOOK_AGAIN_NS
+                idle = [one for one in self.connections if one.used_ns <= now_ns - _STAYS_NS]
+                oldest = nsmallest(_IDLE_FOUND_MAX, idle, key=lambda one: one.used_ns)
+                self._idle.extend((one.used_ns, one) for one in oldest)
+                if not oldest:
+                    return None
+            used_ns, found = self._idle.popleft()
+            if found in self.connections and found.used_ns == used_ns:
+                return found
+
+
+class Connected:
+    """The connected peers of all endpoints of a node."""
+
+    def __init__(
+        self,
+        peers_max: int = PEERS_MAX,
+        descriptors_max: int | None = None,
+        *,
+        npaths: int = 1,
+    ) -> None:
+        """Bound them by `peers_max` or, where it is given, by half of the process's descriptors.
+
+        Each peer may take `npaths` of these.
+        """
+        self._descriptors_max = descriptors_max
+        share = peers_max if descriptors_max is None else max(1, descriptors_max // 2 // npaths)
+        self._by_descriptors = share < peers_max
+        self.peers_max = min(peers_max, share)
+        self._evict: dict[Connection, Callable[[Connection], bool]] = {}
+        self._groups: dict[Group, _Members] = {None: _Members()}
+
+    def __len__(self) -> int:
+        return len(self._evict)
+
+    def note(self, connection: Connection, evict: Callable[[Connection], bool]) -> None:
+        """Count a connection while it has a stream; `evict` gives it up, or returns false."""
+        is_here = connection in self._evict
+        if connection.has_stream == is_here:
+            return
+        groups = (None, connection.local)
+        if not is_here:
+            self._evict[connection] = evict
+            for group in groups:
+                self._groups.setdefault(group, _Members()).connections[connection] = None
+            return
+        del self._evict[connection]
+        for group in groups:
+            members = self._groups[group]
+            del members.connections[connection]
+            if not members.connections and group is not None:
+                del self._groups[group]
+
+    def admit(self, now_ns: int) -> Reason | None:
+        """Make room for one more; return why there is none."""
+        if len(self) < self.peers_max or self.evict(None, now_ns):
+            return None
+        if self._by_descriptors:
+            return Reason.NO_DESCRIPTORS_LEFT_TO_SHARE
+        return Reason.TOO_MANY_PEERS
+
+    def evict(self, group: Group, now_ns: int) -> bool:
+        """Have the peer of a group that is idle for longest give way; false if none may."""
+        members = self._groups.get(group)
+        for _ in range(_EVICTION_TRIES):
+            found = members.longest_idle(now_ns) if members is not None else None
+            if found is None:
+                return False
+            if self._evict[found](found):
+                return True
+        return False
+
+    def explain(self, reason: Reason) -> str:
+        """Return the figures behind a refusal and its remedy, for an error's text."""
+        if reason is Reason.NO_DESCRIPTORS_LEFT_TO_SHARE:
+            count = f"{self.peers_max} of `ulimit -n` {self._descriptors_max}"
+            return f"{count}; raise it or set peers_max"
+        return f"{self.peers_max} peers; raise the setting peers_max"

@@ -1,0 +1,140 @@
+"""How many peers of the process have a stream, and which one gives way."""
+
+import errno
+from ipaddress import ip_address, ip_network
+from random import Random
+
+import pytest
+
+from tests.unit.proto_world import first_frame
+from urds.proto.connected import Connected
+from urds.proto.endpoint import Endpoint
+from urds.proto.events import Action, Connect, Forget, Reason, Refuse, Refused
+from urds.proto.paths import Address
+from urds.proto.settings import ConnectionSettings, EndpointSettings
+
+SECOND = 1_000_000_000
+EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+FIRST = ip_address("10.0.0.1")
+
+
+def endpoint(connected: Connected, local: str = "10.9.9.9", *, kept: set[Address]) -> Endpoint:
+    """Make an endpoint; the peers of `kept` have sent a message to a socket."""
+    return Endpoint(
+        local=ip_address(local),
+        settings=EndpointSettings(allowed=EVERYBODY),
+        connection_settings=ConnectionSettings(generation=7),
+        random=Random(3),
+        may_disconnect=lambda peer: peer not in kept,
+        connected=connected,
+    )
+
+
+def actions(core: Endpoint) -> list[Action]:
+    found = []
+    while (action := core.poll_event()) is not None:
+        found.append(action)
+    return found
+
+
+def connect(core: Endpoint, peer: Address, now_ns: int) -> list[Action]:
+    """Have a peer connect and say its first word; return what is asked of the driver then."""
+    actions(core)
+    core.handle_accepted(int(peer) % 2**20 + 1, peer, 40_000, now_ns)
+    found = actions(core)
+    connection = core.find(peer)
+    if connection is not None and connection.has_stream:
+        first_frame(connection, 0, now_ns)
+    return found
+
+
+def test_half_of_the_descriptors_are_the_programs() -> None:
+    connected = Connected(4096, 8)
+    assert (connected.peers_max, Connected(4096, 100_000).peers_max) == (4, 4096)
+    assert Connected(4096, 1024, npaths=8).peers_max == 64, "a peer may have eight streams"
+    core = endpoint(connected, kept={FIRST + number for number in range(9)})
+    for number in range(4):
+        assert not any(isinstance(one, Refuse) for one in connect(core, FIRST + number, 0))
+    late = FIRST + 4
+    refused = connect(core, late, 10 * SECOND)
+    assert refused[-1] == Refused(late, Reason.NO_DESCRIPTORS_LEFT_TO_SHARE)
+    text = r"no descriptors left to share\): 4 of `ulimit -n` 8; raise it or set peers_max"
+    with pytest.raises(OSError, match=text) as failed:
+        core.connection(late, 10 * SECOND)
+    assert failed.value.errno == errno.EUSERS
+    assert (core.stats.refused_descriptors, core.stats.refused_peers) == (2, 0)
+    assert len(connected) == 4
+
+
+def test_a_set_bound_is_named_and_nothing_else() -> None:
+    core = endpoint(Connected(1), kept={FIRST})
+    connect(core, FIRST, 0)
+    assert connect(core, FIRST + 1, 0)[-1] == Refused(FIRST + 1, Reason.TOO_MANY_PEERS)
+    with pytest.raises(OSError, match="1 peers; raise the setting peers_max"):
+        core.connection(FIRST + 1, 0)
+
+
+def test_the_longest_idle_that_never_sent_a_message_gives_way() -> None:
+    """Neither one that had one for a socket, nor one that something is queued to."""
+    core = endpoint(Connected(4), kept={FIRST})
+    for number in range(4):
+        connect(core, FIRST + number, number)
+    waits = core.find(FIRST + 1)
+    assert waits is not None
+    waits._paths[0].wanted = True
+    early = connect(core, FIRST + 8, SECOND)
+    assert early[-1] == Refused(FIRST + 8, Reason.TOO_MANY_PEERS), "all came just now"
+    found = connect(core, FIRST + 9, 5 * SECOND)
+    assert found[0] == Forget(FIRST + 2)
+    assert not any(isinstance(one, Refuse) for one in found)
+    assert (core.stats.evicted_connected, core.stats.evicted) == (1, 1)
+    for number in range(3):  # its stream is no stranger's any more, its timers are gone
+        core.handle_timeout((10 + number) * SECOND)
+
+
+def test_a_stream_of_another_address_of_the_process_counts_and_gives_way() -> None:
+    connected = Connected(2)
+    one, other = (endpoint(connected, f"10.9.9.{host}", kept=set()) for host in (1, 2))
+    connect(one, FIRST, 0)
+    connect(one, FIRST + 1, 1)
+    assert connect(other, FIRST, SECOND)[-1] == Refused(FIRST, Reason.TOO_MANY_PEERS)
+    actions(one)
+    connect(other, FIRST, 5 * SECOND)
+    assert actions(one) == [Forget(FIRST)]
+    assert len(connected) == 2
+
+
+def test_a_known_peer_without_a_stream_counts_when_it_has_one_again() -> None:
+    core = endpoint(Connected(1), kept={FIRST})
+    connection = core.connection(FIRST + 1, 0)
+    connect(core, FIRST, 0)
+    assert connect(core, FIRST + 1, 0)[-1] == Refused(FIRST + 1, Reason.TOO_MANY_PEERS)
+    assert not connection.has_stream
+
+
+def test_a_stream_that_we_opened_is_refused_when_there_is_no_room_any_more() -> None:
+    core = endpoint(Connected(1), "10.0.0.0", kept={FIRST})
+    for peer in (FIRST, FIRST + 1):
+        core.connection(peer, 0).handle_wanted(0, 0)
+    actions(core)
+    core.handle_connected(FIRST, 0, 1, 0)
+    core.handle_connected(FIRST + 1, 0, 2, 0)
+    found = actions(core)
+    assert Refuse(FIRST + 1, 2) in found
+    assert Refused(FIRST + 1, Reason.TOO_MANY_PEERS) in found
+    assert any(isinstance(one, Connect) and one.peer == FIRST + 1 for one in found), "once more"
+
+
+def test_a_look_for_peers_that_give_way_serves_many_and_waits_when_in_vain() -> None:
+    connected = Connected(100)
+    core = endpoint(connected, kept=set())
+    for number in range(100):
+        connect(core, FIRST + number, number)
+    late = 5 * SECOND
+    forgotten = []
+    for number in range(70):
+        found = connect(core, FIRST + 200 + number, late + number)
+        forgotten += [action.peer for action in found if isinstance(action, Forget)]
+    assert forgotten[:64] == [FIRST + number for number in range(64)]
+    assert len(forgotten) == 64
+    assert connect(core, FIRST + 300, late + SECOND)[0] == Forget(FIRST + 64)
