@@ -89,6 +89,7 @@ class Refusal(Enum):
     PEER_NOT_ALLOWED = auto()
     TOO_MANY_PEERS = auto()
     NO_DESCRIPTORS_LEFT_TO_SHARE = auto()
+    NETWORK_HAS_ITS_SHARE = auto()
 
 
 ERRNO_OF: dict[Refusal, int] = {
@@ -139,6 +140,7 @@ ERRNO_OF: dict[Refusal, int] = {
     Refusal.PEER_NOT_ALLOWED: errno.EACCES,  # ours: Linux knows no list of peers
     Refusal.TOO_MANY_PEERS: errno.EUSERS,  # ours; not ENOBUFS, which promises a map update
     Refusal.NO_DESCRIPTORS_LEFT_TO_SHARE: errno.EUSERS,  # ours, as the others of this group
+    Refusal.NETWORK_HAS_ITS_SHARE: errno.EUSERS,
 }
 assert ERRNO_OF.keys() == set(Refusal), "each refusal has exactly one errno"
 

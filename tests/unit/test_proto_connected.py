@@ -1,4 +1,4 @@
-"""How many peers of the process have a stream, and which one gives way."""
+"""How many peers have a stream: of the process, of one /64, and which one gives way."""
 
 import errno
 from ipaddress import ip_address, ip_network
@@ -123,6 +123,25 @@ def test_a_stream_that_we_opened_is_refused_when_there_is_no_room_any_more() -> 
     assert Refuse(FIRST + 1, 2) in found
     assert Refused(FIRST + 1, Reason.TOO_MANY_PEERS) in found
     assert any(isinstance(one, Connect) and one.peer == FIRST + 1 for one in found), "once more"
+
+
+def test_one_network_of_ipv6_holds_a_quarter() -> None:
+    local = "fd00:ffff:ffff::1"
+    core = endpoint(Connected(8), local, kept={ip_address("fd00::1"), ip_address("fd00::2")})
+    for number in (1, 2):
+        connect(core, ip_address(f"fd00::{number}"), 0)
+    for number in (1, 2):
+        connect(core, ip_address(f"fd00:1::{number}"), number)
+    late = ip_address("fd00::3")
+    assert connect(core, late, 5 * SECOND)[-1] == Refused(late, Reason.NETWORK_HAS_ITS_SHARE)
+    with pytest.raises(OSError, match=r"2 of 8 peers are of one /64.*peers_max") as failed:
+        core.connection(late, 5 * SECOND)
+    assert failed.value.errno == errno.EUSERS
+    assert core.stats.refused_networks == 2
+    assert connect(core, ip_address("fd00:1::3"), 5 * SECOND)[0] == Forget(ip_address("fd00:1::1"))
+    for number in range(1, 4):
+        found = connect(core, ip_address(f"10.0.0.{number}"), 5 * SECOND)
+        assert not any(isinstance(one, Refuse) for one in found), "others have the rest"
 
 
 def test_a_look_for_peers_that_give_way_serves_many_and_waits_when_in_vain() -> None:

@@ -1,7 +1,8 @@
 """The peers of a node that have a stream: how many there may be, and which one gives way.
 
 Each stream is a descriptor, and descriptors belong to the whole process. So one table holds the
-connected peers of all local addresses, and its bound leaves a share to the program.
+connected peers of all local addresses, and its bound leaves a share to the program. One host of
+IPv6 has all the addresses of its /64, so a /64 holds at most a quarter of the bound.
 
 When there is no room, the peer that is idle for longest gives way, if it never sent a message to a
 socket and nothing is queued to it: so addresses that only connect do not keep others out. The table
@@ -20,8 +21,10 @@ from urds.errors import Refusal
 from urds.proto.connection import Connection
 from urds.proto.events import Reason
 from urds.proto.paths import Address
+from urds.proto.strangers import counted_as
 
 PEERS_MAX: Final = 4096  # where no setting says more or less
+_NETWORK_SHARE: Final = 4  # the part of the bound that one /64 of IPv6 may hold
 _STAYS_NS: Final = 2_000_000_000  # since something last happened on it
 _IDLE_FOUND_MAX: Final = 64  # by one look through a group
 _LOOK_AGAIN_NS: Final = 50_000_000  # after a look that found none that may give way
@@ -30,9 +33,10 @@ _EVICTION_TRIES: Final = 8
 REFUSALS: Final = {
     Reason.TOO_MANY_PEERS: Refusal.TOO_MANY_PEERS,
     Reason.NO_DESCRIPTORS_LEFT_TO_SHARE: Refusal.NO_DESCRIPTORS_LEFT_TO_SHARE,
+    Reason.NETWORK_HAS_ITS_SHARE: Refusal.NETWORK_HAS_ITS_SHARE,
 }
 
-Group = Address | None  # a local address, or all
+Group = Address | bytes | None  # a local address, the /64 of peers, or all
 
 
 class _Members:
@@ -78,6 +82,7 @@ class Connected:
         share = peers_max if descriptors_max is None else max(1, descriptors_max // 2 // npaths)
         self._by_descriptors = share < peers_max
         self.peers_max = min(peers_max, share)
+        self.network_max = max(1, self.peers_max // _NETWORK_SHARE)
         self._evict: dict[Connection, Callable[[Connection], bool]] = {}
         self._groups: dict[Group, _Members] = {None: _Members()}
 
@@ -89,7 +94,7 @@ class Connected:
         is_here = connection in self._evict
         if connection.has_stream == is_here:
             return
-        groups = (None, connection.local)
+        groups = self._groups_of(connection.local, connection.peer)
         if not is_here:
             self._evict[connection] = evict
             for group in groups:
@@ -102,8 +107,14 @@ class Connected:
             if not members.connections and group is not None:
                 del self._groups[group]
 
-    def admit(self, now_ns: int) -> Reason | None:
+    def admit(self, peer: Address, now_ns: int) -> Reason | None:
         """Make room for one more; return why there is none."""
+        if peer.version == 6:
+            network = counted_as(peer)
+            members = self._groups.get(network)
+            count = len(members.connections) if members is not None else 0
+            if count >= self.network_max and not self.evict(network, now_ns):
+                return Reason.NETWORK_HAS_ITS_SHARE
         if len(self) < self.peers_max or self.evict(None, now_ns):
             return None
         if self._by_descriptors:
@@ -123,7 +134,15 @@ class Connected:
 
     def explain(self, reason: Reason) -> str:
         """Return the figures behind a refusal and its remedy, for an error's text."""
+        if reason is Reason.NETWORK_HAS_ITS_SHARE:
+            count = f"{self.network_max} of {self.peers_max} peers are of one /64"
+            return f"{count}, its quarter; raise the setting peers_max"
         if reason is Reason.NO_DESCRIPTORS_LEFT_TO_SHARE:
             count = f"{self.peers_max} of `ulimit -n` {self._descriptors_max}"
             return f"{count}; raise it or set peers_max"
         return f"{self.peers_max} peers; raise the setting peers_max"
+
+    @staticmethod
+    def _groups_of(local: Address, peer: Address) -> tuple[Group, ...]:
+        every: tuple[Group, ...] = (None, local)
+        return every if peer.version == 4 else (*every, counted_as(peer))

@@ -117,14 +117,14 @@ class Endpoint:
         """Return the connection to a peer that is not the local address; make one if need be.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many, or no
-        descriptors for it.
+        descriptors for it, or its /64 of IPv6 has its share.
         """
         connection = self._connections.get(peer)
         if connection is not None:
             return connection
         if not self.allows(peer):
             raise os_error(Refusal.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
-        reason = self._connected.admit(now_ns)
+        reason = self._connected.admit(peer, now_ns)
         connection = self._make_connection(peer, now_ns) if reason is None else None
         if connection is None:
             reason = reason or Reason.TOO_MANY_PEERS
@@ -221,7 +221,7 @@ class Endpoint:
         connection = self._connections.get(peer)
         reason = None
         if connection is None or not (connection.lower or connection.has_stream):
-            reason = self._connected.admit(now_ns)
+            reason = self._connected.admit(peer, now_ns)
         if connection is None and reason is None:
             connection = self._make_connection(peer, now_ns)
         if connection is None or reason is not None:
@@ -242,7 +242,7 @@ class Endpoint:
         connection = self._connections.get(peer)
         reason = None
         if connection is not None and not connection.has_stream:
-            reason = self._connected.admit(now_ns)
+            reason = self._connected.admit(peer, now_ns)
         if connection is None or reason is not None:
             self._actions.append(Refuse(peer, stream))
         else:
@@ -288,6 +288,8 @@ class Endpoint:
     def _count_refused(self, reason: Reason) -> None:
         if reason is Reason.NO_DESCRIPTORS_LEFT_TO_SHARE:
             self.stats.refused_descriptors += 1
+        elif reason is Reason.NETWORK_HAS_ITS_SHARE:
+            self.stats.refused_networks += 1
         else:
             self.stats.refused_peers += 1
 

@@ -46,6 +46,7 @@ class Reason(Enum):
     TOO_MANY_STRANGERS = auto()  # too many connections that have not said anything yet
     TOO_MANY_PEERS = auto()
     NO_DESCRIPTORS_LEFT_TO_SHARE = auto()  # the program needs some itself: `ulimit -n`
+    NETWORK_HAS_ITS_SHARE = auto()  # the /64 of an IPv6 peer holds a quarter of all already
     NO_FREE_PATH = auto()  # every path has a stream: the peer tries again
     SILENT = auto()  # no frame within the stranger's time
     STILL_CONNECTED = auto()  # the peer answers on the stream that it has: this is another process

@@ -37,6 +37,7 @@ class Stats:
     refused_strangers: int = 0
     refused_peers: int = 0
     refused_descriptors: int = 0  # the program's share of the descriptors begins there
+    refused_networks: int = 0  # a /64 of IPv6 had its share
     refused_no_path: int = 0
     strangers_silent: int = 0
     control_faults: int = 0  # exceptions that nobody expected in the control thread
