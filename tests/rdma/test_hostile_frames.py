@@ -25,6 +25,7 @@ from tests.rdma.hostile_peer import (
 from tests.rdma.victim import INBOX_PORT
 from urds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES
 from urds.verbs.engine.numbers import WROpcode
+from urds.wire.connect_data import ConnectData
 
 MIB = 1 << 20
 LARGE = bytes(range(256)) * 48  # three fragments
@@ -144,7 +145,7 @@ def test_a_connection_ends_at_any_frame(siege: Siege, orderly: bool) -> None:
         address = siege.address()
         delivered = [b"whole".hex()] if count > 2 else []
         stranger = siege.connected(address)
-        # What comes before the control thread has taken the connection goes with its end.
+        # What comes before the control thread has taken the connection goes with its end: below.
         siege.until(lambda host=address: siege.victim.ask("paths")[f"{host}/0"]["up"])  # type: ignore[misc]  # bound
         say(stranger, frames[:count], orderly=orderly)
         assert siege.victim.ask("collect", count=len(delivered)) == delivered, count
@@ -152,6 +153,22 @@ def test_a_connection_ends_at_any_frame(siege: Siege, orderly: bool) -> None:
         again.send(*message(LARGE, sequence=2, flags=REPEATED))
         assert siege.victim.ask("collect", count=1) == [LARGE.hex()]
     assert siege.victim.rss_bytes - before < 16 * MIB
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_an_end_right_behind_a_frame_loses_none(siege: Siege, orderly: bool) -> None:
+    """One that only the device had taken is not acknowledged: repeated, it is delivered once."""
+    for _ in range(10):
+        address = siege.address()
+        frames = [*congestion_map(), *message(b"early")]
+        say(siege.connected(address), frames, orderly=orderly)
+        again = siege.returned(address)
+        assert again.answer is not None
+        if not ConnectData.parse(again.answer, ipv6=False).ack_sequence:
+            again.send(*message(b"early", flags=REPEATED))
+        again.send(*message(b"late", sequence=2))
+        due = [b"early".hex(), b"late".hex()]
+        assert siege.victim.ask("collect", count=2) == due
 
 
 def say(stranger: Stranger, frames: list[bytes], *, orderly: bool) -> None:
