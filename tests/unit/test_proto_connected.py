@@ -12,6 +12,7 @@ from urds.proto.endpoint import Endpoint
 from urds.proto.events import Action, Connect, Forget, Reason, Refuse, Refused
 from urds.proto.paths import Address
 from urds.proto.settings import ConnectionSettings, EndpointSettings
+from urds.proto.state import State
 
 SECOND = 1_000_000_000
 EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
@@ -90,6 +91,19 @@ def test_the_longest_idle_that_never_sent_a_message_gives_way() -> None:
     assert (core.stats.evicted_connected, core.stats.evicted) == (1, 1)
     for number in range(3):  # its stream is no stranger's any more, its timers are gone
         core.handle_timeout((10 + number) * SECOND)
+
+
+def test_a_peer_with_an_attempt_under_way_stays() -> None:
+    """Else the attempt's answer would come to the connection that is made for the peer next."""
+    core = endpoint(Connected(1), kept=set())
+    connect(core, FIRST, 0)
+    connection = core.find(FIRST)
+    assert connection is not None
+    connection._paths.append(connection._new_path(1))
+    connection._paths[1].state = State.KNOCKING
+    assert connect(core, FIRST + 1, 5 * SECOND)[-1] == Refused(FIRST + 1, Reason.TOO_MANY_PEERS)
+    connection._paths[1].state = State.WAITING
+    assert connect(core, FIRST + 1, 6 * SECOND)[0] == Forget(FIRST)
 
 
 def test_a_stream_of_another_address_of_the_process_counts_and_gives_way() -> None:

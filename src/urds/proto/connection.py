@@ -115,8 +115,13 @@ class Connection(Streams):
 
     @property
     def may_disconnect(self) -> bool:
-        """Whether no message waits for a stream, and no stream for a path."""
-        return not (self._parked or self._seconds or any(path.wanted for path in self._paths))
+        """Whether no message waits for a stream, no stream for a path, and no attempt for an end.
+
+        An attempt's answer would come to the connection that is made for the peer next.
+        """
+        trying = (State.CONNECTING, State.KNOCKING)
+        busy = any(path.wanted or path.state in trying for path in self._paths)
+        return not (busy or self._parked or self._seconds)
 
     def _note_streams(self) -> None:
         self._on_streams(self)
