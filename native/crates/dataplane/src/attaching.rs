@@ -5,7 +5,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use urds_path::{DownReason, Hold};
@@ -15,6 +14,7 @@ use crate::plane::Plane;
 use crate::reading::Reading;
 use crate::state::{PathId, State};
 use crate::stream::Stream;
+use crate::sys;
 
 /// Another thread reads or writes the stream: a matter of microseconds.
 const LEAVING_POLL: Duration = Duration::from_micros(200);
@@ -64,7 +64,7 @@ impl Plane {
             .get(path)
             .is_some_and(|record| record.writing)
         {
-            thread::sleep(LEAVING_POLL); // he sees that the stream is gone, and leaves
+            sys::pause(LEAVING_POLL); // he sees that the stream is gone, and leaves
         }
         stream
     }
@@ -80,7 +80,7 @@ impl Plane {
                     return state.take_stream(path);
                 }
             }
-            thread::sleep(LEAVING_POLL);
+            sys::pause(LEAVING_POLL);
         }
     }
 

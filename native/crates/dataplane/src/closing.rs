@@ -6,7 +6,6 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use urds_path::Owner;
@@ -16,6 +15,7 @@ use crate::plane::Plane;
 use crate::refusal::{Refusal, Refused};
 use crate::state::{HostId, Lingering, MailboxId, PathId, State};
 use crate::stream::Stream;
+use crate::sys;
 use crate::sys::sockets;
 use crate::waits::WaitFor;
 
@@ -291,7 +291,7 @@ impl Plane {
     fn wait_until_empty(&self) {
         let deadline = Instant::now() + LEAVING;
         while Instant::now() < deadline && !self.lock().desk.is_empty() {
-            thread::sleep(LEAVING_POLL);
+            sys::pause(LEAVING_POLL);
         }
     }
 

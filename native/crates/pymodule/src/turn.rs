@@ -15,11 +15,11 @@
 //! of ours that wants the interpreter, and time end this.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::thread;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use urds_dataplane::plane::Plane as Shell;
+use urds_dataplane::sys;
 
 /// Long enough for a thread to be woken on another processor, with the system's timer slack.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -123,7 +123,7 @@ impl Turn {
         if now_ns < self.crowded_until_ns.load(Relaxed) {
             return; // whoever waits for it asks us for it, since we keep it throughout
         }
-        py.detach(|| thread::sleep(PAUSE));
+        py.detach(|| sys::pause(PAUSE));
         self.gave_way_ns.store(shell.now_ns(), Relaxed);
     }
 }
