@@ -9,11 +9,12 @@ which the handler raises a second time, in what cleans up after the first.
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
-from tests.sockets.interrupted_pair import Pair, take
+from tests.sockets.interrupted_pair import PORT, Pair, take
 from tests.sockets.interrupting import Interruption
 
 pytestmark = pytest.mark.reference
@@ -23,6 +24,8 @@ SHORT = [b"%d" % number for number in range(1, 6)]
 ALIKE = [b"%04d" % number for number in range(1, 40)]
 LONG = [b"%d " % number + bytes(9000) for number in range(1, 6)]
 VERY_LONG = [b"%d " % number + bytes(60_000) for number in range(1, 4)]
+BUFFER_BYTES = 4096
+CONGESTING = [b"%d " % number + bytes(2000) for number in range(1, 13)]  # over four times that
 AFTER = [b"after %d" % number for number in range(3)]
 NOWHERE = 1 << 30  # behind the last place
 _BYTES_MAX = 1 << 20
@@ -82,6 +85,18 @@ def sending(payloads: list[bytes]) -> Callable[[Case], Callable[[], object]]:
     return lambda case: lambda: case.send(*payloads)
 
 
+def gathering(case: Case) -> Callable[[], object]:
+    """Send each message from two buffers."""
+
+    def act() -> None:
+        for payload in SHORT:
+            case.sent.append(payload)
+            parts = [payload[:1], payload[1:]]
+            case.here.mailbox.send(parts, case.here.target, wait_ns=0)
+
+    return act
+
+
 def receiving(payloads: list[bytes]) -> Callable[[Case], Callable[[], object]]:
     def prepare(case: Case) -> Callable[[], object]:
         case.bring(*payloads)
@@ -96,6 +111,29 @@ def pumping(payloads: list[bytes]) -> Callable[[Case], Callable[[], object]]:
         return case.here.plane.pump
 
     return prepare
+
+
+def filling(case: Case) -> Callable[[], object]:
+    """Have so much come that the port becomes congested."""
+    mailbox = case.here.mailbox
+    mailbox.configure(replace(mailbox.settings, receive_bytes_max=BUFFER_BYTES))
+    for payload in CONGESTING:
+        case.bring(payload)
+
+    def act() -> None:
+        while len(mailbox.queue) < len(CONGESTING):
+            case.there.plane.pump()
+            case.here.plane.pump()
+
+    return act
+
+
+def emptying(case: Case) -> Callable[[], object]:
+    """Take what made the port congested, of which the peer knows."""
+    filling(case)()
+    case.pair.settle()
+    assert case.there.path.peer_is_congested(PORT)
+    return lambda: case.receive(len(CONGESTING))
 
 
 def repeated(case: Case) -> Callable[[], object]:
@@ -146,6 +184,7 @@ CASES = {
     "send alike": sending(ALIKE),
     "send long": sending(LONG),
     "send polled": polled(sending(SHORT)),
+    "send gathered": gathering,
     "receive alone": receiving(SHORT[:1]),
     "receive short": receiving(SHORT),
     "receive alike": receiving(ALIKE),
@@ -157,6 +196,8 @@ CASES = {
     "pump short": pumping(SHORT),
     "pump alike": pumping(ALIKE),
     "pump polled": polled(pumping(SHORT)),
+    "congested": filling,
+    "congested no more": emptying,
     "repeated": repeated,
     "repeating": repeating,
     "repeating polled": polled(repeating),
@@ -235,3 +276,19 @@ def test_whoever_waits_for_room_is_told() -> None:
         case.pair.close()
         if not interruption.fired:
             break
+
+
+def test_what_an_interrupt_left_does_not_end_a_later_write() -> None:
+    """A write that was over when its thread was interrupted: another one may have begun."""
+    case = Case()
+    case.send(SHORT[0])
+    path = case.here.path
+    over = path.writes
+    path.writing, path.writes = True, over + 1
+    path.abort_write(over)
+    assert path.writing
+    assert not path.broken
+    path.abort_write(over + 1)
+    assert not path.writing
+    assert path.broken
+    case.pair.close()

@@ -54,6 +54,7 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
     """
     path, outgoing, port, congested, destination = flow
     stream: Stream | None = None
+    write_number = 0
     try:
         with path.plane.lock:
             if (
@@ -71,6 +72,7 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
             stream = path.stream
             assert stream is not None, "a plain path has a stream"
             path.writing = True
+            write_number = path.writes = path.writes + 1
             octets = _frame(path, mailbox, port, payload)
             destination.queued_bytes += len(payload)
         taken, failure = write(stream, (octets,))
@@ -88,7 +90,7 @@ def send(mailbox: Mailbox, flow: Flow, address: SocketAddress | None, payload: B
         write_on(path, stream, octets, taken, failure)
     except BaseException:
         if stream is not None:
-            path.plane.interrupts.writes[path] = stream
+            path.plane.interrupts.writes[path] = write_number
             path.plane.interrupts.seen = True
             eventfd_write(path.plane.helper.wake_descriptor, 1)
         raise

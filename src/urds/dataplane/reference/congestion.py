@@ -55,21 +55,22 @@ def settle(plane: Plane) -> None:
 
 def judge(plane: Plane, mailbox: Mailbox, now_ns: int) -> bool:
     """Judge a mailbox's congestion; return whether our map changed. Lock held."""
-    state = None if mailbox.closed else mailbox.judge_congestion(now_ns)
+    if not mailbox.closed:
+        mailbox.judge_congestion(now_ns)
     mailbox.settle_special()
     if mailbox.look_again_ns() is not None:
         plane.looks.add(mailbox)
         plane.helper.want()
-    if state is None:
+    on = mailbox.congested
+    if mailbox.closed or own_map(plane, mailbox.local).test(mailbox.port) == on:
         return False
-    show(plane, mailbox, on=state)
+    show(plane, mailbox, on=on)  # also where an interrupt kept an earlier change from the map
     return True
 
 
 def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
     """Set or clear a port's bit in our map; maps go out with the next flush. Lock held."""
     host = plane.hosts[mailbox.local]
-    (host.congested.set if on else host.congested.clear)(mailbox.port)
     for path in host.paths:
         path.core.map_due = path.core.attached
         path.flush_soon()
@@ -82,6 +83,8 @@ def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
             if sender.sends_by_loop_to(mailbox.local):
                 sender.note_map(groups)
                 plane.touched.add(sender)
+    # Last (`interrupts`): until then the map differs from the mailbox, and is judged anew.
+    (host.congested.set if on else host.congested.clear)(mailbox.port)
 
 
 def note_peer_map(plane: Plane, host: Host, peer: Address, octets: bytes, *, exact: bool) -> None:

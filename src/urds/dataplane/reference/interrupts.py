@@ -40,7 +40,7 @@ class Interrupts:
         self._lock = threading.Lock()
         self.seen = False  # set last, before the helper is rung for
         self.reads: dict[StreamPath, Stream] = {}
-        self.writes: dict[StreamPath, Stream] = {}
+        self.writes: dict[StreamPath, int] = {}  # and the number of the write
         self.waits: dict[Waiter, Waiters] = {}
 
     def settle(self) -> None:
@@ -51,8 +51,8 @@ class Interrupts:
         with self._lock:
             self.seen = False
             while self.writes:
-                path, _ = self.writes.popitem()
-                path.abort_write()
+                path, number = self.writes.popitem()
+                path.abort_write(number)
             while self.reads:
                 path, stream = self.reads.popitem()
                 stream_reading.abort(path, stream)
@@ -64,6 +64,7 @@ class Interrupts:
                 hosts = list(plane.hosts.values())
                 for host in hosts:
                     plane.touched.update(host.inboxes.values())
+                    plane.maps_due.update(host.carried)
                 plane.poll_set.watch_again()
                 paths = [path for host in hosts for path in host.paths]
                 for path in paths:
@@ -71,6 +72,7 @@ class Interrupts:
                     if path.core.outgoing.holds():
                         path.want()
         for path in paths:
+            plane.poll_set.update(path)
             if path.core.wants_to_write():
                 path.flush()
         plane.settle()

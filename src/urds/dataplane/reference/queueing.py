@@ -9,6 +9,7 @@ Source: linux v6.12 net/rds/send.c (rds_sendmsg).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import eventfd_write
 from typing import TYPE_CHECKING
 
 from urds.addresses import is_name, parse_target
@@ -75,17 +76,23 @@ def queue(
 
     queued: bool | None = False
     waiters = _RoomWaiters(mailbox)
-    for _ in range(_RESOLVES_MAX):
-        _resolve(mailbox, peer)
-        queued = mailbox._plane.wait(attempt, waiters, wait_ns, flush=mailbox)
-        if queued is not False:
-            break
-    else:
-        raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
-    if queued is None:
-        raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
-    _push(mailbox, path)
-    mailbox.sync()
+    try:
+        for _ in range(_RESOLVES_MAX):
+            _resolve(mailbox, peer)
+            queued = mailbox._plane.wait(attempt, waiters, wait_ns, flush=mailbox)
+            if queued is not False:
+                break
+        else:
+            raise os_error(Refusal.PEER_UNREACHABLE, f"no route to {peer}")
+        if queued is None:
+            raise os_error(Refusal.TIMED_OUT, f"no room to send to {address[0]} port {port}")
+        _push(mailbox, path)
+        mailbox.sync()
+    except BaseException as error:
+        if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+            mailbox._plane.interrupts.seen = True
+            eventfd_write(mailbox._plane.helper.wake_descriptor, 1)
+        raise
     return payload_bytes
 
 

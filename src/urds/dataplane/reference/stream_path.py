@@ -68,6 +68,7 @@ class StreamPath:
         self.stream: Stream | None = None
         self.attachment = 0
         self.writing = False
+        self.writes = 0  # begun so far: the number of the last one
         self.left_to_writer = False  # somebody came to flush meanwhile
         self.reading = False
         self.blocked = False  # the stream took less than offered: wait for POLLOUT
@@ -141,6 +142,7 @@ class StreamPath:
         """Write until nothing is left or the stream takes no more; never blocks."""
         plane = self.plane
         stream: Stream | None = None
+        write_number = 0
         try:
             with plane.lock:
                 if self.writing or self.blocked or self.broken or self.stream is None:
@@ -148,11 +150,12 @@ class StreamPath:
                     return
                 stream = self.stream
                 self.writing = True
+                write_number = self.writes = self.writes + 1
                 buffers = self._poll_transmit()
             write_all(self, stream, buffers)
         except BaseException:
             if stream is not None:
-                plane.interrupts.writes[self] = stream
+                plane.interrupts.writes[self] = write_number
                 plane.interrupts.seen = True
                 eventfd_write(plane.helper.wake_descriptor, 1)
             raise
@@ -184,12 +187,14 @@ class StreamPath:
                 return []
         return self._poll_transmit()
 
-    def abort_write(self) -> None:
+    def abort_write(self, write_number: int) -> None:
         """End our direction after an interrupt: how much the stream took is not known.
 
         For the helper, which no handler interrupts.
         """
         with self.plane.lock:
+            if not self.writing or self.writes != write_number:
+                return  # it was over, and what is being written now is another's
             stream = self.stream  # perhaps a later one than the writer began with
             self.broken = stream is not None
             self._written()
