@@ -9,12 +9,31 @@ POLLWRBAND together with POLLOUT (docs/differences.md).
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from urds.reentry import new_lock
 
 _FILL = bytes(512)
+
+
+class _Here(threading.local):
+    """How many descriptors the calling thread is changing, one inside another."""
+
+    depth = 0
+
+
+_here = _Here()
+
+
+def changes_one_here() -> bool:
+    """Tell whether the calling thread is inside a change of a descriptor.
+
+    Then what calls is a handler or finaliser. It must not wait for a lock whose holder may wait
+    for that descriptor.
+    """
+    return _here.depth > 0
 
 
 class ReadinessDescriptor:
@@ -51,21 +70,29 @@ class ReadinessDescriptor:
                 raise
 
     def _show(self) -> None:
-        with self._lock, suppress(OSError):  # closed by another thread in between
-            self._is_stale = False
-            while (wanted := self._wanted()) != self._shown:
-                # Not known until all is done: an interrupt may come in between.
-                (shown, self._shown), (readable, writable) = (self._shown, None), wanted
-                if shown is None:
-                    shown = self._begin_anew()
-                if readable != shown[0]:
-                    if readable:
-                        self._far.send(b"\0", socket.MSG_NOSIGNAL)
-                    else:
-                        self._user.recv(1)
-                if writable != shown[1]:
-                    self._empty() if writable else self._fill()
-                self._shown = wanted
+        depth = _here.depth
+        try:
+            _here.depth = depth + 1
+            with self._lock, suppress(OSError):  # closed by another thread in between
+                self._is_stale = False
+                while (wanted := self._wanted()) != self._shown:
+                    self._change(*wanted)
+        finally:
+            _here.depth = depth
+
+    def _change(self, readable: bool, writable: bool) -> None:
+        # Not known until all is done: an interrupt may come in between.
+        shown, self._shown = self._shown, None
+        if shown is None:
+            shown = self._begin_anew()
+        if readable != shown[0]:
+            if readable:
+                self._far.send(b"\0", socket.MSG_NOSIGNAL)
+            else:
+                self._user.recv(1)
+        if writable != shown[1]:
+            self._empty() if writable else self._fill()
+        self._shown = readable, writable
 
     def _begin_anew(self) -> tuple[bool, bool]:
         """Take out whatever is in both directions; return what that shows."""
@@ -92,6 +119,11 @@ class ReadinessDescriptor:
 
     def close(self) -> None:
         """Close both ends; a poller of the user's end sees it as any closed descriptor."""
-        with self._lock:
-            self._user.close()
-            self._far.close()
+        depth = _here.depth
+        try:
+            _here.depth = depth + 1
+            with self._lock:
+                self._user.close()
+                self._far.close()
+        finally:
+            _here.depth = depth

@@ -93,10 +93,9 @@ class SocketBase(system.socket):
             local, port = addresses.parse(address, Call.BIND)
             if self._mailbox is not None:
                 raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
+            settings = self._mailbox_settings()
             try:
-                backend, mailbox = process.bind(
-                    local, port, self._mailbox_settings(), self._options.transport
-                )
+                backend, mailbox = process.bind(local, port, settings, self._options.transport)
             except OSError as refused:
                 if refused.errno == errno.EADDRINUSE:  # kernel parity
                     self._set_transport(None)
@@ -106,6 +105,8 @@ class SocketBase(system.socket):
             except BaseException:  # no descriptor left, or a signal handler raised: not bound
                 self._let_go(backend, mailbox)
                 raise
+        if self._mailbox_settings() != settings:  # a signal handler set something meanwhile
+            self._tell_mailbox()
 
     def _adopt(self, backend: Backend, mailbox: Mailbox) -> None:
         """Be bound to a mailbox, and tell who waits for that. Lock held."""
@@ -195,23 +196,23 @@ class SocketBase(system.socket):
         octets = option_octets(value, value_bytes)
         with self._lock:
             self._check_open()
-            if level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO:
-                mailbox = self._bound()
-                mailbox.cancel(*options.cancel_target(octets, self._settings))
-            else:
-                while True:
-                    before = self._options
-                    after = options.set_option(
-                        before,
-                        level=level,
-                        option=option,
-                        octets=octets,
-                        settings=self._settings,
-                    )
-                    if self._options is before:  # else a signal handler set one meanwhile
-                        self._options = after
-                        break
-                self._tell_mailbox()
+            cancels = level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO
+            while not cancels:
+                before = self._options
+                after = options.set_option(
+                    before,
+                    level=level,
+                    option=option,
+                    octets=octets,
+                    settings=self._settings,
+                )
+                if self._options is before:  # else a signal handler set one meanwhile
+                    self._options = after
+                    break
+        if cancels:
+            self._bound().cancel(*options.cancel_target(octets, self._settings))
+        else:
+            self._tell_mailbox()
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
         """Return an option as an integer, or as octets if `buffer_bytes` is given.
@@ -244,12 +245,13 @@ class SocketBase(system.socket):
         with self._lock:
             self._check_open()
             if request == _FIONBIO:
-                self.setblocking(not value)
+                self._timeout_s = 0.0 if value else None
             elif request == SIOCRDSSETTOS and self._options.transport is not None:
                 self._set_tos(value)
             elif request != SIOCRDSGETTOS:
                 raise os_error(Refusal.NOT_A_TTY, f"request {request:#x}")
-            return 0 if request == _FIONBIO else self._options.tos
+        self._tell_mailbox()
+        return 0 if request == _FIONBIO else self._options.tos
 
     def _set_tos(self, value: int) -> None:
         """Choose it, once. Source: linux v6.12 net/rds/af_rds.c (rds_ioctl)."""
@@ -260,7 +262,6 @@ class SocketBase(system.socket):
         if self._options.transport is Transport.IB:
             tos = value & 0xFF  # an octet is all that is read: kernel parity
             self._options = replace(self._options, tos=tos)
-            self._tell_mailbox()
 
     def _info(self, option: int, room: int) -> bytes:
         from urds.backend import info
@@ -288,7 +289,7 @@ class SocketBase(system.socket):
             wait_s = float(wait_s) if wait_s < sys.float_info.max else math.inf
         with self._lock:
             self._timeout_s = wait_s
-            self._tell_mailbox()
+        self._tell_mailbox()
 
     def gettimeout(self) -> float | None:
         """Return what `settimeout` set."""
@@ -329,6 +330,10 @@ class SocketBase(system.socket):
         )
 
     def _tell_mailbox(self) -> None:
+        """Have the mailbox, if there is one, take what was set last. No lock held.
+
+        The thread that has the mailbox's locks may wait for ours, in a finaliser.
+        """
         while (mailbox := self._mailbox) is not None:
             chosen, timeout_s = self._options, self._timeout_s
             mailbox.configure(self._mailbox_settings())
@@ -348,14 +353,25 @@ class SocketBase(system.socket):
                 return -1
             if self._placeholder is not None:
                 return self._placeholder.fileno()
-            if self._mailbox is not None:
-                return self._mailbox.fileno()
+            mailbox = self._mailbox
+            if mailbox is None:
+                return self._placeholder_made().fileno()
+        try:
+            return mailbox.fileno()
+        except OSError:
+            if self._closed:  # by another thread meanwhile
+                return -1
+            raise
+
+    def _placeholder_made(self) -> Placeholder:
+        """Return what stands for the descriptor until bind. Lock held."""
+        if self._placeholder is None:
             made = Placeholder()
             if self._placeholder is None:  # else a signal handler was faster
                 self._placeholder = made
             else:
                 made.close()
-            return self._placeholder.fileno()
+        return self._placeholder
 
     def close(self) -> None:
         """Unbind; idempotent. What nobody read is dropped.

@@ -14,6 +14,7 @@ from fuzz.targets import SEEDS, TARGETS
 from tests.sim.broken import Patch, around, instead, nothing
 from urds.constants import HeaderFlag
 from urds.dataplane.reference import outgoing
+from urds.dataplane.reference.control_budget import ControlBudget
 from urds.dataplane.reference.incoming import Incoming
 from urds.dataplane.reference.outgoing import Outgoing
 from urds.dataplane.reference.path import PathCore
@@ -46,13 +47,6 @@ def _believe_late_reports(self: Connection, index: int, _: int) -> Any:
     return None if path is None or path.stream is None else path
 
 
-def _keep_all_controls(keep: Any, self: Incoming, fields: Any, payload: bytes) -> None:
-    kept = list(self.controls)
-    self.controls.clear()
-    keep(self, fields, payload)
-    self.controls.extendleft(reversed(kept))
-
-
 RULES: dict[str, tuple[str, Patch]] = {
     "a repeat carries the flag": ("rds_path", instead(outgoing, "_RETRANSMITTED", 0)),
     "what is not acknowledged is kept": (
@@ -61,7 +55,7 @@ RULES: dict[str, tuple[str, Patch]] = {
     ),
     "control messages have a bound": (
         "rds_path",
-        around(Incoming, "_keep_control", _keep_all_controls),
+        instead(ControlBudget, "admits", lambda *_, **__: True),
     ),
     "repeats are dropped": ("rds_pair", around(Incoming, "_judge", _take_repeats)),
     "half a message dies with its stream": ("rds_pair", instead(Incoming, "end_stream", nothing)),

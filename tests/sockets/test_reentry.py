@@ -288,7 +288,7 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
                     sender.sendto(b"nested", TARGET)
                 except OSError as failure:
                     refused.append(failure.errno)
-            if not polled._is_inside():
+            if not polled._holds_lock():
                 other.close()
 
         with Interruption(at, handle) as interruption:

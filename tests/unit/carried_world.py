@@ -52,7 +52,7 @@ class FakePath:
         self._plane = plane
 
     def _tell(self, what: str, *, locked: bool) -> None:
-        assert self._plane.is_inside() is locked, f"{what} with the plane's lock {not locked}"
+        assert self._plane.holds_lock() is locked, f"{what} with the plane's lock {not locked}"
         self.told.append(what)
 
     def queue(

@@ -477,7 +477,7 @@ class Plane(Protocol):
         """Return a descriptor that is readable when `pump` would read something."""
 
     def is_inside(self) -> bool:
-        """Tell whether the calling thread holds the plane's lock.
+        """Tell whether the calling thread holds a lock of the plane.
 
         Then what calls is a signal handler or finaliser that interrupted another call. It may
         close, ask for the descriptor and configure; the rest raises OSError (EDEADLK).

@@ -135,7 +135,7 @@ def abandon_in_child(plane: Plane) -> None:
     """
     plane.closed = True
     plane.closed_refusal = Refusal.AFTER_FORK
-    plane.lock, plane.is_inside = new_lock()
+    plane.lock, plane.holds_lock = new_lock()
     plane.desk.abandon_in_child(plane.lock)
     plane.interrupts.abandon_in_child()
     plane.helper.abandon_in_child()

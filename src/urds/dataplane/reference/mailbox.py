@@ -48,7 +48,7 @@ from urds.dataplane.reference.poll_set import POLL_S_MAX
 from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Waiter, Waiters
 from urds.errors import Refusal, os_error
-from urds.readiness import ReadinessDescriptor
+from urds.readiness import ReadinessDescriptor, changes_one_here
 from urds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Mailbox(Inbox):
         super().__init__(port=port, buffer_bytes=settings.receive_bytes_max)
         self.local = host.address
         self._plane = plane
-        self._lock, self._is_inside = plane.lock, plane.is_inside
+        self._lock, self._holds_lock = plane.lock, plane.holds_lock
         self._host = host
         self.closed = False
         self.send_queued_bytes = 0
@@ -131,7 +131,7 @@ class Mailbox(Inbox):
         /,
     ) -> int:
         """Queue one message; return its length."""
-        if self._is_inside():
+        if self._holds_lock():
             raise os_error(Refusal.REENTERED)
         wait_ns = self.settings.send_wait_ns
         if address is None:
@@ -293,7 +293,7 @@ class Mailbox(Inbox):
 
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `payload_bytes_max` is discarded."""
-        if self._is_inside():
+        if self._holds_lock():
             raise os_error(Refusal.REENTERED)
         if type(payload_bytes_max) is not int:
             payload_bytes_max = index(payload_bytes_max)
@@ -541,7 +541,7 @@ class Mailbox(Inbox):
     def configure(self, settings: MailboxSettings) -> None:
         """Replace the settings; waiters look again. Inside another call, soon."""
         self._configured = settings
-        if self._is_inside():
+        if self._plane.is_inside():
             self._plane.later(self._take_settings)
         else:
             self._take_settings()
@@ -594,7 +594,7 @@ class Mailbox(Inbox):
             if self.closed:  # meanwhile, and it may not have seen this one
                 descriptor.close()
                 raise os_error(self._plane.closed_refusal)
-            if self._is_inside():
+            if self._plane.is_inside():
                 self._plane.later(self._begin_to_show)
             else:
                 self._begin_to_show()
@@ -624,7 +624,11 @@ class Mailbox(Inbox):
 
     def sync(self) -> None:
         """Show the state on the descriptor, if there is one. No lock held."""
-        if self.descriptor is not None:
+        if self.descriptor is None:
+            return
+        if changes_one_here():  # in a handler, and another thread may be changing this one
+            self._plane.later(self.sync)
+        else:
             self.descriptor.sync()
 
     def settle_special(self) -> None:
@@ -671,7 +675,7 @@ class Mailbox(Inbox):
 
     def abandon_in_child(self) -> None:
         """Refuse everything from now on; called in the child of a fork."""
-        self._lock, self._is_inside = self._plane.lock, self._plane.is_inside
+        self._lock, self._holds_lock = self._plane.lock, self._plane.holds_lock
         self.closed = self.special = True
         self._flows = {}
         # The parent's are not here.

@@ -41,6 +41,7 @@ from urds.dataplane.reference.stream_path import StreamPath
 from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
 from urds.dataplane.reference.warm_memory import WarmMemory
 from urds.errors import Refusal, os_error
+from urds.readiness import changes_one_here
 from urds.reentry import new_lock
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Plane:
         self.virtual = clock_ns is not None  # a clock of the caller's: nothing ever waits
         self.clock_ns = clock_ns or time.monotonic_ns
         self.wall_ns = time.time_ns
-        self.lock, self.is_inside = new_lock()
+        self.lock, self.holds_lock = new_lock()
         self.counters = Counters()
         self.hosts: dict[Address, Host] = {}
         self.warm_memory = WarmMemory()
@@ -511,8 +512,12 @@ class Plane:
 
     def refuse_reentry(self) -> None:
         """Refuse a call inside one that holds the lock. Raises OSError (EDEADLK)."""
-        if self.is_inside():
+        if self.holds_lock():
             raise os_error(Refusal.REENTERED)
+
+    def is_inside(self) -> bool:
+        """See `base.Plane.is_inside`."""
+        return self.holds_lock() or changes_one_here()
 
     def later(self, call: Callable[[], None]) -> None:
         """Have the helper make a call soon, with no lock held; from any thread, any lock held."""
