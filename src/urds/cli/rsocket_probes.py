@@ -87,7 +87,7 @@ _reads: Final = count()
 class _CountedLock:
     """A lock that counts how often it is taken."""
 
-    __slots__ = ("_counter", "_lock")
+    __slots__ = ("__weakref__", "_counter", "_lock")  # `forks` keeps weak references
 
     def __init__(self, lock: Any, counter: Iterator[int]) -> None:
         self._lock, self._counter = lock, counter
