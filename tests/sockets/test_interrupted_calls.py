@@ -292,3 +292,14 @@ def test_what_an_interrupt_left_does_not_end_a_later_write() -> None:
     assert not path.writing
     assert path.broken
     case.pair.close()
+
+
+def test_a_write_finds_the_end_of_its_stream_cut_by_an_interrupt() -> None:
+    """The path knows no stream any more, and has not let go of it yet."""
+    case = Case()
+    path, stream = case.here.path, case.here.path.stream
+    path.writing = True
+    path.core.detach()
+    assert path.advance(stream, 1, None) == []
+    assert not path.writing
+    case.pair.close()

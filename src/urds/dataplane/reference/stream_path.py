@@ -174,7 +174,7 @@ class StreamPath:
 
     def advance(self, stream: Stream, taken: int, failure: OSError | None) -> list[Buffer]:
         """Count what the stream took; return what to write next. Lock held."""
-        if self.stream is None:
+        if self.stream is None or not self.core.attached:  # an interrupt may have cut its end
             self._written()
             return []
         if self.stream is stream:  # else superseded meanwhile; its core began anew
