@@ -131,7 +131,7 @@ class Streams(Seeker):
         before = self._seconds.pop(path.index, None)
         self._seconds[path.index] = stream, source_port, own
         if before is not None:
-            self._refuse(before[0], Reason.NO_FREE_PATH)
+            self._replace_waiting(before[0])
             return  # the question is under way
         if now_ns - self._answered_ns.get(path.index, -_ANSWER_HOLDS_NS) < _ANSWER_HOLDS_NS:
             self._refuse_second(path)
@@ -159,7 +159,13 @@ class Streams(Seeker):
         second = self._seconds.pop(path.index, None)
         if second is not None:
             self._cancel(path, TimerKind.QUESTION)
-            self._refuse(second[0], Reason.NO_FREE_PATH)
+            self._replace_waiting(second[0])
+
+    def _replace_waiting(self, stream: int) -> None:
+        """End a stream that waited: its peer has made a newer one, which is nothing to warn of."""
+        self.stats.refused_no_path += 1
+        self._strangers.forget(stream)
+        self._emit(Refuse(self.peer, stream))
 
     def _take_second(self, path: PathLife, now_ns: int) -> bool:
         """Give the path the stream that waited, if one did."""
