@@ -91,7 +91,7 @@ class Besieged:
     def __init__(self, choices: int) -> None:
         self.limits = Limits(
             frame_bytes_max=FRAME_BYTES_MAX,
-            control_events_max=4,
+            control_events_max=1,
             acknowledge_messages=8,
             acknowledge_bytes=30_000,
             unacked_packets_max=2,
@@ -114,6 +114,7 @@ class Besieged:
         )
         self._other_fence = Fence()  # of another path
         self._agreed = False
+        self._streams = self._controls = 0  # so far; control messages that were let through
 
     # -- the stream
 
@@ -121,6 +122,7 @@ class Besieged:
         """Begin a stream, if there is none."""
         if not self.core.attached:
             self.judge.begin_stream()
+            self._streams += 1
             self.core.attach(hold)
 
     def detach(self) -> None:
@@ -155,9 +157,10 @@ class Besieged:
         for inbox, count in incoming.touched:
             assert inbox in self.inboxes.values() and count > 0
         incoming.touched.clear()
-        # Between two reads no time need pass: the burst, and what a stream's handshake has beside.
-        assert len(incoming.controls) <= self.limits.control_events_max + _HANDSHAKES_OF_STREAM
+        self._controls += len(incoming.controls)
         incoming.controls.clear()
+        earned = self.limits.control_events_max + self.now_ns // self.limits.control_interval_ns
+        assert self._controls <= earned + self._streams * _HANDSHAKES_OF_STREAM, "over the budget"
         incoming.restarted = False
         assert incoming.octets_wanted() > 0
 
@@ -201,10 +204,8 @@ class Besieged:
             case 3:
                 for inbox in self.inboxes.values():
                     self._empty(inbox)
-            case 4:
-                core.acknowledge()
             case _:
-                core.incoming.controls.clear()
+                core.acknowledge()
 
     def _empty(self, inbox: Inbox) -> None:
         while inbox.queue:

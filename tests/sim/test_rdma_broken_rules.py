@@ -158,9 +158,9 @@ def _tell_newest_first(original: Any, mailbox: Any, operation: Any) -> None:
     mailbox.notices.rotate(1)
 
 
-def _cancel_without_room(original: Any, outgoing: Outgoing, owner: Any, port: Any) -> int:
+def _cancel_without_room(original: Any, outgoing: Outgoing, owner: Any, *how: Any) -> int:
     queued_bytes = owner.send_queued_bytes
-    count = original(outgoing, owner, port)
+    count = original(outgoing, owner, *how)
     owner.send_queued_bytes = queued_bytes
     return count  # type: ignore[no-any-return]  # it is what `original` returns
 
