@@ -77,7 +77,7 @@ def test_who_never_posts_a_receive_stops_only_his_own(siege: Siege) -> None:
     stranger = siege.connected(receives=0)
     payload = (b"\x5a" * 4000).hex()
     sent = siege.victim.ask("send", target=stranger.address, payload=payload, count=1000)
-    assert 0 < sent < 100
+    assert 0 < sent < 1000
     siege.others_are_well()
     assert not stranger.frames
     stranger.vanish()

@@ -117,7 +117,8 @@ sock = urds.Socket()
 sock.bind((sys.argv[1], 4000))
 sock.sendto(b"queued", (sys.argv[2], 4000))
 print("queued", flush=True)
-time.sleep(60)
+while True:  # a signal between CPython's last look and one long sleep would wait for its end
+    time.sleep(0.05)
 """
 
 

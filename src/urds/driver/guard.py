@@ -9,6 +9,7 @@ every call of its sockets is refused with EIO, and whoever waits wakes up to tha
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,12 @@ from urds.driver.hosts import LocalHost
 if TYPE_CHECKING:
     from urds.driver.driver import Driver
 
+# What a fault of the thread itself raises, and faulthandler tells of.
+_OF_FAULTS = {
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
+}
+
 
 class Guard:
     """The one place of a driver that catches what it does not know."""
@@ -29,8 +36,13 @@ class Guard:
         self._driver = driver
 
     def run(self, loop: Callable[[], None]) -> None:
-        """Run the control thread's loop; let the node fail if it ends by an exception."""
+        """Run the control thread's loop; let the node fail if it ends by an exception.
+
+        The process's signals are kept out of the thread. CPython runs their handlers in the main
+        thread, which a signal taken by another thread does not wake from a sleep.
+        """
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_FAULTS)
             loop()
         except BaseException as problem:
             if self._driver.stopping:  # its descriptors may be closed already
