@@ -23,7 +23,7 @@ one destination is in use, having no room is EAGAIN instead. Several are in use 
 a second one is met with the queue at half, until the queue is below half.
 
 Source of the threshold: A. Choudhury, E. Hahne, Dynamic Queue Length Thresholds for Shared-Memory
-Packet Switches, IEEE/ACM Transactions on Networking 6 (1998). See docs/adr/0017.
+Packet Switches, IEEE/ACM Transactions on Networking 6 (1998). See docs/adr/0016.
 """
 
 from __future__ import annotations
