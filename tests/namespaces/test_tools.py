@@ -150,7 +150,8 @@ def test_a_file_arrives_whole(hosts: Namespaces, device: str, tmp_path: Path) ->
     tools = ("rsocket", "rcopy", "--device", device)
     there = hosts.address(1)
     target = f"[{there}]:copy.bin" if hosts.ipv6 else f"{there}:copy.bin"
-    serve = (*tools, "--serve", "-b", there, "--into", str(into))
+    anywhere = "::/0" if hosts.ipv6 else "0.0.0.0/0"
+    serve = (*tools, "--serve", "-b", there, "--into", str(into), "--allow", anywhere)
     served(hosts, serve, (*tools, str(source), target))
     assert (into / "copy.bin").read_bytes() == source.read_bytes()
 

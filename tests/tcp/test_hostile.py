@@ -268,11 +268,10 @@ def flood(lab: Lab, target: str, *, addresses: int, each: int) -> Iterator[list[
     try:
         for turn in range(each):
             for last in range(2, 2 + addresses):
-                connection = lab.connect(last, target)
-                if (turn + last) % 2:
-                    with suppress(OSError):
-                        connection.send(b"\0")
-                connections.append(connection)
+                with suppress(ConnectionError):  # turned away before `connect` was back
+                    connections.append(lab.connect(last, target))
+                    if (turn + last) % 2:
+                        connections[-1].send(b"\0")
         yield connections
     finally:
         for connection in connections:

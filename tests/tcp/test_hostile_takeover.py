@@ -22,7 +22,7 @@ from tests.tcp.nodes import wait_until
 from urds.constants import Capability
 from urds.wire.exthdr import Handshake, Mark, emit_handshake
 
-VICTIM, PEER = 200, 7  # the higher one accepts
+VICTIM, PEER = 250, 7  # the higher one accepts
 COUNT = 200
 WAIT_S = 10.0
 

@@ -34,7 +34,8 @@ class Strangers:
     def admit(self, stream: int, peer: Address, now_ns: int) -> bool:
         """Count one more and start its time; false if its address has too many."""
         settings = self._settings
-        if self._per_address[counted_as(peer)] >= settings.strangers_per_address_max:
+        same = sum(other == peer for other in self._peers.values())
+        if same >= settings.strangers_per_address_max:
             return False
         self._peers[stream] = peer
         self._per_address[counted_as(peer)] += 1
@@ -51,10 +52,15 @@ class Strangers:
         )
 
     def one_too_many(self) -> tuple[int, Address] | None:
-        """Return the stream that has to go: the eldest of the address that has most."""
-        if len(self._peers) <= self._settings.strangers_max:
+        """Return the stream that has to go: the eldest of the address that has most.
+
+        It goes where all are too many, or those of one /64: another host of that network is not
+        kept out by silent connections.
+        """
+        most = max(self._per_address.values(), default=0)
+        few = len(self._peers) <= self._settings.strangers_max
+        if few and most <= self._settings.strangers_per_address_max:
             return None
-        most = max(self._per_address.values())
         return next(
             pair for pair in self._peers.items() if self._per_address[counted_as(pair[1])] == most
         )
