@@ -35,7 +35,7 @@ const PASS_BYTES: usize = 4 << 20;
 const SHARED_PASS_BYTES: usize = 256 << 10;
 /// Of a stream whose last read brought nothing for anybody: a neighbour of a flood of messages for
 /// nobody, of pings or of maps waits for what is read at once.
-const VAIN_BYTES: usize = 4096;
+const VAIN_BYTES: usize = 16384;
 /// From so much of a payload on, a wake-up for the whole is worth a system call.
 const EXPECT_BYTES: usize = 131_072;
 const EXPECT_FROM_BYTES: usize = 262_144;
