@@ -1,6 +1,6 @@
 //! How the destinations of a socket share its send account, so that none of them holds the socket.
 //!
-//! The theory stands at the top of `urds.dataplane.reference.accounts`, whose twin this is: a first
+//! The theory stands at the top of `urds.dataplane.reference.accounts`, the specification: a first
 //! account for one destination, a second one for all others by dynamic threshold, a third one for
 //! what is queued to absent peers. The whole queue, in bytes, is the caller's to tell.
 
@@ -400,7 +400,7 @@ impl SendAccounts {
         was_refused
     }
 
-    /// Have everybody look again who waits for room at a refused destination.
+    /// Have the senders that wait for room at a refused destination look again.
     pub fn tell_refused(&mut self, desk: &mut WaitingDesk) {
         for id in self.refused.iter().chain(&self.refused_apart) {
             self.rows[id.0].waiters.tell_all(desk);

@@ -64,7 +64,7 @@ impl Plane {
             .get(path)
             .is_some_and(|record| record.writing)
         {
-            sys::pause(LEAVING_POLL); // he sees that the stream is gone, and leaves
+            sys::pause(LEAVING_POLL); // the writer sees that the stream is gone, and leaves
         }
         stream
     }

@@ -70,7 +70,7 @@ pub enum Route {
     Loop,
 }
 
-/// Where at a mailbox somebody waits.
+/// What a thread waits for at a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Arrival,
@@ -199,7 +199,7 @@ impl Mailbox {
         self.routes.len() == 1 || self.accounts.is_single()
     }
 
-    /// Return who waits at a place.
+    /// Return the waiters for that.
     pub fn waiters_at(&mut self, place: Place) -> &mut Waiters {
         match place {
             Place::Arrival => &mut self.receive_waiters,

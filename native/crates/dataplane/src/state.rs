@@ -181,7 +181,7 @@ impl State {
 
     /// Tell senders to some destinations of their room, as of the end of congestion.
     ///
-    /// Who waits for one of them goes on, and for everybody else it is as with a new map.
+    /// A sender that waits for one of them continues; to the others it is a new map.
     pub(crate) fn tell_roomy(&mut self, mailbox: MailboxId, roomy: &[DestinationId]) {
         let Some(record) = self.mailboxes.get_mut(mailbox) else {
             return;

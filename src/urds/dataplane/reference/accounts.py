@@ -65,13 +65,13 @@ class Destination:
         self.waiters: Waiters | None = None
 
     def waiters_made(self) -> Waiters:
-        """Return who waits for room here, listed for the first time."""
+        """Return the waiters for room here, made on the first call."""
         if self.waiters is None:
             self.waiters = Waiters()
         return self.waiters
 
     def tell(self, desk: WaitingDesk) -> None:
-        """Have everybody look again who waits for room here. Plane's lock held."""
+        """Have the senders that wait for room here look again. Plane's lock held."""
         if self.waiters is not None:
             self.waiters.tell_all(desk)
 

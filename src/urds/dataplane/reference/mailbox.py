@@ -259,7 +259,7 @@ class Mailbox(Inbox):
     def tell_roomy(self, roomy: Sequence[Destination]) -> None:
         """Tell senders to some destinations of their room, as of the end of congestion. Lock held.
 
-        Who waits for one of them goes on, and for everybody else it is as with a new map.
+        A sender that waits for one of them continues; to the others it is a new map.
         """
         groups = 0
         for destination in roomy:
