@@ -1,20 +1,20 @@
-"""The compiled plane, raw: plain values in and out. `urds.dataplane.compiled` stands over it.
+"""The compiled plane, raw: plain values in and out; for `urds.rds.plane.native`.
 
-Values. An address is its packed octets (4 or 16) and a scope (0 without one). A record is a tuple
-of its fields in the order of `urds.dataplane.base`; a member of an enumeration is its name.
+Values. An address is its packed bytes (4 or 16) and a scope (0 without one). A record is a tuple
+of its fields in the order of `urds.rds.plane.contract`; a member of an enumeration is its name.
 
-Handles. The classes are meant to be subclassed; what the plane gives back or calls with (events,
-`resolve`) is the very object that was made. A forgotten handle closes nothing.
+Handles. The classes are meant to be subclassed; the plane returns and passes (events, `resolve`)
+the very object that was made. A forgotten handle closes nothing.
 
-Refusals are `urds.errors.os_error(Refusal.X, detail)`. Any thread may make any call at any time;
-`help` belongs to one thread. The interpreter lock is given up for every wait and for writes of
-more than 128 KiB.
+Errors are `urds.common.errors.os_error(ErrorReason.X, detail)`. Any thread may make any call at
+any time; `help` belongs to one thread. The interpreter lock is released for every wait and for
+writes of more than 128 KiB.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
-VERSION: Final[str]  # of this module; `urds` takes only its own
+VERSION: Final[str]  # of this module; `urds` accepts only its own
 
 _Buffer = bytes | bytearray | memoryview
 _SocketAddress = tuple[str, int] | tuple[str, int, int, int]
@@ -29,14 +29,14 @@ _StreamAddress = tuple[str, int]
 
 # The name of the record, then its fields. Wanted, PeerRestarted: path. FirstFrame: path and
 # attachment. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
-# acknowledgement, ports of source and target, extension (16 octets), payload, attachment. Ready:
+# acknowledgement, ports of source and target, extension (16 bytes), payload, attachment. Ready:
 # descriptor, interest. LingerOver: path, messages never sent, messages not acknowledged.
 _Event = tuple[Any, ...]
 
 # Local address and its scope, port, then base.MailboxRow from `send_bytes_max` on.
 _MailboxRow = tuple[bytes, int, int, int, int, int, int, int, bool, int]
-# Local address and its scope, peer and its scope, index, then base.PathRow from `up` on, but what
-# carries the stream and its addresses come last: our end and the peer's, None if it has none.
+# Local address and its scope, peer and its scope, index, then base.PathRow from `up` on, but the
+# transport of the stream and its addresses come last: our end and the peer's, None without.
 _PathRow = tuple[
     bytes, int, bytes, int, int, bool, bool, bool,
     int, int, int, int, int, int, int, int, int, str,
@@ -46,7 +46,7 @@ _PathRow = tuple[
 _MessageRow = tuple[int, int, bytes, int, int, bytes, int, int]
 
 class Plane:
-    """All of a process; see `base.Plane`."""
+    """The plane of a process; see `base.Plane`."""
 
     def __new__(
         cls,
@@ -59,8 +59,8 @@ class Plane:
         """Make a plane. `resolve(mailbox, peer, scope)` is called in the sender's thread."""
 
     @property
-    def tails(self) -> bool:
-        """Perhaps a message waits for others to join it."""
+    def batches(self) -> bool:
+        """Whether messages may wait to be sent in one batch."""
 
     def received(self, path: Path, /) -> _Received: ...
     def expect(self, path: Path, received: _Received, /) -> None: ...
@@ -88,10 +88,10 @@ class Plane:
     def fail(self) -> None: ...
     def release(self) -> None: ...
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: refuse everything, touch nothing that is the parent's."""
+        """In the child of a fork: fail every call, touch nothing that is the parent's."""
 
 class Lane:
-    """A stream through shared memory to another process of this host."""
+    """A shm stream to another process of this host."""
 
     def __new__(
         cls,
@@ -111,23 +111,23 @@ class Lane:
     @staticmethod
     def memory_bytes(ring_bytes: int, /) -> int: ...
     @property
-    def breached(self) -> bool:
-        """The other side wrote into the memory what no honest one does; also once closed."""
+    def has_protocol_error(self) -> bool:
+        """Whether the other side broke the protocol in the memory; also once closed."""
 
     def fileno(self) -> int: ...
-    def recv(self, octets_max: int, /) -> bytes: ...
+    def recv(self, bytes_max: int, /) -> bytes: ...
     def sendmsg(
         self, buffers: Sequence[_Buffer], ancillary: Sequence[Any] = (), flags: int = 0, /
     ) -> int: ...
     def shutdown(self, how: int, /) -> None: ...
-    def expect(self, octets: int, /) -> None: ...
+    def expect(self, bytes: int, /) -> None: ...
     def waiting(self) -> int: ...
     def unacknowledged(self) -> int: ...
     def rest_memory(self) -> None:
-        """Give the memory of an idle ring back to the system; call it once in a while."""
+        """Give the memory of an idle ring back to the system; call it from time to time."""
 
     def end(self) -> None:
-        """Have both sides see the end; the descriptor stays open."""
+        """End both directions; the descriptor stays open."""
 
     def close(self) -> None: ...
 
@@ -161,7 +161,7 @@ class Mailbox:
         copy: bool = True,
         /,
     ) -> int:
-        """Queue one message. `operations`: it has some, which no path of this plane can do.
+        """Queue one message. `operations`: it has some, which no path of this plane supports.
 
         Without `copy` one long buffer is kept by reference.
         """
@@ -169,11 +169,11 @@ class Mailbox:
     def receive(
         self, wait_ns: int | None, peek: bool = False, notices_max: int = 1, /
     ) -> _Message | int | None:
-        """Take what is next: a message, the groups of a congestion notice, None for nothing."""
+        """Return what is next: a message, the groups of a congestion notice, None for nothing."""
 
     def route(self, peer: bytes, scope: int, path: Path | None, /) -> None: ...
     def route_loop(self, peer: bytes, scope: int, /) -> None:
-        """Say that the peer is an address of this process: the sender delivers."""
+        """Set the route to an address of this process: the sender delivers."""
 
     def sends_by_loop_to(self, peer: bytes, scope: int, /) -> bool: ...
     def subscribe(
@@ -205,12 +205,12 @@ class Path:
         """Take a connected stream.
 
         With a `descriptor` (not -1: a plain TCP socket in non-blocking mode) the plane reads and
-        writes that itself, and `stream` is its owner, which is closed by its `close()` once the
-        plane is done with it. With -1 every call is a call of `stream`, a `base.Stream`.
+        writes that itself, and calls `close()` of `stream`, its owner, once it is done with it.
+        With -1 every call is a call of `stream`, a `base.Stream`.
         """
 
     def detach(self) -> object | None:
-        """Give back the `stream` of `attach`, read until it would block."""
+        """Return the `stream` of `attach`, read until it would block."""
 
     def release(self, received_by_peer: int | None, /) -> None: ...
     def agree(self, agreement: _Agreement, /) -> None: ...

@@ -1,8 +1,8 @@
-//! Has the linker lead these calls of the interpreter through `sys::exit`, pyo3's among them: a
-//! symbol that is asked for as `name` is `__wrap_name`, and `name` itself is `__real_name`.
+//! Has the linker redirect these calls of the interpreter to `sys::exit`, pyo3's among them: the
+//! symbol `name` resolves to `__wrap_name`, and `__real_name` to `name` itself.
 
-/// As `sys::exit` has them; one that is missing here or there, or that the crate does not use, keeps
-/// the module from loading.
+/// As in `sys::exit`; one that is missing here or there, or that the crate does not use, keeps the
+/// module from loading.
 const WRAPPED: [&str; 21] = [
     "PyBuffer_Release",
     "PyErr_CheckSignals",

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|octets: &[u8]| urds_fuzz::header::run(octets));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| urds_fuzz::header::run(bytes));

@@ -1,17 +1,17 @@
-//! The peer's congestion map: whole maps and single ports in any order, beside plain octets.
+//! The peer's congestion map: whole maps and single ports in any order, beside plain bytes.
 
 use urds_path::CongestionMap;
 use urds_path::constants::CONGESTION_MAP_BYTES;
 
 const STEPS_MAX: usize = 64;
 
-/// Read octets as changes of a map, four octets each.
+/// Read bytes as changes of a map, four bytes each.
 ///
 /// # Panics
 /// If a rule is broken.
-pub fn run(octets: &[u8]) {
+pub fn run(bytes: &[u8]) {
     let (mut map, mut model) = (CongestionMap::default(), [0_u8; CONGESTION_MAP_BYTES]);
-    for four in octets.as_chunks().0.iter().take(STEPS_MAX) {
+    for four in bytes.as_chunks().0.iter().take(STEPS_MAX) {
         let [kind, high, low, fill] = *four;
         let port = u16::from_be_bytes([high, low]);
         match kind % 4 {
@@ -30,13 +30,13 @@ pub fn run(octets: &[u8]) {
         assert_eq!(map.test(port), model[place(port).0] & place(port).1 != 0);
     }
     assert_eq!(map.emit(), &model);
-    assert_eq!(map.is_empty(), model.iter().all(|octet| *octet == 0));
+    assert_eq!(map.is_empty(), model.iter().all(|byte| *byte == 0));
     let mask = map.monitor_mask();
     assert_eq!(map.replace(CongestionMap::default().emit()), mask);
     assert!(map.is_empty());
 }
 
-/// Take a map that a peer sent, of which eight octets may be set.
+/// Take a map that a peer sent, of which eight bytes may be set.
 fn replace(map: &mut CongestionMap, model: &mut [u8], port: u16, fill: u8) {
     let mut sent = [0; CONGESTION_MAP_BYTES];
     sent[place(port).0 & !7..][..8].fill(fill);

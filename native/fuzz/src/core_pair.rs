@@ -1,15 +1,15 @@
 //! Two paths over a stream that is cut anywhere: each message once, in order, in both directions.
 //!
-//! A stream is modelled exactly, as TCP has it: octets that were written, octets that the peer's
-//! TCP has and acknowledged, octets that the peer has read. A break takes what was not read,
+//! A stream is modelled exactly, as TCP has it: bytes that were written, bytes that the peer's
+//! TCP has and acknowledged, bytes that the peer has read. A break takes what was not read,
 //! unless the reader drains it first, which the shell promises to do. An offer may be out while
-//! everything else goes on: its octets are with the stream before the path knows.
+//! everything else goes on: its bytes are with the stream before the path knows.
 
 use std::io::IoSlice;
 
 use arbitrary::{Arbitrary, Unstructured};
 use urds_path::{
-    Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Offer, Owner, PathCore,
+    Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, WriteBuffer, Owner, PathCore,
     Payload, Queued, Release, SLICES_MAX,
 };
 
@@ -21,7 +21,7 @@ const OWNER: Owner = Owner(7);
 const ALL: usize = usize::MAX;
 /// Around the lengths at which a payload is inline, owned, by reference, and lent.
 const SIZES: [usize; 10] = [0, 1, 40, 74, 75, 300, 8187, 8188, 9000, 40_000];
-const OCTETS: [usize; 10] = [1, 30, 48, 60, 500, 8240, 9000, 20_000, 70_000, ALL];
+const BYTES: [usize; 10] = [1, 30, 48, 60, 500, 8240, 9000, 20_000, 70_000, ALL];
 
 #[derive(Arbitrary, Debug)]
 struct Script {
@@ -45,22 +45,22 @@ enum Step {
         size: u8,
         count: u8,
     },
-    /// Give octets to the stream, and tell the path later.
+    /// Give bytes to the stream, and tell the path later.
     Write {
         left: bool,
-        octets: u8,
+        bytes: u8,
     },
     Transmitted {
         left: bool,
     },
-    /// Have octets arrive at the peer's TCP.
+    /// Have bytes arrive at the peer's TCP.
     Arrive {
         left: bool,
-        octets: u8,
+        bytes: u8,
     },
     Read {
         left: bool,
-        octets: u8,
+        bytes: u8,
         by_body: bool,
     },
     /// Ask the TCP for what is acknowledged, as the shell does towards Linux.
@@ -82,7 +82,7 @@ enum Step {
     },
 }
 
-/// Octets from one side to the other on the current stream.
+/// Bytes from one side to the other on the current stream.
 #[derive(Debug, Default)]
 struct Direction {
     written: u64,
@@ -96,7 +96,7 @@ struct Side {
     mailboxes: Mailboxes,
     counters: Counters,
     map: CongestionMap,
-    offer: Option<(Offer, usize)>, // and how many of its octets the stream took
+    write_buffer: Option<(WriteBuffer, usize)>, // and how many of its bytes the stream took
     sent: Vec<Vec<u8>>,
     kept_from: usize, // messages before were cancelled, and may arrive or not
     account_bytes: usize,
@@ -109,12 +109,12 @@ struct Link {
     now_ns: u64,
 }
 
-/// Follow the script that the octets make, then let everything through.
+/// Follow the script that the bytes make, then let everything through.
 ///
 /// # Panics
 /// If a message is lost, doubled, reordered or changed, or an account is wrong.
-pub fn run(octets: &[u8]) {
-    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(octets)) else {
+pub fn run(bytes: &[u8]) {
+    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(bytes)) else {
         return;
     };
     let mut link = Link::new(script.kind, script.impatient);
@@ -161,7 +161,7 @@ impl Side {
             mailboxes: Mailboxes::default(),
             counters: Counters::default(),
             map: CongestionMap::default(),
-            offer: None,
+            write_buffer: None,
             sent: Vec::new(),
             kept_from: 0,
             account_bytes: 0,
@@ -184,41 +184,41 @@ impl Side {
         self.sent.push(payload);
     }
 
-    /// Give octets of an offer to the stream; the path does not know yet.
-    fn write(&mut self, octets_max: usize) {
+    /// Give bytes of an offer to the stream; the path does not know yet.
+    fn write(&mut self, bytes_max: usize) {
         self.transmitted();
         let wanted = self.core.wants_to_write();
-        let Some(offer) = self.core.poll_transmit(&self.map, &mut self.counters) else {
+        let Some(write_buffer) = self.core.poll_transmit(&self.map, &mut self.counters) else {
             assert!(!wanted || self.core.incoming.acknowledging || !self.core.wants_to_write());
             return;
         };
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let used = offer.fill(0, &mut slices);
-        let octets = slices[..used]
+        let used = write_buffer.fill(0, &mut slices);
+        let bytes = slices[..used]
             .iter()
             .map(|slice| &slice[..])
             .collect::<Vec<_>>()
             .concat();
-        assert!(octets.len() == offer.len() || used == SLICES_MAX);
-        assert!(offer.single().is_none_or(|single| single == octets));
-        let taken = octets.len().min(octets_max);
+        assert!(bytes.len() == write_buffer.len() || used == SLICES_MAX);
+        assert!(write_buffer.single().is_none_or(|single| single == bytes));
+        let taken = bytes.len().min(bytes_max);
         self.forth.written += taken as u64;
-        self.forth.on_the_way.extend(&octets[..taken]);
-        drop(octets);
-        self.offer = Some((offer, taken));
+        self.forth.on_the_way.extend(&bytes[..taken]);
+        drop(bytes);
+        self.write_buffer = Some((write_buffer, taken));
     }
 
     fn transmitted(&mut self) {
-        if let Some((offer, taken)) = self.offer.take() {
-            self.core.transmitted(offer, taken);
+        if let Some((write_buffer, taken)) = self.write_buffer.take() {
+            self.core.transmitted(write_buffer, taken);
         }
     }
 
-    fn arrive(&mut self, octets: usize) {
-        let octets = octets.min(self.forth.on_the_way.len());
+    fn arrive(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.forth.on_the_way.len());
         self.forth
             .arrived
-            .extend(self.forth.on_the_way.drain(..octets));
+            .extend(self.forth.on_the_way.drain(..bytes));
     }
 
     /// Take in what the peer wrote.
@@ -235,10 +235,10 @@ impl Side {
                     .expect("memory of the right length");
             }
             let rest = body.rest_mut();
-            let octets = rest.len().min(data.len());
-            rest[..octets].copy_from_slice(&data[..octets]);
-            body.filled += octets;
-            data = &data[octets..];
+            let bytes = rest.len().min(data.len());
+            rest[..bytes].copy_from_slice(&data[..bytes]);
+            body.filled += bytes;
+            data = &data[bytes..];
             let result = core.resume_body(body, now_ns, mailboxes, counters);
             assert_eq!(result, Ok(()));
         }
@@ -255,14 +255,14 @@ impl Side {
     fn cancel(&mut self) {
         self.core.outgoing.cancel(OWNER, None);
         self.kept_from = self.sent.len();
-        self.settle_freed();
+        self.finish_freed();
         assert_eq!(
             self.account_bytes, 0,
             "cancelling leaves nothing in the account"
         );
     }
 
-    fn settle_freed(&mut self) {
+    fn finish_freed(&mut self) {
         let mut freed: Vec<Freed> = Vec::new();
         self.core.take_freed(&mut freed);
         for one in freed {
@@ -276,9 +276,9 @@ impl Side {
 
     /// The account holds what is queued, and nothing else.
     fn check_account(&mut self) {
-        self.settle_freed();
+        self.finish_freed();
         let outgoing = &self.core.outgoing;
-        let handed_over = outgoing.unacked.iter().chain(&outgoing.repeats);
+        let handed_over = outgoing.unacked.iter().chain(&outgoing.retransmits);
         let unsent = outgoing.unsent.iter().filter_map(|queued| match queued {
             Queued::Message(message) => Some(message),
             Queued::Fence(_) => None,
@@ -331,14 +331,14 @@ impl Link {
                     self.side(left).send(SIZES[usize::from(size) % SIZES.len()]);
                 }
             }
-            Step::Write { left, octets } => self.side(left).write(octets_of(octets)),
+            Step::Write { left, bytes } => self.side(left).write(bytes_of(bytes)),
             Step::Transmitted { left } => self.side(left).transmitted(),
-            Step::Arrive { left, octets } => self.side(left).arrive(octets_of(octets)),
+            Step::Arrive { left, bytes } => self.side(left).arrive(bytes_of(bytes)),
             Step::Read {
                 left,
-                octets,
+                bytes,
                 by_body,
-            } => self.read(left, octets_of(octets), by_body),
+            } => self.read(left, bytes_of(bytes), by_body),
             Step::Ask { left } => self.side(left).ask(),
             Step::Tick => self.tick(),
             Step::Cut { orderly } => self.cut(orderly),
@@ -359,11 +359,11 @@ impl Link {
         &mut self.sides[usize::from(left)]
     }
 
-    fn read(&mut self, left: bool, octets: usize, by_body: bool) {
+    fn read(&mut self, left: bool, bytes: usize, by_body: bool) {
         let now_ns = self.now_ns;
         let arrived = &mut self.side(!left).forth.arrived;
-        let octets = octets.min(arrived.len());
-        let data: Vec<u8> = arrived.drain(..octets).collect();
+        let bytes = bytes.min(arrived.len());
+        let data: Vec<u8> = arrived.drain(..bytes).collect();
         if !data.is_empty() {
             self.side(left).receive(&data, by_body, now_ns);
         }
@@ -418,7 +418,7 @@ impl Link {
             let got = &self.sides[1 - left].mailboxes.got;
             let mut next = 0;
             for one in got {
-                let number = one.payload.first_chunk().expect("a number of four octets");
+                let number = one.payload.first_chunk().expect("a number of four bytes");
                 let number = u32::from_be_bytes(*number) as usize;
                 assert!(number >= next, "message {number} is doubled or late");
                 assert!(number == next || next < kept_from, "message {next} is lost");
@@ -448,6 +448,6 @@ impl Link {
     }
 }
 
-fn octets_of(choice: u8) -> usize {
-    OCTETS[usize::from(choice) % OCTETS.len()]
+fn bytes_of(choice: u8) -> usize {
+    BYTES[usize::from(choice) % BYTES.len()]
 }

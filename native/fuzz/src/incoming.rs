@@ -1,6 +1,6 @@
-//! One receiving direction: octets of a stranger, cut anywhere, over several streams.
+//! One receiving direction: bytes of a stranger, cut anywhere, over several streams.
 //!
-//! The same octets are taken in whole, in pieces, and in pieces with bodies read into memory of
+//! The same bytes are taken in whole, in pieces, and in pieces with bodies read into memory of
 //! their own. All three must learn the same, keep to the bounds, and never panic.
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -27,7 +27,7 @@ enum Step {
     Frame(Frame),
     /// Any header with a short payload.
     Any([[u8; 16]; 3], u8),
-    Octets(Vec<u8>),
+    Bytes(Vec<u8>),
 }
 
 #[derive(Arbitrary, Debug)]
@@ -88,7 +88,7 @@ struct Learnt {
     got: Vec<Got>,
     controls: Vec<ControlMessage>,
     received: Received,
-    owed: (usize, usize, bool, u64),
+    ack_pending: (usize, usize, bool, u64),
     frames: u64,
     remaining: Option<(usize, usize)>,
     map: Option<Vec<u8>>,
@@ -96,12 +96,12 @@ struct Learnt {
     counters: Counters,
 }
 
-/// Make a script of the octets, and three receivers that follow it.
+/// Make a script of the bytes, and three receivers that follow it.
 ///
 /// # Panics
 /// If a rule is broken.
-pub fn run(octets: &[u8]) {
-    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(octets)) else {
+pub fn run(bytes: &[u8]) {
+    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(bytes)) else {
         return;
     };
     let mut number = 0;
@@ -109,7 +109,7 @@ pub fn run(octets: &[u8]) {
         .streams
         .iter()
         .take(STREAMS_MAX)
-        .map(|steps| octets_of(steps, &mut number))
+        .map(|steps| bytes_of(steps, &mut number))
         .collect();
     let whole = learnt(&script, &streams, How::Whole);
     assert_eq!(learnt(&script, &streams, How::InPieces), whole);
@@ -127,12 +127,12 @@ fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
     incoming.checksum = script.checksum;
     let (mut mailboxes, mut counters) = (Mailboxes::default(), Counters::default());
     let mut result = Ok(());
-    for (place, octets) in streams.iter().enumerate() {
+    for (place, bytes) in streams.iter().enumerate() {
         if place > 0 {
             incoming.end_stream();
         }
         incoming.begin_stream();
-        for piece in pieces(octets, if how == How::Whole { &[] } else { &script.cuts }) {
+        for piece in pieces(bytes, if how == How::Whole { &[] } else { &script.cuts }) {
             result = receive(&mut incoming, piece, how, &mut mailboxes, &mut counters);
             check_bounds(&incoming);
             if result.is_err() {
@@ -148,9 +148,9 @@ fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
         got: mailboxes.got,
         controls: incoming.controls.iter().cloned().collect(),
         received: incoming.received(),
-        owed: (
-            incoming.messages_owed,
-            incoming.bytes_owed,
+        ack_pending: (
+            incoming.ack_pending_messages,
+            incoming.ack_pending_bytes,
             incoming.acknowledgement_due,
             incoming.acknowledged,
         ),
@@ -179,10 +179,10 @@ fn receive(
                 .expect("memory of the right length");
         }
         let rest = body.rest_mut();
-        let octets = rest.len().min(piece.len());
-        rest[..octets].copy_from_slice(&piece[..octets]);
-        body.filled += octets;
-        piece = &piece[octets..];
+        let bytes = rest.len().min(piece.len());
+        rest[..bytes].copy_from_slice(&piece[..bytes]);
+        body.filled += bytes;
+        piece = &piece[bytes..];
         incoming.resume_body(body, mailboxes, counters)?;
     }
     if piece.is_empty() {
@@ -204,41 +204,41 @@ fn check_bounds(incoming: &Incoming) {
     );
 }
 
-/// Cut octets at those places.
-fn pieces<'a>(octets: &'a [u8], cuts: &[u16]) -> Vec<&'a [u8]> {
+/// Cut bytes at those places.
+fn pieces<'a>(bytes: &'a [u8], cuts: &[u16]) -> Vec<&'a [u8]> {
     let mut places: Vec<usize> = cuts
         .iter()
         .take(32)
-        .map(|cut| usize::from(*cut) % (octets.len() + 1))
+        .map(|cut| usize::from(*cut) % (bytes.len() + 1))
         .collect();
-    places.extend([0, octets.len()]);
+    places.extend([0, bytes.len()]);
     places.sort_unstable();
     places
         .windows(2)
-        .map(|ends| &octets[ends[0]..ends[1]])
+        .map(|ends| &bytes[ends[0]..ends[1]])
         .collect()
 }
 
-fn octets_of(steps: &[Step], number: &mut u64) -> Vec<u8> {
-    let mut octets = Vec::new();
+fn bytes_of(steps: &[Step], number: &mut u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
     for step in steps.iter().take(40) {
         match step {
-            Step::Frame(frame) => frame.append_to(&mut octets, number),
+            Step::Frame(frame) => frame.append_to(&mut bytes, number),
             Step::Any(header, payload_bytes) => {
                 let mut header = header.concat();
                 header[16..20].copy_from_slice(&[0, 0, 0, *payload_bytes]);
-                octets.extend(header);
-                octets.resize(octets.len() + usize::from(*payload_bytes), 1);
+                bytes.extend(header);
+                bytes.resize(bytes.len() + usize::from(*payload_bytes), 1);
             }
-            Step::Octets(any) => octets.extend(any.iter().take(200)),
+            Step::Bytes(any) => bytes.extend(any.iter().take(200)),
         }
     }
-    octets
+    bytes
 }
 
 impl Frame {
     /// Numbers rise by one, or jump forward or back.
-    fn append_to(&self, octets: &mut Vec<u8>, number: &mut u64) {
+    fn append_to(&self, bytes: &mut Vec<u8>, number: &mut u64) {
         *number = match self.step {
             0..200 => *number + 1,
             200..220 => *number + u64::from(self.step - 200),
@@ -267,8 +267,8 @@ impl Frame {
             ..Header::default()
         };
         *number = (*number).min(1 << 40);
-        octets.extend(header.emit(!self.unchecked));
-        octets.extend(payload);
+        bytes.extend(header.emit(!self.unchecked));
+        bytes.extend(payload);
     }
 
     fn size(&self) -> usize {
@@ -291,17 +291,17 @@ impl Frame {
     }
 
     fn extension(&self) -> [u8; 16] {
-        let mut octets = [0; 16];
+        let mut bytes = [0; 16];
         match self.extension {
             ExtensionKind::None => {}
             ExtensionKind::Generation(generation) => {
-                octets[..5].copy_from_slice(&[6, 0, 0, 0, generation % 4]);
+                bytes[..5].copy_from_slice(&[6, 0, 0, 0, generation % 4]);
             }
-            ExtensionKind::Life(life) => {
-                octets = urds_path::extension::emit_life(u32::from(life % 4));
+            ExtensionKind::Life(map_generation) => {
+                bytes = urds_path::extension::emit_generation(u32::from(map_generation % 4));
             }
-            ExtensionKind::Any(any) => octets = any,
+            ExtensionKind::Any(any) => bytes = any,
         }
-        octets
+        bytes
     }
 }

@@ -1,6 +1,6 @@
 //! Mailboxes that keep what they get.
 
-use urds_path::{Arriving, Extension, Ground};
+use urds_path::{Arriving, Extension, MessageSink};
 
 /// The lowest port that has a mailbox.
 pub const FIRST_PORT: u16 = 5000;
@@ -20,7 +20,7 @@ pub struct Mailboxes {
     pub got: Vec<Got>,
 }
 
-impl Ground for Mailboxes {
+impl MessageSink for Mailboxes {
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
         if target_port < FIRST_PORT {
             return false;
@@ -29,7 +29,7 @@ impl Ground for Mailboxes {
             target_port,
             source_port: message.source_port,
             extension: message.extension,
-            payload: message.payload.octets().to_vec(),
+            payload: message.payload.bytes().to_vec(),
         });
         true
     }

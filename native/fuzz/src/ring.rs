@@ -1,8 +1,8 @@
-//! A ring of a lane whose other side writes what it likes into its words, and octets at any time.
+//! A ring of a lane whose other side writes what it likes into its words, and bytes at any time.
 //!
 //! The script is what the other side does between our calls. As long as it keeps to the rules the
-//! ring is a queue. After that it may give a breach or wrong octets, but nothing out of bounds, no
-//! more than the ring holds, and no panic; a breach lasts as long as the position that is one.
+//! ring is a queue. After that it may give a protocol error or wrong bytes, but nothing out of bounds, no
+//! more than the ring holds, and no panic; a protocol error lasts as long as the position that is one.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use arbitrary::{Arbitrary, Unstructured};
 
-use crate::shared_ring::{Breach, Control, Reader, RingMemory, Writer};
+use crate::shared_ring::{ProtocolError, Control, Reader, RingMemory, Writer};
 
 const STEPS_MAX: usize = 60;
 
@@ -43,7 +43,7 @@ enum Step {
     Tail(Position),
     ReaderAsleep(u32),
     WriterAsleep(u32),
-    Octet(u8),
+    Byte(u8),
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ enum Position {
 
 struct Memory {
     control: Control,
-    octets: RefCell<Box<[u8]>>,
+    bytes: RefCell<Box<[u8]>>,
 }
 
 impl RingMemory for Memory {
@@ -64,15 +64,15 @@ impl RingMemory for Memory {
     }
 
     fn ring_bytes(&self) -> usize {
-        self.octets.borrow().len()
+        self.bytes.borrow().len()
     }
 
-    fn copy_in(&self, at: usize, octets: &[u8]) {
-        self.octets.borrow_mut()[at..at + octets.len()].copy_from_slice(octets);
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        self.bytes.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn copy_out(&self, at: usize, octets: &mut [u8]) {
-        octets.copy_from_slice(&self.octets.borrow()[at..at + octets.len()]);
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&self.bytes.borrow()[at..at + bytes.len()]);
     }
 }
 
@@ -85,12 +85,12 @@ struct World {
     count: u8,
 }
 
-/// Follow the script that the octets make.
+/// Follow the script that the bytes make.
 ///
 /// # Panics
 /// If a rule is broken.
-pub fn run(octets: &[u8]) {
-    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(octets)) else {
+pub fn run(bytes: &[u8]) {
+    let Ok(script) = Script::arbitrary_take_rest(Unstructured::new(bytes)) else {
         return;
     };
     let mut world = World::new(1 << (1 + script.bits % 8));
@@ -104,7 +104,7 @@ impl World {
         Self {
             memory: Memory {
                 control: Control::default(),
-                octets: RefCell::new(vec![0; ring_bytes].into()),
+                bytes: RefCell::new(vec![0; ring_bytes].into()),
             },
             writer: Writer::default(),
             reader: Reader::default(),
@@ -133,20 +133,20 @@ impl World {
             Step::Pending => {
                 let pending = self.writer.pending(&self.memory);
                 assert_eq!(pending, self.writer.pending(&self.memory));
-                assert!(pending.is_ok_and(|octets| octets <= length) || pending.is_err());
+                assert!(pending.is_ok_and(|bytes| bytes <= length) || pending.is_err());
                 self.judge(&pending, &self.queue.len());
             }
             Step::Available => {
                 let here = self.reader.available(&self.memory);
                 assert_eq!(here, self.reader.available(&self.memory));
-                assert!(here.is_ok_and(|octets| octets <= length) || here.is_err());
+                assert!(here.is_ok_and(|bytes| bytes <= length) || here.is_err());
                 self.judge(&here, &self.queue.len());
             }
             Step::End => {
                 self.writer.end(&self.memory.control);
                 assert!(Reader::has_ended(&self.memory.control));
             }
-            Step::Head(_) | Step::Tail(_) | Step::Octet(_) => self.interfere(step),
+            Step::Head(_) | Step::Tail(_) | Step::Byte(_) => self.interfere(step),
             Step::ReaderAsleep(word) => {
                 self.memory
                     .control
@@ -171,10 +171,10 @@ impl World {
         let (word, position) = match step {
             Step::Head(position) => (&control.head.0, position),
             Step::Tail(position) => (&control.tail.0, position),
-            Step::Octet(at) => {
-                let mut octets = self.memory.octets.borrow_mut();
-                let at = usize::from(at) % octets.len();
-                octets[at] ^= 0xFF;
+            Step::Byte(at) => {
+                let mut bytes = self.memory.bytes.borrow_mut();
+                let at = usize::from(at) % bytes.len();
+                bytes[at] ^= 0xFF;
                 return;
             }
             _ => return,
@@ -189,15 +189,15 @@ impl World {
     }
 
     fn write(&mut self, first: usize, second: usize) {
-        let octets: Vec<u8> = (0..first + second)
+        let bytes: Vec<u8> = (0..first + second)
             .map(|_| {
                 self.count = self.count.wrapping_add(1);
                 self.count
             })
             .collect();
         let pieces = [
-            IoSlice::new(&octets[..first]),
-            IoSlice::new(&octets[first..]),
+            IoSlice::new(&bytes[..first]),
+            IoSlice::new(&bytes[first..]),
         ];
         let room = self.memory.ring_bytes();
         let mut rung = 0;
@@ -205,11 +205,11 @@ impl World {
         let written = self.writer.write(&self.memory, &pieces, &mut || rung += 1);
         assert!(rung <= 1, "one word, one bell");
         let taken = written.unwrap_or(0);
-        assert!(taken <= room.min(octets.len()));
+        assert!(taken <= room.min(bytes.len()));
         assert_eq!(self.writer.position(), before + taken as u64);
-        let expected = octets.len().min(room - self.queue.len().min(room));
+        let expected = bytes.len().min(room - self.queue.len().min(room));
         if self.is_honest {
-            self.queue.extend(&octets[..taken]);
+            self.queue.extend(&bytes[..taken]);
         }
         self.judge(&written, &expected);
     }
@@ -228,14 +228,14 @@ impl World {
         if self.is_honest {
             one.truncate(taken);
             other.truncate(taken.saturating_sub(first));
-            let octets: Vec<u8> = self.queue.drain(..taken).collect();
-            assert_eq!([one, other].concat(), octets);
+            let bytes: Vec<u8> = self.queue.drain(..taken).collect();
+            assert_eq!([one, other].concat(), bytes);
         }
         self.judge(&read, &expected);
     }
 
     /// As long as the other side kept to the rules the answer is that of a queue.
-    fn judge<T: PartialEq + std::fmt::Debug>(&self, answer: &Result<T, Breach>, expected: &T) {
+    fn judge<T: PartialEq + std::fmt::Debug>(&self, answer: &Result<T, ProtocolError>, expected: &T) {
         if self.is_honest {
             assert_eq!(answer.as_ref(), Ok(expected));
         }

@@ -1,10 +1,10 @@
-//! Each target without libFuzzer: on made-up octets, and on what libFuzzer found worth keeping.
+//! Each target without libFuzzer: on made-up bytes, and on what libFuzzer found worth keeping.
 //!
 //! `seeds/TARGET.hex` has one input a line. To begin a corpus with them:
 //! `while read -r line; do printf %s "$line" | xxd -r -p > corpus/TARGET/$((++n)); done < seeds/TARGET.hex`
 
-/// Octets that look like nothing; splitmix64.
-fn octets(seed: u64, count: usize) -> Vec<u8> {
+/// Bytes that look like nothing; splitmix64.
+fn bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut next = || {
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -26,7 +26,7 @@ fn from_hex(line: &str) -> Vec<u8> {
 
 fn try_all(target: fn(&[u8]), seeds: &str) {
     for seed in 0..400 {
-        target(&octets(seed, usize::try_from(seed).expect("few") * 3));
+        target(&bytes(seed, usize::try_from(seed).expect("few") * 3));
     }
     for line in seeds.lines() {
         target(&from_hex(line));

@@ -1,6 +1,6 @@
 //! A ring of a lane: one thread writes, one reads, each sleeps when there is nothing to do.
 //!
-//! The bell is a model of the line, which stays readable until it is read. Octets are atomics
+//! The bell is a model of the line, which stays readable until it is read. Bytes are atomics
 //! without an order of their own: who reads one before it was published gets the one before. That
 //! the reader has copied before its tail says so is not to be seen this way.
 
@@ -14,12 +14,12 @@ use urds_loom::WITHOUT_FENCES;
 use urds_loom::ring::{Control, Reader, RingMemory, Writer};
 
 #[derive(Default)]
-struct Bell {
+struct Doorbell {
     has_rung: Mutex<bool>,
     rings: Condvar,
 }
 
-impl Bell {
+impl Doorbell {
     fn ring(&self) {
         *self.has_rung.lock().expect("nobody panics") = true;
         self.rings.notify_all();
@@ -36,9 +36,9 @@ impl Bell {
 
 struct Lane {
     control: Control,
-    octets: Vec<AtomicU8>,
-    of_reader: Bell,
-    of_writer: Bell,
+    bytes: Vec<AtomicU8>,
+    of_reader: Doorbell,
+    of_writer: Doorbell,
 }
 
 impl RingMemory for Lane {
@@ -47,29 +47,29 @@ impl RingMemory for Lane {
     }
 
     fn ring_bytes(&self) -> usize {
-        self.octets.len()
+        self.bytes.len()
     }
 
-    fn copy_in(&self, at: usize, octets: &[u8]) {
-        for (place, octet) in self.octets[at..at + octets.len()].iter().zip(octets) {
-            place.store(*octet, Ordering::Relaxed);
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        for (place, byte) in self.bytes[at..at + bytes.len()].iter().zip(bytes) {
+            place.store(*byte, Ordering::Relaxed);
         }
     }
 
-    fn copy_out(&self, at: usize, octets: &mut [u8]) {
-        let places = &self.octets[at..at + octets.len()];
-        for (place, octet) in places.iter().zip(octets) {
-            *octet = place.load(Ordering::Relaxed);
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        let places = &self.bytes[at..at + bytes.len()];
+        for (place, byte) in places.iter().zip(bytes) {
+            *byte = place.load(Ordering::Relaxed);
         }
     }
 }
 
-/// Octets that come through a ring, and in which portions they are written.
+/// Bytes that come through a ring, and in which portions they are written.
 #[derive(Clone, Copy)]
 struct Case {
     ring_bytes: usize,
     portions: &'static [&'static [u8]],
-    /// How many octets the reader waits for.
+    /// How many bytes the reader waits for.
     wanted: usize,
 }
 
@@ -78,34 +78,34 @@ impl Lane {
     fn new(ring_bytes: usize) -> &'static Self {
         Box::leak(Box::new(Self {
             control: Control::default(),
-            octets: (0..ring_bytes).map(|_| AtomicU8::new(0)).collect(),
-            of_reader: Bell::default(),
-            of_writer: Bell::default(),
+            bytes: (0..ring_bytes).map(|_| AtomicU8::new(0)).collect(),
+            of_reader: Doorbell::default(),
+            of_writer: Doorbell::default(),
         }))
     }
 
-    fn write(&self, writer: &mut Writer, mut octets: &[u8]) {
+    fn write(&self, writer: &mut Writer, mut bytes: &[u8]) {
         let mut ring = || self.of_reader.ring();
-        while !octets.is_empty() {
-            let written = writer.write(self, &[IoSlice::new(octets)], &mut ring);
+        while !bytes.is_empty() {
+            let written = writer.write(self, &[IoSlice::new(bytes)], &mut ring);
             let taken = written.expect("an honest reader");
-            octets = &octets[taken..];
+            bytes = &bytes[taken..];
             if taken == 0 && writer.sleep(self).expect("an honest reader") {
                 self.of_writer.sleep();
             }
         }
     }
 
-    /// Read until the end; return all octets.
+    /// Read until the end; return all bytes.
     fn read(&self, case: Case) -> Vec<u8> {
         let (mut reader, mut got) = (Reader::default(), Vec::new());
         let mut ring = || self.of_writer.ring();
         loop {
             let has_ended = Reader::has_ended(&self.control);
-            let mut octets = [0; 4];
-            let read = reader.read(self, &mut octets, &mut [], &mut ring);
+            let mut bytes = [0; 4];
+            let read = reader.read(self, &mut bytes, &mut [], &mut ring);
             let taken = read.expect("an honest writer");
-            got.extend(&octets[..taken]);
+            got.extend(&bytes[..taken]);
             if taken > 0 {
                 continue;
             }
@@ -144,15 +144,15 @@ fn meet(case: Case, changes: usize) {
     });
 }
 
-/// One octet must come without an end that rings for it.
+/// One byte must come without an end that rings for it.
 fn bring_one(sleeps_blindly: bool) {
     loom::model(move || {
         let lane = Lane::new(2);
         let told = thread::spawn(|| lane.write(&mut Writer::default(), &[1]));
         let mut reader = Reader::default();
-        let mut octet = [0];
+        let mut byte = [0];
         while reader
-            .read(lane, &mut octet, &mut [], &mut || ())
+            .read(lane, &mut byte, &mut [], &mut || ())
             .expect("an honest writer")
             == 0
         {
@@ -160,7 +160,7 @@ fn bring_one(sleeps_blindly: bool) {
                 lane.of_reader.sleep();
             }
         }
-        assert_eq!(octet, [1], "what was published");
+        assert_eq!(byte, [1], "what was published");
         told.join().expect("no panic");
     });
 }
@@ -172,18 +172,18 @@ fn make_room() {
         let mut writer = Writer::default();
         lane.write(&mut writer, &[1, 2]);
         let told = thread::spawn(move || lane.write(&mut writer, &[3]));
-        let (mut reader, mut octets) = (Reader::default(), [0; 2]);
+        let (mut reader, mut bytes) = (Reader::default(), [0; 2]);
         let mut ring = || lane.of_writer.ring();
-        let read = reader.read(lane, &mut octets, &mut [], &mut ring);
+        let read = reader.read(lane, &mut bytes, &mut [], &mut ring);
         assert_eq!(read, Ok(2));
         told.join().expect("no panic");
-        assert_eq!(reader.read(lane, &mut octets, &mut [], &mut ring), Ok(1));
-        assert_eq!(octets, [3, 2]);
+        assert_eq!(reader.read(lane, &mut bytes, &mut [], &mut ring), Ok(1));
+        assert_eq!(bytes, [3, 2]);
     });
 }
 
 #[test]
-fn a_reader_that_sleeps_hears_of_an_octet() {
+fn a_reader_that_sleeps_hears_of_an_byte() {
     bring_one(false);
 }
 
@@ -213,7 +213,7 @@ fn to_sleep_without_a_second_look_is_found() {
 }
 
 #[test]
-fn octets_come_through_a_ring_that_is_too_short_for_them() {
+fn bytes_come_through_a_ring_that_is_too_short_for_them() {
     let case = Case {
         ring_bytes: 2,
         portions: &[&[1, 2, 3]],
@@ -223,7 +223,7 @@ fn octets_come_through_a_ring_that_is_too_short_for_them() {
 }
 
 #[test]
-fn who_waits_for_several_octets_gets_what_came_before_the_end() {
+fn who_waits_for_several_bytes_gets_what_came_before_the_end() {
     let case = Case {
         ring_bytes: 4,
         portions: &[&[1], &[2], &[3]],

@@ -105,9 +105,9 @@ fn follow(plane: &Plane) {
             return;
         }
         state.listed = true;
-        plane.word.sit_at_gate();
+        plane.word.park();
         drop(state);
-        if let Ok(doing) = plane.word.before_gate() {
+        if let Ok(doing) = plane.word.parked_value() {
             plane.sleep_at_gate(doing);
         }
     }
@@ -122,8 +122,8 @@ fn follow_late(plane: &Plane) {
         }
         state.listed = true;
         drop(state);
-        plane.word.sit_at_gate();
-        if let Ok(doing) = plane.word.before_gate() {
+        plane.word.park();
+        if let Ok(doing) = plane.word.parked_value() {
             plane.sleep_at_gate(doing);
         }
     }
@@ -137,9 +137,9 @@ fn follow_blindly(plane: &Plane) {
             return;
         }
         state.listed = true;
-        plane.word.sit_at_gate();
+        plane.word.park();
         drop(state);
-        let (Ok(doing) | Err(doing)) = plane.word.before_gate();
+        let (Ok(doing) | Err(doing)) = plane.word.parked_value();
         plane.sleep_at_gate(doing);
     }
 }

@@ -1,6 +1,6 @@
-//! Peers that are absent: messages have waited long for a connection to them.
+//! Absent peers: messages to them have waited long for a connection.
 //!
-//! What is queued to them moves to the third account of each socket (`accounts`).
+//! What is queued to an absent peer moves to the third account of each socket (`accounts`).
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use urds_path::{Address, Owner};
 use crate::accounts::{ABSENT_NS, DestinationId};
 use crate::state::{MailboxId, PathId, State};
 
-/// When the peers of paths count as absent; all wait equally long, so the first is due first.
+/// When the peers of paths become absent; all wait equally long, so the first is due first.
 #[derive(Default)]
 pub struct Missing {
     /// An entry that differs from the path's time is stale.
@@ -32,7 +32,7 @@ impl State {
         if path.missing_at_ns.is_none() && !path.absent {
             path.missing_at_ns = Some(at_ns);
             self.missing.queue.push_back((at_ns, id));
-            self.helper.want();
+            self.progress_thread.want();
         }
     }
 
@@ -54,7 +54,7 @@ impl State {
         }
     }
 
-    /// Return when the first path's peer counts as absent.
+    /// Return when the next peer becomes absent.
     pub(crate) fn next_missing_ns(&mut self) -> Option<u64> {
         while let Some(&(at_ns, id)) = self.missing.queue.front() {
             let path = self.paths.get(id);
@@ -66,7 +66,7 @@ impl State {
         None
     }
 
-    /// Have peers count as absent for which messages have waited long.
+    /// Mark peers as absent for which messages have waited too long.
     pub(crate) fn note_absent(&mut self, now_ns: u64) {
         while self.next_missing_ns().is_some_and(|at_ns| at_ns <= now_ns)
             && let Some((_, id)) = self.missing.queue.pop_front()
@@ -94,7 +94,7 @@ impl State {
         }
     }
 
-    /// Tell whether another path leads to the same peer.
+    /// Return whether another path leads to the same peer.
     fn has_other_stream(&self, id: PathId) -> bool {
         let Some(path) = self.paths.get(id) else {
             return false;
@@ -108,7 +108,7 @@ impl State {
         })
     }
 
-    /// Return the sockets that have sent to the peer of a path, with what it is to them.
+    /// Return the sockets that have sent to the peer of a path, with its destination at each.
     fn known_at(&mut self, id: PathId) -> Vec<(MailboxId, DestinationId)> {
         let Some(path) = self.paths.get(id) else {
             return Vec::new();
@@ -123,7 +123,7 @@ impl State {
         known.collect()
     }
 
-    /// Drop what a socket has queued to a peer that is absent longest; it learns that once.
+    /// Drop what a socket has queued to the peer that is absent longest; it is reported once.
     fn give_up(&mut self, mailbox: MailboxId, peer: Address) {
         for id in self.paths_of(mailbox) {
             let Some(path) = self.paths.get_mut(id) else {
@@ -136,7 +136,7 @@ impl State {
             let count = path.core.outgoing.cancel(owner, None) as u64;
             self.counters.send_given_up += count;
             self.account_freed(id, |_, _| {});
-            self.settle_room(id);
+            self.finish_room(id);
             if let Some(record) = self.mailboxes.get_mut(mailbox) {
                 record.given_up += count;
             }

@@ -1,42 +1,42 @@
 //! How the destinations of a socket share its send account, so that none of them holds the socket.
 //!
-//! The theory stands at the top of `urds.dataplane.reference.accounts`, the specification: a first
+//! The theory stands at the top of `urds.rds.plane.python.accounts`, the specification: a first
 //! account for one destination, a second one for all others by dynamic threshold, a third one for
-//! what is queued to absent peers. The whole queue, in bytes, is the caller's to tell.
+//! what is queued to absent peers. The caller passes the bytes of the whole queue.
 
 use std::collections::HashMap;
 
 use urds_path::Address;
 
-use crate::waiting::{Waiters, WaitingDesk};
+use crate::waiting::{WaitQueue, Waiters};
 
-/// So long messages wait for a connection until their peer is absent.
+/// Messages wait this long for a connection before their peer is absent.
 pub const ABSENT_NS: u64 = 30_000_000_000;
 const ACCOUNTS: usize = 3;
-/// More than any destination holds.
+/// More than any destination has queued.
 const UNKNOWN_BYTES: usize = usize::MAX;
 
-/// Names a destination of one socket, as long as that knows it.
+/// Number of a destination of one socket, valid until the socket forgets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DestinationId(usize);
 
-/// Addresses of this process: they hold nothing.
+/// Addresses of this process: nothing is queued to them.
 pub const HERE: DestinationId = DestinationId(0);
 
-/// What a socket has queued to one peer, and whom to tell of room for it.
+/// What a socket has queued to one peer, and the senders that wait for room there.
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub struct Destination {
     pub peer: Option<Address>,
     pub queued_bytes: usize,
-    /// With less in the whole queue there is nothing to ask.
+    /// With less in the whole queue there is nothing to check.
     pub open_bytes: usize,
-    /// Holding so much, look for acknowledgements.
+    /// With this much queued, look for acknowledgements.
     pub look_at_bytes: usize,
     pub absent: bool,
     /// Counted in the third account.
     aside: bool,
-    /// Refused for its path, which tells.
+    /// Rejected because its path is full, which notifies by itself.
     pub path_full: bool,
     /// The shortest message that found no room.
     pub refused_bytes: Option<usize>,
@@ -59,21 +59,21 @@ pub struct SendAccounts {
     watching: bool,
     /// A refused destination may have room.
     pub look_due: bool,
-    /// The same of one that the second account does not concern.
+    /// The same for one that the second account does not concern.
     look_apart: bool,
     first: Option<DestinationId>,
-    /// Longest absent first.
+    /// The longest absent first.
     aside: Vec<DestinationId>,
     aside_bytes: usize,
     rows: Vec<Destination>,
     spare: Vec<DestinationId>,
     by_peer: HashMap<Address, DestinationId>,
-    /// The one that was asked for last.
+    /// The last destination that was looked up.
     last: Option<(Address, DestinationId)>,
     refused: Vec<DestinationId>,
-    /// Those that the second account does not concern.
+    /// Refused destinations that the second account does not concern.
     refused_apart: Vec<DestinationId>,
-    /// With so much free in the second account, one of `refused` goes on.
+    /// With this much free in the second account, one of `refused` continues.
     enough_bytes: usize,
 }
 
@@ -163,7 +163,7 @@ impl SendAccounts {
         }
     }
 
-    /// Forget a destination that holds nothing and waits for nothing.
+    /// Forget a destination with nothing queued and no waiters.
     pub fn forget(&mut self, peer: &Address) {
         let Some(id) = self.known(peer) else {
             return;
@@ -182,7 +182,7 @@ impl SendAccounts {
 
     // -- queueing
 
-    /// Tell whether a message may be queued, with `queued_bytes` in the whole queue.
+    /// Return whether a message may be queued, with `queued_bytes` in the whole queue.
     pub fn has_room(&self, id: DestinationId, payload_bytes: usize, queued_bytes: usize) -> bool {
         let (size, destination) = (self.bytes_max, self.at(id));
         if queued_bytes < destination.open_bytes {
@@ -204,12 +204,12 @@ impl SendAccounts {
             return held_bytes + taken_bytes <= size && payload_bytes + taken_bytes <= size;
         }
         if destination.aside {
-            held_bytes *= 2; // it comes back into the second account, which has that less
+            held_bytes *= 2; // it returns to the second account, so that one has less
         }
         held_bytes + self.second_bytes(queued_bytes) <= size
     }
 
-    /// Tell whether a destination holds nothing, and a message leaves nothing to ask.
+    /// Return whether a destination has nothing queued and a message needs no check.
     ///
     /// From a quarter of the account on there is more to do: look for room, show there is none.
     #[inline]
@@ -220,7 +220,7 @@ impl SendAccounts {
             && payload_bytes < self.quarter_bytes
     }
 
-    /// Enter a message that has room in its account: the caller queues it now.
+    /// Count a message that has room in its account: the caller queues it now.
     #[inline]
     pub fn admit(&mut self, id: DestinationId, payload_bytes: usize, queued_bytes: usize) {
         if queued_bytes >= self.at(id).open_bytes && !self.is_single {
@@ -244,10 +244,10 @@ impl SendAccounts {
         }
     }
 
-    /// Note that a message was queued, both counts with it; return whether it asks for an
+    /// Note that a message was queued, both counts with it; return whether to request an
     /// acknowledgement.
     ///
-    /// Only above half of an account there is something to note.
+    /// Below half of an account there is nothing to note.
     pub fn note_queued(&mut self, id: DestinationId, queued_bytes: usize) -> bool {
         if self.is_single {
             return true;
@@ -267,7 +267,7 @@ impl SendAccounts {
         held_bytes >= self.half_bytes
     }
 
-    /// Remember that a message found no room; `take_roomy` tells of it once it has.
+    /// Note that a message found no room; `take_roomy` returns the destination once it has.
     pub fn refuse(&mut self, id: DestinationId, payload_bytes: usize, groups: u64) {
         let destination = self.at_mut(id);
         let known_bytes = destination.refused_bytes.unwrap_or(UNKNOWN_BYTES);
@@ -289,7 +289,7 @@ impl SendAccounts {
         self.watching = true;
     }
 
-    /// Tell whether a destination that holds nothing could queue; the only one, if one is.
+    /// Return whether a destination with nothing queued could queue; the only one, if one is.
     pub fn is_writable(&self, queued_bytes: usize) -> bool {
         let size = self.bytes_max;
         if self.is_single {
@@ -307,12 +307,12 @@ impl SendAccounts {
         self.second_bytes(queued_bytes) <= size && queued_bytes < ACCOUNTS * size
     }
 
-    /// Tell whether a destination without room is the only one in use: it finds rds(7).
+    /// Return whether a destination without room is the only one in use: then rds(7) holds for it.
     pub fn is_alone(&self, id: DestinationId, queued_bytes: usize) -> bool {
         self.is_single || (!self.several && self.at(id).queued_bytes == queued_bytes)
     }
 
-    /// Tell whether all destinations have one account, as Linux has it.
+    /// Return whether all destinations share one account, as Linux has it.
     pub fn is_single(&self) -> bool {
         self.is_single
     }
@@ -343,12 +343,12 @@ impl SendAccounts {
         if queued_bytes < self.half_bytes {
             self.several = false;
         }
-        self.judge_refused(id, is_aside, queued_bytes);
-        self.settle_watch();
+        self.check_refused(id, is_aside, queued_bytes);
+        self.finish_watch();
     }
 
-    /// Find out whether to look for refused destinations with room, without asking them all.
-    fn judge_refused(&mut self, id: DestinationId, is_aside: bool, queued_bytes: usize) {
+    /// Set whether to look for refused destinations with room, without checking them all.
+    fn check_refused(&mut self, id: DestinationId, is_aside: bool, queued_bytes: usize) {
         let (is_vacant, destination) = (self.is_first_vacant(), self.at(id));
         let (was_refused, held_bytes) = (
             destination.refused_bytes.is_some(),
@@ -384,36 +384,36 @@ impl SendAccounts {
             !destination.path_full && self.has_room(id, payload_bytes, queued_bytes)
         });
         for &id in &roomy {
-            self.forget_refusal(id);
+            self.forget_rejection(id);
         }
         let held = self.refused.iter().map(|&id| self.at(id).queued_bytes);
         self.enough_bytes = held.min().unwrap_or(UNKNOWN_BYTES);
-        self.settle_watch();
+        self.finish_watch();
         roomy
     }
 
-    /// Forget that a destination was refused, for its path is no longer full; tell whether it was.
+    /// Forget that a destination was refused, as its path is no longer full; return whether it was.
     pub fn take_unblocked(&mut self, id: DestinationId) -> bool {
         let was_refused = self.at(id).refused_bytes.is_some();
-        self.forget_refusal(id);
-        self.settle_watch();
+        self.forget_rejection(id);
+        self.finish_watch();
         was_refused
     }
 
     /// Have the senders that wait for room at a refused destination look again.
-    pub fn tell_refused(&mut self, desk: &mut WaitingDesk) {
+    pub fn tell_refused(&mut self, wait_queue: &mut WaitQueue) {
         for id in self.refused.iter().chain(&self.refused_apart) {
-            self.rows[id.0].waiters.tell_all(desk);
+            self.rows[id.0].waiters.tell_all(wait_queue);
         }
     }
 
-    fn forget_refusal(&mut self, id: DestinationId) {
+    fn forget_rejection(&mut self, id: DestinationId) {
         self.refused.retain(|&other| other != id);
         self.refused_apart.retain(|&other| other != id);
         self.at_mut(id).refused_bytes = None;
     }
 
-    fn settle_watch(&mut self) {
+    fn finish_watch(&mut self) {
         self.watching = self.several
             || !self.aside.is_empty()
             || !self.refused.is_empty()
@@ -422,7 +422,7 @@ impl SendAccounts {
 
     // -- absent peers
 
-    /// Count what is queued to an absent peer in the third account; return what is given up.
+    /// Count what is queued to an absent peer in the third account; return the peers given up.
     pub fn note_absent(&mut self, id: DestinationId) -> Vec<Address> {
         self.at_mut(id).absent = true;
         self.look_due = true;
@@ -450,7 +450,7 @@ impl SendAccounts {
         given_up
     }
 
-    /// Note that a peer is connected again; what it holds comes back with its next message.
+    /// Note that a peer is connected again; its account changes back with its next message.
     pub fn note_present(&mut self, id: DestinationId) {
         self.at_mut(id).absent = false;
         self.look_due = true;
@@ -478,7 +478,7 @@ impl SendAccounts {
         self.first_bytes() == 0
     }
 
-    /// Tell whether the first account is vacant, or its holder is absent and can leave it.
+    /// Return whether the first account is free, or its destination is absent and can leave it.
     fn is_first_free(&self) -> bool {
         let first = self.first.map(|id| self.at(id));
         first.is_none_or(|first| {
@@ -509,7 +509,7 @@ impl SendAccounts {
                 && self.second_bytes(queued_bytes) + destination.queued_bytes > self.bytes_max)
     }
 
-    /// Give the first account to a destination; who had it is absent, or holds nothing.
+    /// Give the first account to a destination; the one before is absent, or has nothing queued.
     fn give_first(&mut self, id: DestinationId) {
         let before = self.first.replace(id);
         if self.at(id).aside {

@@ -1,7 +1,7 @@
-//! How a stream comes to a path and leaves it: given by the control plane, taken back, ended.
+//! How a stream is attached to a path and leaves it: by the control plane, or at its end.
 //!
-//! Nobody may read a stream that is given away, and whose descriptor may soon be another
-//! connection: so it is taken out of its path by the thread that reads it, in one critical section.
+//! No thread may read a stream that is given away, and whose descriptor may soon be another
+//! connection: so the thread that reads it removes it from its path, in one critical section.
 
 use std::io;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::state::{PathId, State};
 use crate::stream::Stream;
 use crate::sys;
 
-/// Another thread reads or writes the stream: a matter of microseconds.
+/// Time for another thread to finish with the stream: some microseconds.
 const LEAVING_POLL: Duration = Duration::from_micros(200);
 
 impl Plane {
-    /// Give a path a connected stream: map first, then (once not held) repeats, then new messages.
+    /// Give a path a connected stream: map first, then (after a hold) retransmits, new messages.
     ///
-    /// One attached before is read until it would block, and closed. A path that is closed closes
-    /// the stream. May wait for a thread that reads the old stream: without the interpreter.
+    /// An earlier one is read until it would block, and closed. A path that is closed closes the
+    /// stream. May wait for a thread that reads the old stream: without the interpreter.
     pub fn attach(&self, path: PathId, stream: Arc<dyn Stream>, hold: Hold) {
         let old = self.detach(path);
         drop(old);
@@ -31,9 +31,9 @@ impl Plane {
         if taken.is_ok() {
             self.let_rest(path, &*stream);
         }
-        drop(stream); // a second handle, or that of a path that is no more
+        drop(stream); // a second handle, or the stream of a removed path
         if let Err(failure) = taken {
-            // No watches left: a stream that nobody polls is none.
+            // No watches left: a stream that is not polled is useless.
             let errno = failure.raw_os_error().unwrap_or(libc::EIO);
             let dead = self.lock().end_stream(path, DownReason::Error, errno, None);
             drop(dead);
@@ -41,7 +41,7 @@ impl Plane {
         self.flush(path);
     }
 
-    /// Give the stream back, read until it would block; the queue stays, no `Down` follows.
+    /// Return the stream, read until it would block; the queue stays, no `Down` follows.
     ///
     /// May wait for a thread that reads or writes it: without the interpreter.
     pub fn detach(&self, path: PathId) -> Option<Arc<dyn Stream>> {
@@ -64,12 +64,12 @@ impl Plane {
             .get(path)
             .is_some_and(|record| record.writing)
         {
-            sys::pause(LEAVING_POLL); // the writer sees that the stream is gone, and leaves
+            sys::pause(LEAVING_POLL); // the writer finds the stream gone, and leaves
         }
         stream
     }
 
-    /// Wait until nobody reads, and be the one who does.
+    /// Wait until no thread reads, and become the reader.
     fn begin_detach(&self, path: PathId) -> Option<Reading> {
         loop {
             {
@@ -84,7 +84,7 @@ impl Plane {
         }
     }
 
-    /// Write again: the stream takes octets.
+    /// Write again: the stream takes bytes.
     pub fn unblock(&self, path: PathId) {
         {
             let mut state = self.lock();
@@ -93,7 +93,7 @@ impl Plane {
             };
             record.blocked = false;
             state.counters.tcp_write_space_calls += 1;
-            state.mark_dirty(path); // an acknowledgement may be owed since
+            state.mark_dirty(path); // an acknowledgement may be pending
             state.update_watch(path);
         }
         self.flush(path);
@@ -121,7 +121,7 @@ impl State {
             return Ok(());
         };
         path.stream = Some(Arc::clone(stream));
-        path.expected_octets = 1;
+        path.expected_bytes = 1;
         path.attachment += 1;
         path.blocked = false;
         path.broken = false;
@@ -129,7 +129,7 @@ impl State {
         path.unheard = false;
         path.wanted = false;
         path.first_frame_told = false;
-        path.settled = false;
+        path.is_batching = false;
         path.core.attach(hold);
         self.note_attached(id);
         self.watch_stream(id)
@@ -137,7 +137,7 @@ impl State {
 
     /// End the stream: report it, keep the queue; return it, to be closed without the lock.
     ///
-    /// For the thread that reads it, which has asked what its TCP has not acknowledged.
+    /// Called by the thread that reads it, which has asked what its TCP has not acknowledged.
     #[must_use]
     pub(crate) fn end_stream(
         &mut self,
@@ -156,7 +156,7 @@ impl State {
             frames,
             attachment,
         });
-        // A probe or a pong alone is not worth a stream.
+        // A probe or a pong alone is not worth a connection.
         if self
             .paths
             .get(id)
@@ -167,7 +167,7 @@ impl State {
         Some(stream)
     }
 
-    /// Part a path from its stream; what was not acknowledged will be repeated.
+    /// Remove a path's stream; what was not acknowledged will be retransmitted.
     fn release_stream(
         &mut self,
         id: PathId,
@@ -176,18 +176,18 @@ impl State {
         let path = self.paths.get_mut(id)?;
         path.stream.as_ref()?;
         if let Some(unacknowledged) = unacknowledged {
-            let octets = path.core.octets_written.saturating_sub(unacknowledged);
-            path.core.handle_stream_acknowledged(octets);
+            let bytes = path.core.bytes_written.saturating_sub(unacknowledged);
+            path.core.handle_stream_acknowledged(bytes);
         }
         self.forget_stream(id);
         let path = self.paths.get_mut(id)?;
         path.core.detach(&mut self.counters);
         let stream = path.stream.take();
-        path.settled = false;
+        path.is_batching = false;
         path.plain = false;
         path.wanted = false;
         path.tail_since_ns = None;
-        self.settle_freed(id);
+        self.finish_freed(id);
         stream
     }
 }

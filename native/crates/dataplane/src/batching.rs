@@ -1,13 +1,13 @@
 //! When a message leaves: at once on an idle path, with others in a burst.
 //!
 //! A gap between sends gives credits; a write spends one. Without credit a message waits as a
-//! *tail* until enough octets are pending, its sender waits for something, or the helper finds it
-//! half a millisecond old. Small messages leave once the plane's `flush_bytes` are pending. A write
-//! of long ones costs by their number, not by their octets, so more of them join, up to a quarter
-//! of their sender's account.
+//! *batch* until enough bytes are pending, its sender waits for something, or the progress thread
+//! finds it half a millisecond old. Small messages leave once the plane's `flush_bytes` are
+//! pending. A write of long ones costs by their number, not by their bytes, so more of them join,
+//! up to a quarter of their sender's account.
 //!
-//! A message that is alone, a request or a reply with nothing beside it, leaves at once whatever
-//! the credits are: as with Nagle's rule there is nothing to wait for.
+//! A single message, a request or a reply, leaves at once whatever the credits are: as with Nagle's
+//! rule, nothing is in flight to wait for.
 
 use crate::state::{PathId, State};
 use crate::stream_path::StreamPath;
@@ -17,7 +17,7 @@ const GAP_NS: u64 = 20_000;
 const CREDITS: u8 = 2;
 
 impl StreamPath {
-    /// Tell whether a message would leave alone: nothing waits, and nothing is on its way.
+    /// Return whether a message would leave alone: nothing is queued, and nothing is in flight.
     pub(crate) fn sends_alone(&self) -> bool {
         let outgoing = &self.core.outgoing;
         self.plain && !self.writing && outgoing.unacked.is_empty() && outgoing.unsent.is_empty()
@@ -25,7 +25,7 @@ impl StreamPath {
 }
 
 impl State {
-    /// Decide, after a message was queued, whether to write: spend a credit or note a tail.
+    /// Return whether to write now that a message is queued: spend a credit, or note a batch.
     ///
     /// In a burst of long messages they leave once `burst_bytes` are pending, if that is more than
     /// the plane's own bound.
@@ -34,8 +34,8 @@ impl State {
             return false;
         };
         if !path.core.attached {
-            path.settled = true;
-            self.judge_full(id);
+            path.is_batching = true;
+            self.check_full(id);
             self.want_stream(id);
             return false;
         }
@@ -44,7 +44,7 @@ impl State {
             enough_bytes = burst_bytes;
         }
         if path.core.outgoing.pending_bytes >= enough_bytes {
-            self.judge_full(id); // a stream that takes nothing more has no end of a write that would
+            self.check_full(id); // a blocked stream ends no write, which would check this
             return true;
         }
         let now_ns = self.clock.now_ns();
@@ -56,11 +56,11 @@ impl State {
             path.credits -= 1;
             return true;
         }
-        path.settled = true;
+        path.is_batching = true;
         path.flush_bytes = enough_bytes;
         path.tail_since_ns = Some(now_ns);
-        self.tails = true;
-        self.judge_full(id);
+        self.batches = true;
+        self.check_full(id);
         self.mark_dirty(id);
         false
     }

@@ -1,14 +1,14 @@
-//! The time that a plane goes by.
+//! The clock of a plane.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::sys;
 
-/// A clock of the caller's, in nanoseconds; it is asked under the plane's lock.
+/// A clock of the caller's, in nanoseconds; it is called under the plane's lock.
 pub type ClockFn = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// The system's monotonic clock, or one of the caller's: with that nothing ever waits.
+/// The system's monotonic clock, or a virtual one of the caller's, with which nothing ever waits.
 #[derive(Clone)]
 pub enum Clock {
     Monotonic,
@@ -24,7 +24,7 @@ impl Clock {
         }
     }
 
-    /// Tell whether the clock is the caller's.
+    /// Return whether the clock is the caller's.
     pub fn is_virtual(&self) -> bool {
         matches!(self, Self::Injected(_))
     }

@@ -1,8 +1,7 @@
-//! How mailboxes and planes end: linger, drain, orderly ends of streams, nobody left inside.
+//! How mailboxes and planes end: linger, drain, orderly ends of streams, no thread left inside.
 //!
-//! Messages that a peer may not have are waited for, for a bounded time; streams end with our FIN
-//! and are read to the peer's, so that nothing it was told to be delivered is thrown away by a
-//! reset.
+//! A close waits, for a bounded time, for messages that a peer may not have; streams end with our
+//! FIN and are read to the peer's, so that no reset discards messages that were acknowledged.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -10,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use urds_path::Owner;
 
+use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
 use crate::plane::Plane;
-use crate::refusal::{Refusal, Refused};
 use crate::state::{HostId, Lingering, MailboxId, PathId, State};
 use crate::stream::Stream;
 use crate::sys;
@@ -27,12 +26,12 @@ const LEAVING_POLL: Duration = Duration::from_millis(1);
 const END_OF_STREAM: Duration = Duration::from_millis(100);
 
 impl State {
-    /// Tell whether a message, be it empty, may not be with its peer yet.
+    /// Return whether a message, even an empty one, may not be with its peer yet.
     fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
         !self.holders(host, mailbox).is_empty()
     }
 
-    /// Return the paths with a message of a mailbox, be it empty, that may not be with its peer.
+    /// Return the paths with a message of a mailbox, even an empty one, that its peer may lack.
     fn holders(&self, host: HostId, mailbox: MailboxId) -> Vec<PathId> {
         let owner = Some(Owner(mailbox.to_u64()));
         let holds = |path: &PathId| {
@@ -43,7 +42,7 @@ impl State {
         paths.into_iter().flatten().copied().filter(holds).collect()
     }
 
-    /// Have peers acknowledge what they have of the paths: somebody waits for it.
+    /// Request acknowledgements on the paths: a call waits for them.
     fn ask(&mut self, paths: &[PathId]) {
         for &path in paths {
             if let Some(record) = self.paths.get_mut(path) {
@@ -72,7 +71,7 @@ impl State {
             .sum()
     }
 
-    /// Leave the port; keep what is queued for its time, or cancel it.
+    /// Free the port; keep what is queued for its linger time, or cancel it.
     fn unbind(&mut self, mailbox: MailboxId, linger_ns: Option<u64>) {
         let Some(record) = self.mailboxes.get_mut(mailbox) else {
             return;
@@ -87,7 +86,7 @@ impl State {
                 host,
                 at_ns,
             });
-            self.helper.want();
+            self.progress_thread.want();
         } else {
             self.cancel_everywhere(host, mailbox, None);
         }
@@ -103,7 +102,7 @@ impl State {
 
     /// Return how many messages of the paths peers have not acknowledged.
     ///
-    /// Without a stream, too: who ends in order acknowledges first, so a repeat may be lost.
+    /// Also without a stream: an orderly end acknowledges first, so a retransmit may be lost.
     fn undelivered(&self, paths: &[PathId]) -> usize {
         let paths = paths.iter().filter_map(|&path| self.paths.get(path));
         let counts = paths.map(|path| path.core.outgoing.counts(None));
@@ -133,7 +132,7 @@ impl State {
             .sum()
     }
 
-    /// Cancel what a closed mailbox had its time for, and tell it.
+    /// Cancel the messages of a closed mailbox whose linger time is over, and notify it.
     pub(crate) fn end_linger(&mut self, host: HostId, mailbox: MailboxId) {
         let paths = self.hosts.get(host).map(|host| host.paths.clone());
         for path in paths.unwrap_or_default() {
@@ -153,7 +152,7 @@ impl State {
 
 impl Plane {
     /// Unbind; queued messages have `linger_ns` to be acknowledged (0 cancels at once), `None`
-    /// gives them `Limits::linger_ns` in the background. A closed mailbox is closed again in vain.
+    /// gives them `Limits::linger_ns` in the background. No effect on a closed mailbox.
     ///
     /// # Errors
     /// `Interrupted`; then the mailbox is still open.
@@ -162,7 +161,7 @@ impl Plane {
         mailbox: MailboxId,
         linger_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Rejected> {
         if linger_ns.is_some_and(|linger_ns| linger_ns > 0) && !self.is_virtual() {
             self.ask_for(mailbox);
             self.wait(mailbox, WaitFor::Room, linger_ns, interrupted, |state| {
@@ -187,8 +186,8 @@ impl Plane {
                 state.unbind(mailbox, linger_ns);
             }
         }
-        self.flush_tails();
-        self.settle();
+        self.flush_batches();
+        self.finish_pass();
         let record = self.lock().mailboxes.remove(mailbox);
         if let Some(readiness) = record.and_then(|record| record.descriptor) {
             readiness.close();
@@ -196,7 +195,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Have the peers acknowledge what they have of a mailbox.
+    /// Request acknowledgements of the messages of a mailbox.
     fn ask_for(&self, mailbox: MailboxId) {
         let paths = {
             let mut state = self.lock();
@@ -212,7 +211,7 @@ impl Plane {
         }
     }
 
-    /// Send what is queued, with the control plane at work; return the messages left.
+    /// Send what is queued, while the control plane works; return the messages left.
     pub fn drain(&self, drain_ns: u64) -> usize {
         let paths = {
             let mut state = self.lock();
@@ -240,7 +239,7 @@ impl Plane {
         }
     }
 
-    /// Drain, end the streams in order, wake everybody; return the messages left.
+    /// Drain, end the streams in order, wake all threads; return the messages left.
     pub fn close(&self, drain_ns: u64) -> usize {
         if self.lock().closed {
             return 0;
@@ -252,18 +251,18 @@ impl Plane {
         left
     }
 
-    /// Refuse everything with EIO from now on and wake all: the control plane failed.
+    /// Fail every call with EIO from now on and wake all threads: the control plane failed.
     pub fn fail(&self) {
-        self.lock().closed_refusal = Refusal::NodeFailed;
+        self.lock().closed_reason = ErrorReason::NodeFailed;
         self.shut_all();
         self.end_streams();
     }
 
-    /// Close the plane's own descriptors; after `close`, with nobody in `help`. They are kept if
-    /// somebody did not leave his call.
+    /// Close the plane's own descriptors; after `close`, with no thread in `help`. They are not
+    /// closed while a call is still inside.
     pub fn release(&self) {
-        if self.lock().desk.is_empty() {
-            self.helper.close();
+        if self.lock().wait_queue.is_empty() {
+            self.progress_thread.close();
             self.poll_set.close();
             self.kick.close();
         }
@@ -279,26 +278,26 @@ impl Plane {
                 {
                     record.closed = true;
                     state.shut_mailbox(mailbox);
-                    state.touched.insert(mailbox); // who polls its descriptor must wake as well
+                    state.touched.insert(mailbox); // pollers of its descriptor must wake as well
                 }
             }
-            state.helper.want_now();
+            state.progress_thread.want_now();
         }
-        self.settle();
+        self.finish_pass();
     }
 
-    /// Let every waiter leave, for a while: none may find our descriptors closed.
+    /// Wait, for a while, until every waiter has left: none may find our descriptors closed.
     fn wait_until_empty(&self) {
         let deadline = Instant::now() + LEAVING;
-        while Instant::now() < deadline && !self.lock().desk.is_empty() {
+        while Instant::now() < deadline && !self.lock().wait_queue.is_empty() {
             sys::pause(LEAVING_POLL);
         }
     }
 
-    /// End our direction, read the peer's to its end, close: nothing acknowledged is lost.
+    /// Close our direction, read the peer's to its end, close: nothing acknowledged is lost.
     ///
-    /// What came in so far is acknowledged first, or its senders would be told that it is given
-    /// up; what comes in from here on is not, for nobody will take it. Nobody is woken.
+    /// What came in so far is acknowledged first, or its senders would get an error for it; later
+    /// bytes are not, for no socket will read them. No thread is woken.
     pub fn end_streams(&self) {
         let paths = self.lock().all_paths();
         let mut streams: Vec<Arc<dyn Stream>> = Vec::new();
@@ -313,14 +312,14 @@ impl Plane {
             }
         }
         let deadline = Instant::now() + END_OF_STREAM;
-        let mut octets = vec![0; 65536];
+        let mut bytes = vec![0; 65536];
         for stream in streams {
-            read_to_end(&*stream, deadline, &mut octets);
+            read_to_end(&*stream, deadline, &mut bytes);
         }
     }
 }
 
-fn read_to_end(stream: &dyn Stream, deadline: Instant, octets: &mut [u8]) {
+fn read_to_end(stream: &dyn Stream, deadline: Instant, bytes: &mut [u8]) {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
@@ -331,7 +330,7 @@ fn read_to_end(stream: &dyn Stream, deadline: Instant, octets: &mut [u8]) {
             return;
         }
         stream.hear();
-        match stream.read(octets, &mut []) {
+        match stream.read(bytes, &mut []) {
             Ok(1..) => {}
             Err(failure) if stream.rings() && failure.kind() == ErrorKind::WouldBlock => {}
             _ => return,

@@ -1,49 +1,49 @@
-//! When a port of ours counts as congested in our map, and when a path is not read at all.
+//! When a local port is congested in our map, and when a path is not read at all.
 //!
-//! The bit is judged at the end of a pass or a tick, not per message: with Linux's rule, at once,
-//! eight fast senders to a small buffer cost more octets of maps than of messages. Far over its
-//! buffer a mailbox pauses the paths that fill it, because its peer ignores the map.
+//! The bit is set and cleared at the end of a pass or a tick, not per message: with Linux's rule,
+//! at once, eight fast senders to a small buffer cost more bytes of maps than of messages. A
+//! mailbox far over its buffer pauses the paths that fill it, because its peer ignores the map.
 
 use urds_path::Address;
 
-use crate::host::MapOctets;
+use crate::host::MapBytes;
 use crate::mailbox::{ALL_GROUPS, Mailbox};
 use crate::plane::Plane;
 use crate::state::{HostId, MailboxId, PathId, State};
 
-/// What the end of a pass found, to be done without the lock.
+/// Results of the end of a pass, to be acted on without the lock.
 #[derive(Default)]
-struct Settling {
-    /// With a changed map of ours.
+struct Finishing {
+    /// Paths to which a changed map of ours goes.
     flushed: Vec<PathId>,
-    /// Let go by a mailbox at half of its hard bound.
+    /// Paths released by a mailbox at half of its hard bound.
     resumed: Vec<PathId>,
     /// Mailboxes whose descriptors are compared with their state.
     shown: Vec<MailboxId>,
 }
 
 impl Plane {
-    /// End a pass: judge the mailboxes it touched, send changed maps, show states. No lock held.
-    pub fn settle(&self) {
-        let settling = {
+    /// End a pass: check touched mailboxes, send changed maps, sync descriptors. No lock held.
+    pub fn finish_pass(&self) {
+        let finishing = {
             let mut state = self.lock();
             if state.touched.is_empty() {
                 return;
             }
-            state.settle_touched()
+            state.finish_touched()
         };
-        for path in settling.flushed {
+        for path in finishing.flushed {
             self.flush(path);
         }
-        for path in settling.resumed {
+        for path in finishing.resumed {
             self.resume(path);
         }
-        for mailbox in settling.shown {
+        for mailbox in finishing.shown {
             self.sync(mailbox);
         }
     }
 
-    /// Have the descriptor of a mailbox, if there is one, show its state. No lock held.
+    /// Have the descriptor of a mailbox, if it has one, show its state. No lock held.
     pub fn sync(&self, mailbox: MailboxId) {
         let descriptor = self
             .lock()
@@ -57,44 +57,44 @@ impl Plane {
 }
 
 impl State {
-    fn settle_touched(&mut self) -> Settling {
-        let mut settling = Settling::default();
-        self.touched.drain_into(&mut settling.shown);
+    fn finish_touched(&mut self) -> Finishing {
+        let mut finishing = Finishing::default();
+        self.touched.drain_into(&mut finishing.shown);
         let now_ns = self.clock.now_ns();
-        for &mailbox in &settling.shown {
-            if self.judge(mailbox, now_ns)
+        for &mailbox in &finishing.shown {
+            if self.update_congestion(mailbox, now_ns)
                 && let Some(host) = self.host_of(mailbox)
                 && let Some(host) = self.hosts.get(host)
             {
-                settling.flushed.extend(&host.paths);
+                finishing.flushed.extend(&host.paths);
             }
         }
-        for &mailbox in &settling.shown {
-            self.let_go(mailbox, &mut settling.resumed);
+        for &mailbox in &finishing.shown {
+            self.let_go(mailbox, &mut finishing.resumed);
         }
-        // A changed map of ours concerned senders of this process: show theirs as well.
-        self.touched.drain_into(&mut settling.shown);
-        settling
+        // Our changed map concerns senders of this process too: sync their descriptors as well.
+        self.touched.drain_into(&mut finishing.shown);
+        finishing
     }
 
     fn host_of(&self, mailbox: MailboxId) -> Option<HostId> {
         self.mailboxes.get(mailbox).map(|record| record.host)
     }
 
-    /// Judge a mailbox's congestion; return whether our map changed.
-    fn judge(&mut self, id: MailboxId, now_ns: u64) -> bool {
+    /// Check whether a mailbox is congested; return whether our map changed.
+    fn update_congestion(&mut self, id: MailboxId, now_ns: u64) -> bool {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return false;
         };
         let change = if mailbox.closed {
             None
         } else {
-            mailbox.inbox.judge_congestion(now_ns)
+            mailbox.inbox.check_congestion(now_ns)
         };
-        mailbox.settle_special();
+        mailbox.finish_special();
         if mailbox.inbox.look_again_ns().is_some() {
             self.looks.insert(id);
-            self.helper.want();
+            self.progress_thread.want();
         }
         if let Some(on) = change {
             self.show_congestion(id, on);
@@ -137,8 +137,8 @@ impl State {
             .collect()
     }
 
-    /// Put the map of a path's peer in force and tell the sockets of the address.
-    pub(crate) fn note_peer_map(&mut self, path: PathId, octets: &MapOctets) {
+    /// Put the map of a path's peer in force and notify the sockets of the address.
+    pub(crate) fn note_peer_map(&mut self, path: PathId, bytes: &MapBytes) {
         let Some(path) = self.paths.get(path) else {
             return;
         };
@@ -147,14 +147,14 @@ impl State {
             return;
         };
         self.counters.cong_update_received += 1;
-        let groups = host.replace_peer_map(peer, octets);
+        let groups = host.replace_peer_map(peer, bytes);
         for mailbox in host.inboxes.values().copied().collect::<Vec<_>>() {
             self.note_map(mailbox, groups);
             self.touched.insert(mailbox);
         }
     }
 
-    /// Drop the map of a peer to which no path of the host is left.
+    /// Drop the map of a peer to which the local address has no path left.
     pub(crate) fn forget_peer_map(&mut self, host: HostId, peer: &Address) {
         let Some(host) = self.hosts.get_mut(host) else {
             return;
@@ -168,7 +168,7 @@ impl State {
     /// React to a peer's new map: monitor, senders, descriptor.
     ///
     /// Linux's own monitor takes every update for a change of all groups; an installed mask is
-    /// told exactly. Source: linux v6.12 net/rds/cong.c; rds(7).
+    /// reported exactly. Source: linux v6.12 net/rds/cong.c; rds(7).
     fn note_map(&mut self, id: MailboxId, cleared_groups: u64) {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return;
@@ -188,12 +188,12 @@ impl State {
             mailbox.map_news = true;
         }
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
-            mailbox.accounts.tell_refused(&mut self.desk); // who met the map may be listed there
+            mailbox.accounts.tell_refused(&mut self.wait_queue); // its waiters met the map
         }
         self.note_room(id);
     }
 
-    /// Add the paths that a mailbox at half of its hard bound lets go.
+    /// Add the paths that a mailbox at half of its hard bound releases.
     fn let_go(&mut self, id: MailboxId, resumed: &mut Vec<PathId>) {
         let Some(mailbox) = self.mailboxes.get(id) else {
             return;
@@ -210,7 +210,7 @@ impl State {
         }
     }
 
-    /// Return whether a mailbox's descriptor shows that it can be read, and written to.
+    /// Return whether a mailbox's descriptor is to be readable, and writable.
     pub(crate) fn wanted_readiness(&self, id: MailboxId) -> (bool, bool) {
         let Some(mailbox) = self.mailboxes.get(id) else {
             return (true, true);

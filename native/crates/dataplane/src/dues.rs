@@ -1,10 +1,10 @@
-//! What time makes due: in a plane, and on a path.
+//! Work that becomes due with time: in a plane, and on a path.
 //!
-//! Tails and acknowledgements of paths with streams, second looks at mailboxes over their buffer,
-//! lingers that are over. A leader serves it between two polls, else whoever pumps or the helper.
+//! Batches and acknowledgements of paths with streams, second checks of mailboxes over their
+//! buffer, ended lingers. The leader does it between two polls, else a pump or the progress thread.
 //!
-//! Towards Linux nothing tells us that its TCP has acknowledged; it is asked, first after a
-//! millisecond, then half as often each time in vain. A sender whose account fills asks by itself.
+//! Linux does not report that its TCP has acknowledged; our TCP is asked, first after a
+//! millisecond, then half as often each time. A sender whose account fills asks by itself.
 
 use std::collections::VecDeque;
 
@@ -13,23 +13,23 @@ use urds_path::Release;
 use crate::plane::Plane;
 use crate::state::{PathId, State};
 
-/// Age at which the helper sends a tail.
+/// Age at which the progress thread sends a batch.
 pub const TAIL_NS: u64 = 500_000;
-/// How long after a write our TCP is first asked what the peer's has.
+/// How long after a write our TCP is first asked what the peer's TCP has.
 pub const ACK_POLL_NS: u64 = 1_000_000;
 const ACK_POLL_MAX_NS: u64 = 16_000_000;
 
 /// When paths have to acknowledge; all wait equally long, so the first is due first.
 #[derive(Default)]
-pub struct Owing {
+pub struct AckDeadlines {
     /// In the order of time; an entry that differs from the path's time is stale.
     queue: VecDeque<(u64, PathId)>,
-    /// By the slot of the path.
+    /// Times by the slot of the path.
     times: Vec<Option<(PathId, u64)>>,
     count: usize,
 }
 
-impl Owing {
+impl AckDeadlines {
     /// Have a path acknowledge at a time; return whether that is new.
     pub fn insert(&mut self, path: PathId, at_ns: u64) -> bool {
         if self.times.len() <= path.place() {
@@ -45,7 +45,7 @@ impl Owing {
         true
     }
 
-    /// Forget what a path owes: it has left.
+    /// Forget the pending acknowledgement of a path: it has left.
     #[inline]
     pub fn remove(&mut self, path: PathId) {
         if let Some(entry) = self.times.get_mut(path.place())
@@ -56,7 +56,7 @@ impl Owing {
         }
     }
 
-    /// Tell whether no path owes.
+    /// Return whether no acknowledgement is pending.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -88,17 +88,17 @@ impl Owing {
 }
 
 impl State {
-    /// Have a path acknowledge at a time, unless what it owes leaves before.
+    /// Have a path acknowledge at a time, unless its acknowledgement leaves before.
     #[inline]
-    pub fn note_owed(&mut self, path: PathId, at_ns: u64) {
-        if self.owing.insert(path, at_ns) {
-            self.want_helper_if_unread();
+    pub fn note_ack_pending(&mut self, path: PathId, at_ns: u64) {
+        if self.ack_deadlines.insert(path, at_ns) {
+            self.want_progress_thread_if_unread();
         }
     }
 
     /// Return the earliest time at which `serve_due` has work.
     pub fn next_due_ns(&mut self) -> Option<u64> {
-        let mut earliest = self.owing.first_ns();
+        let mut earliest = self.ack_deadlines.first_ns();
         if !self.dirty.is_empty() {
             earliest = sooner(earliest, self.next_dirty_ns());
         }
@@ -116,7 +116,7 @@ impl State {
         earliest
     }
 
-    /// The same of the dirty paths; those of which nothing is due any more are no longer dirty.
+    /// The same for the dirty paths; those with nothing due are no longer dirty.
     fn next_dirty_ns(&mut self) -> Option<u64> {
         let mut earliest = None;
         let mut paths = std::mem::take(&mut self.spare_paths);
@@ -138,7 +138,7 @@ impl State {
         path.stream.as_ref()?;
         let mut due = None;
         if !path.blocked && !path.broken {
-            // Else the stream itself says when to go on.
+            // Else the stream itself reports when to continue.
             if path.core.incoming.acknowledgement_due {
                 return Some(0);
             }
@@ -152,11 +152,11 @@ impl State {
         due
     }
 
-    /// Take out the paths of which something is due; lingers that are over end here.
+    /// Take out the paths with something due; lingers that are over end here.
     fn take_due(&mut self, now_ns: u64, due: &mut Vec<PathId>) {
         due.extend(self.dirty.iter());
         due.retain(|&path| self.path_due_ns(path).is_some_and(|at_ns| at_ns <= now_ns));
-        self.owing.take(now_ns, due);
+        self.ack_deadlines.take(now_ns, due);
         self.note_absent(now_ns);
         for mailbox in self.looks.as_slice() {
             self.touched.insert(*mailbox);
@@ -181,7 +181,7 @@ fn sooner(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 }
 
 impl Plane {
-    /// Do what time made due: tails, acknowledgements, second looks, ended lingers.
+    /// Do what is due: batches, acknowledgements, second checks, ended lingers.
     pub fn serve_due(&self) {
         let mut state = self.lock();
         if !state.has_dues() {
@@ -194,13 +194,13 @@ impl Plane {
         for path in due {
             self.serve_path(path, now_ns);
         }
-        self.settle();
+        self.finish_pass();
     }
 
-    /// Send what was left to coalesce: whoever is about to sleep has nothing to add.
-    pub fn flush_tails(&self) {
+    /// Send every batch: a thread that is about to sleep adds nothing to it.
+    pub fn flush_batches(&self) {
         let mut state = self.lock();
-        state.tails = false;
+        state.batches = false;
         let mut paths: Vec<PathId> = state.dirty.iter().collect();
         paths.retain(|&path| {
             state
@@ -214,7 +214,7 @@ impl Plane {
         }
     }
 
-    /// Do what is due on a path: the tail, an acknowledgement, a question to TCP.
+    /// Do what is due on a path: a batch, an acknowledgement, a question to TCP.
     pub fn serve_path(&self, path: PathId, now_ns: u64) {
         let (ask, before) = {
             let mut state = self.lock();
@@ -252,30 +252,33 @@ mod tests {
 
     #[test]
     fn who_owes_first_is_due_first() {
-        let mut owing = Owing::default();
-        assert!(owing.insert(path(1, 0), 10));
-        assert!(owing.insert(path(0, 0), 20));
-        assert!(!owing.insert(path(1, 0), 10), "known");
-        assert_eq!(owing.first_ns(), Some(10));
+        let mut ack_deadlines = AckDeadlines::default();
+        assert!(ack_deadlines.insert(path(1, 0), 10));
+        assert!(ack_deadlines.insert(path(0, 0), 20));
+        assert!(!ack_deadlines.insert(path(1, 0), 10), "known");
+        assert_eq!(ack_deadlines.first_ns(), Some(10));
         let mut due = Vec::new();
-        owing.take(15, &mut due);
-        assert_eq!((due, owing.first_ns()), (vec![path(1, 0)], Some(20)));
+        ack_deadlines.take(15, &mut due);
+        assert_eq!(
+            (due, ack_deadlines.first_ns()),
+            (vec![path(1, 0)], Some(20))
+        );
     }
 
     #[test]
     fn what_has_left_is_owed_no_more() {
-        let mut owing = Owing::default();
-        owing.insert(path(1, 0), 10);
-        owing.remove(path(1, 7)); // another path of the same slot, which is no more
-        assert!(!owing.is_empty());
-        owing.remove(path(1, 0));
-        assert!(owing.is_empty());
-        assert_eq!(owing.first_ns(), None);
-        owing.insert(path(1, 0), 30);
-        owing.insert(path(1, 0), 40); // what was owed left in a write, and there is more
+        let mut ack_deadlines = AckDeadlines::default();
+        ack_deadlines.insert(path(1, 0), 10);
+        ack_deadlines.remove(path(1, 7)); // an older path of the same slot
+        assert!(!ack_deadlines.is_empty());
+        ack_deadlines.remove(path(1, 0));
+        assert!(ack_deadlines.is_empty());
+        assert_eq!(ack_deadlines.first_ns(), None);
+        ack_deadlines.insert(path(1, 0), 30);
+        ack_deadlines.insert(path(1, 0), 40); // the old one left in a write
         let mut due = Vec::new();
-        owing.take(35, &mut due);
-        assert_eq!((due.len(), owing.first_ns()), (0, Some(40)));
-        assert_eq!(owing.queue.len(), 1, "nothing stale stays");
+        ack_deadlines.take(35, &mut due);
+        assert_eq!((due.len(), ack_deadlines.first_ns()), (0, Some(40)));
+        assert_eq!(ack_deadlines.queue.len(), 1, "nothing stale stays");
     }
 }

@@ -1,10 +1,10 @@
-//! Why a call was refused; the names of `urds.errors.Refusal`, which knows the errno of each.
+//! Error reasons, named as in `urds.common.errors.ErrorReason`, which has the errno of each.
 
 use std::fmt;
 
-/// One per reason that the plane raises, and three that end a call without being an error of its.
+/// One per reason that the plane raises, and three that end a call without an error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ErrorReason {
     TooLong,
     QueueFull,
     PathFull,
@@ -20,16 +20,16 @@ pub enum Refusal {
     AfterFork,
     NodeFailed,
     PeerUnreachable,
-    /// No route: the caller resolves, and sends again; at most three times, then `PeerUnreachable`.
+    /// No route: the caller resolves and sends again, at most three times; then `PeerUnreachable`.
     NoRoute,
-    /// `interrupted` said so: its exception is to be raised.
+    /// `interrupted` returned true: the caller raises its exception.
     Interrupted,
     /// A system call failed with this errno.
     System(i32),
 }
 
-impl Refusal {
-    /// Return the name of the member of `urds.errors.Refusal`, `None` where there is none.
+impl ErrorReason {
+    /// Return the name of the member of `ErrorReason` in Python, `None` where there is none.
     pub fn name(self) -> Option<&'static str> {
         Some(match self {
             Self::TooLong => "TOO_LONG",
@@ -51,41 +51,41 @@ impl Refusal {
         })
     }
 
-    /// Return the refusal with a text for the error.
-    pub fn because(self, detail: impl Into<String>) -> Refused {
-        Refused {
-            refusal: self,
+    /// Return the error with this reason and a text.
+    pub fn because(self, detail: impl Into<String>) -> Rejected {
+        Rejected {
+            reason: self,
             detail: detail.into(),
         }
     }
 }
 
-/// A refusal with the values and limits that explain it; an empty text for none.
+/// An error with the values and limits that explain it; an empty text for none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    pub refusal: Refusal,
+pub struct Rejected {
+    pub reason: ErrorReason,
     pub detail: String,
 }
 
-impl From<Refusal> for Refused {
-    fn from(refusal: Refusal) -> Self {
+impl From<ErrorReason> for Rejected {
+    fn from(reason: ErrorReason) -> Self {
         Self {
-            refusal,
+            reason,
             detail: String::new(),
         }
     }
 }
 
-impl From<std::io::Error> for Refused {
+impl From<std::io::Error> for Rejected {
     fn from(failure: std::io::Error) -> Self {
-        Refusal::System(failure.raw_os_error().unwrap_or(libc::EIO)).into()
+        ErrorReason::System(failure.raw_os_error().unwrap_or(libc::EIO)).into()
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for Rejected {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:?}: {}", self.refusal, self.detail)
+        write!(formatter, "{:?}: {}", self.reason, self.detail)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for Rejected {}

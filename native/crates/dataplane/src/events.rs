@@ -1,4 +1,4 @@
-//! What a plane reports to the control plane out of `help`; as in `urds.dataplane.base`.
+//! Events that `help` returns to the control plane; as in `urds.rds.plane.contract`.
 
 use urds_path::{DownReason, Extension};
 
@@ -22,7 +22,7 @@ pub struct Control {
     pub source_port: u16,
     pub target_port: u16,
     pub extension: Extension,
-    /// Cut at 64 octets.
+    /// Cut at 64 bytes.
     pub payload: Vec<u8>,
     pub attachment: u64,
 }

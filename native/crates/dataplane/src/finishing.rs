@@ -1,4 +1,4 @@
-//! What a read brought, told to whom it concerns: receivers, senders, the control plane.
+//! The results of a read, reported to receivers, senders and the control plane.
 
 use urds_path::DownReason;
 
@@ -6,31 +6,32 @@ use crate::events::{Control, Event};
 use crate::state::{MailboxId, PathId, State};
 
 impl State {
-    /// Report what a read brought: arrivals, room, control messages, maps.
-    pub(crate) fn settle_read(&mut self, id: PathId) {
+    /// Report the results of a read: arrivals, room, control messages, maps.
+    pub(crate) fn finish_read(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
         let has_freed = path.core.outgoing.has_freed();
         let looks =
             has_freed || path.full || !path.room_wanted.is_empty() || !path.dependents.is_empty();
-        path.vain = path.arrivals.is_empty() && !has_freed && path.core.incoming.remaining().1 == 0;
+        path.last_read_was_empty =
+            path.arrivals.is_empty() && !has_freed && path.core.incoming.remaining().1 == 0;
         if !path.arrivals.is_empty() {
-            self.settle_arrivals(id);
+            self.finish_arrivals(id);
         }
         if looks {
-            self.settle_freed(id);
+            self.finish_freed(id);
         }
-        self.settle_rare(id);
+        self.finish_rare(id);
         let Some(path) = self.paths.get(id) else {
             return;
         };
-        if let Some(owed_ns) = path.core.poll_timeout() {
-            self.note_owed(id, owed_ns);
+        if let Some(ack_pending_ns) = path.core.poll_timeout() {
+            self.note_ack_pending(id, ack_pending_ns);
         }
     }
 
-    fn settle_arrivals(&mut self, id: PathId) {
+    fn finish_arrivals(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
@@ -50,8 +51,8 @@ impl State {
         }
     }
 
-    /// Report a first frame, control messages, a new life of the peer, its map.
-    fn settle_rare(&mut self, id: PathId) {
+    /// Report a first frame, control messages, a restart of the peer, its map.
+    fn finish_rare(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
@@ -64,7 +65,7 @@ impl State {
                 attachment,
             });
         }
-        self.settle_controls(id);
+        self.finish_controls(id);
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
@@ -74,13 +75,13 @@ impl State {
             self.counters.peer_restarted += 1;
             self.emit(Event::PeerRestarted { path: id });
         }
-        if let Some(octets) = peer_map {
-            self.note_peer_map(id, &octets);
+        if let Some(bytes) = peer_map {
+            self.note_peer_map(id, &bytes);
         }
     }
 
     /// Report pings, pongs and probes.
-    fn settle_controls(&mut self, id: PathId) {
+    fn finish_controls(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
@@ -99,7 +100,7 @@ impl State {
         }
     }
 
-    /// Stop reading until the mailbox is at half of its hard bound.
+    /// Pause the path until the mailbox is at half of its hard bound.
     fn pause(&mut self, id: PathId, mailbox: MailboxId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
@@ -119,8 +120,8 @@ impl State {
         self.counters.recv_paused += 1;
     }
 
-    /// Count why a peer's stream is cut.
-    pub(crate) fn count_breach(&mut self, reason: DownReason) {
+    /// Count the protocol error for which a peer's stream is closed.
+    pub(crate) fn count_protocol_error(&mut self, reason: DownReason) {
         match reason {
             DownReason::TooLong => self.counters.recv_drop_too_long += 1,
             DownReason::BadMap => self.counters.recv_drop_bad_map += 1,

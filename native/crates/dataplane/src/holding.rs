@@ -1,10 +1,10 @@
-//! Waits of a moment, for a caller who keeps what others want, as the interpreter.
+//! Short waits for a caller that holds what other threads want, such as the interpreter.
 //!
-//! They read for everybody like any wait, but tell nothing of a caller who gave up: he goes on to
-//! wait, without what he kept.
+//! They make progress for all threads like any wait. A short wait that ends empty does not count as
+//! given up: the caller goes on to wait, without what it held.
 
+use crate::errors::Rejected;
 use crate::plane::Plane;
-use crate::refusal::Refused;
 use crate::sending::{Message, Sent};
 use crate::state::MailboxId;
 use crate::waits::WaitFor;
@@ -13,13 +13,13 @@ impl Plane {
     /// Wait at most `wait_ns` until there is something to take; return whether there is.
     ///
     /// # Errors
-    /// `Closed` and its like, `Interrupted`.
+    /// `Closed` and the other reasons of a closed mailbox, `Interrupted`.
     pub fn look_for_arrival(
         &self,
         mailbox: MailboxId,
         wait_ns: u64,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, Rejected> {
         let arrival = WaitFor::Arrival;
         let came = self.wait_reading(mailbox, arrival, Some(wait_ns), interrupted, |state| {
             let has_something = state.open_mailbox(mailbox)?.has_something();
@@ -37,7 +37,7 @@ impl Plane {
         message: Message,
         wait_ns: u64,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Sent, Refused> {
+    ) -> Result<Sent, Rejected> {
         let mut message = Some(message);
         if let Some(sent) = self.send_until(&mut message, Some(wait_ns), interrupted)? {
             return Ok(sent);

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-pub use urds_path::congestion_map::MapOctets;
+pub use urds_path::congestion_map::MapBytes;
 use urds_path::{Address, CongestionMap};
 
 use crate::state::{MailboxId, PathId};
 
-/// The mailboxes of bound ports, told in the order in which they were bound.
+/// The mailboxes of bound ports, listed in the order in which they were bound.
 #[derive(Default)]
 pub struct Inboxes {
     by_port: HashMap<u16, (MailboxId, u64)>,
@@ -27,7 +27,7 @@ impl Inboxes {
         self.by_port.get(port).map(|bound| &bound.0)
     }
 
-    /// Leave a port, if it is still that mailbox's.
+    /// Free a port, if it still belongs to that mailbox.
     pub fn remove(&mut self, port: u16, mailbox: MailboxId) {
         if self.get(&port) == Some(&mailbox) {
             self.by_port.remove(&port);
@@ -56,7 +56,7 @@ pub struct Host {
     pub paths: Vec<PathId>,
     /// Our map, as peers and as senders of this process see it.
     pub congested: CongestionMap,
-    /// Maps of peers that mark a port at least.
+    /// Maps of peers that mark at least one port.
     peer_maps: HashMap<Address, CongestionMap>,
 }
 
@@ -71,20 +71,20 @@ impl Host {
         }
     }
 
-    /// Tell whether the peer's map in force marks a port.
+    /// Return whether the peer's map in force marks a port.
     pub fn peer_is_congested(&self, peer: &Address, port: u16) -> bool {
-        // As a rule nobody is congested: then there is nothing to look up for a message.
+        // As a rule no peer is congested: then there is nothing to look up for a message.
         !self.peer_maps.is_empty() && self.peer_maps.get(peer).is_some_and(|map| map.test(port))
     }
 
     /// Put the peer's new map in force; return the groups with a port that it cleared.
-    pub fn replace_peer_map(&mut self, peer: Address, octets: &MapOctets) -> u64 {
-        if octets.iter().any(|octet| *octet != 0) {
-            return self.peer_maps.entry(peer).or_default().replace(octets);
+    pub fn replace_peer_map(&mut self, peer: Address, bytes: &MapBytes) -> u64 {
+        if bytes.iter().any(|byte| *byte != 0) {
+            return self.peer_maps.entry(peer).or_default().replace(bytes);
         }
         self.peer_maps
             .remove(&peer)
-            .map_or(0, |mut map| map.replace(octets))
+            .map_or(0, |mut map| map.replace(bytes))
     }
 
     /// Drop the map of a peer to which no path is left; no socket is routed to it any more.
@@ -103,9 +103,9 @@ mod tests {
     fn a_map_is_in_force_until_another_comes_or_the_peer_is_forgotten() {
         let address = |last| Address::from(Ipv4Addr::new(127, 0, 0, last));
         let mut host = Host::new(address(1));
-        let mut octets = [0; 8192];
-        octets[500 / 8] = 1 << (500 % 8);
-        assert_eq!(host.replace_peer_map(address(2), &octets), 0);
+        let mut bytes = [0; 8192];
+        bytes[500 / 8] = 1 << (500 % 8);
+        assert_eq!(host.replace_peer_map(address(2), &bytes), 0);
         assert!(host.peer_is_congested(&address(2), 500));
         assert!(!host.peer_is_congested(&address(3), 500));
         assert_eq!(
@@ -113,7 +113,7 @@ mod tests {
             1 << (500 % 64)
         );
         assert!(!host.peer_is_congested(&address(2), 500) && host.peer_maps.is_empty());
-        host.replace_peer_map(address(2), &octets);
+        host.replace_peer_map(address(2), &bytes);
         host.forget_peer_map(&address(2));
         assert!(!host.peer_is_congested(&address(2), 500));
     }

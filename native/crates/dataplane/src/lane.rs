@@ -1,12 +1,12 @@
-//! A stream between two processes of one host: two rings in shared memory and a line for the bell.
+//! A shm stream between two processes of one host: two rings in shared memory and a control socket.
 //!
-//! To the path above it is what a TCP connection is: octets in order, until it ends. The protocol
-//! runs over it unchanged, so what holds over a connection that breaks holds over a lane that does:
-//! what was published lies in memory that the survivor has mapped, and is read to its end.
+//! The path above uses it like a TCP connection: bytes in order, until it ends. The protocol runs
+//! over it unchanged, and a broken one is treated like a broken connection: published bytes lie in
+//! memory that the surviving process has mapped, and are read to their end.
 //!
-//! The line is an `AF_UNIX` stream. It is what epoll watches: an octet on it says "look", its end
-//! says that the other process is gone, however it went. Nobody rings for who is awake, so a lane
-//! between two busy processes costs no system call. See `ring` for why no wake-up is lost.
+//! The control socket is an `AF_UNIX` stream. It is what epoll watches: a byte on it is a doorbell,
+//! its end means that the other process is gone, for any reason. A side that is awake needs no
+//! doorbell, so two busy processes make no system call. See `ring` for why no wake-up is lost.
 
 use std::any::Any;
 use std::io::{self, ErrorKind, IoSlice};
@@ -16,21 +16,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use urds_path::SocketAddress;
 
-use crate::ring::{Breach, Control, Reader, RingMemory, Writer};
+use crate::ring::{Control, ProtocolError, Reader, RingMemory, Writer};
 use crate::ring::{RING_BYTES_MAX, RING_BYTES_MIN};
 use crate::stream::Stream;
 use crate::sys::descriptor::Descriptor;
 use crate::sys::line::{self, Heard};
 use crate::sys::shared_memory::{CONTROL_BYTES, SharedMemory};
 
-/// Which end of a lane we are: it decides which ring is ours to write.
+/// Which end of a shm stream this is: it selects the ring to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Dials,
     Accepts,
 }
 
-/// Return the octets of the memory of a lane whose rings have so many each.
+/// Return the bytes of shared memory for rings of this size.
 pub fn memory_bytes(ring_bytes: usize) -> usize {
     CONTROL_BYTES + 2 * ring_bytes
 }
@@ -57,25 +57,25 @@ impl RingMemory for Way<'_> {
         self.ring_bytes
     }
 
-    fn copy_in(&self, at: usize, octets: &[u8]) {
-        self.memory.copy_in(self.first() + at, octets);
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        self.memory.copy_in(self.first() + at, bytes);
     }
 
-    fn copy_out(&self, at: usize, octets: &mut [u8]) {
-        self.memory.copy_out(self.first() + at, octets);
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        self.memory.copy_out(self.first() + at, bytes);
     }
 }
 
-/// The side that writes, and when its idle ring was given back.
+/// The writing side, and the state of the release of its idle ring.
 #[derive(Default)]
 struct Outward {
     writer: Writer,
-    /// Position at the last look of `rest_memory`.
+    /// Position at the last call of `rest_memory`.
     looked_at: u64,
     given_back_at: u64,
 }
 
-/// A lane; any thread may make any call, and none waits for the other process.
+/// A shm stream; any thread may make any call, and none waits for the other process.
 pub struct LaneStream {
     memory: SharedMemory,
     line: Descriptor,
@@ -84,20 +84,20 @@ pub struct LaneStream {
     addresses: (SocketAddress, SocketAddress),
     inward: Mutex<Reader>,
     outward: Mutex<Outward>,
-    /// Position of `inward`, for a look without its lock.
+    /// Position of `inward`, to be read without its lock.
     taken: AtomicU64,
-    /// What `rest` waits for, in octets.
+    /// What `rest` waits for, in bytes.
     expected: AtomicUsize,
     /// The other side is gone; what it published can still be read.
     gone: AtomicBool,
-    /// The other side wrote what no honest one does.
-    breached: AtomicBool,
-    /// Our process: a child of a fork has copies of it all and touches nothing.
+    /// The other side wrote positions that break the protocol.
+    has_protocol_error: AtomicBool,
+    /// Our process: a child of a fork has copies of everything and touches nothing.
     process: u32,
 }
 
 impl LaneStream {
-    /// Make our end of a lane of a connected line and its memory; the descriptors given stay the
+    /// Make our end from a connected control socket and its memory; the descriptors given stay the
     /// caller's. `addresses` are ours and the peer's.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl LaneStream {
             taken: AtomicU64::new(0),
             expected: AtomicUsize::new(1),
             gone: AtomicBool::new(false),
-            breached: AtomicBool::new(false),
+            has_protocol_error: AtomicBool::new(false),
             process: std::process::id(),
         })
     }
@@ -151,27 +151,27 @@ impl LaneStream {
         self.way(usize::from(self.side == Side::Accepts))
     }
 
-    fn bell(&self) {
+    fn doorbell(&self) {
         if !line::ring(&self.line) {
             self.gone.store(true, Ordering::Release);
         }
     }
 
-    /// Judge what a ring gave: after a breach the lane is at its end.
-    fn judged<T>(&self, result: Result<T, Breach>) -> io::Result<T> {
-        result.map_err(|Breach| {
-            self.breached.store(true, Ordering::Relaxed);
+    /// Check the result of a ring: a protocol error ends the stream.
+    fn checked<T>(&self, result: Result<T, ProtocolError>) -> io::Result<T> {
+        result.map_err(|ProtocolError| {
+            self.has_protocol_error.store(true, Ordering::Relaxed);
             line::end(&self.line);
             io::Error::from_raw_os_error(libc::EPROTO)
         })
     }
 
-    /// Tell whether the other side wrote into the shared memory what no honest one does.
-    pub fn is_breached(&self) -> bool {
-        self.breached.load(Ordering::Relaxed)
+    /// Return whether the other side broke the protocol in the shared memory.
+    pub fn has_protocol_error(&self) -> bool {
+        self.has_protocol_error.load(Ordering::Relaxed)
     }
 
-    /// End both directions at once, as the end of the process would; in the child of a fork,
+    /// End both directions at once, as the end of the process would; in the child of a fork, do
     /// nothing.
     pub fn end(&self) {
         if self.process == std::process::id() {
@@ -180,8 +180,8 @@ impl LaneStream {
     }
 
     /// Give the memory of our ring back if nothing was written since the last call and all of it
-    /// was taken. The page of the positions then leaves our mapping, until somebody looks at it: an
-    /// idle lane costs that page, once for both processes.
+    /// was read. The page of the positions then leaves our mapping until its next use: an idle shm
+    /// stream costs that page, once for both processes.
     pub fn rest_memory(&self) {
         let way = self.outward_way();
         let mut outward = self.outward.lock();
@@ -198,7 +198,7 @@ impl LaneStream {
 impl Drop for LaneStream {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            self.line.forget(); // closed in the child already; the number may mean another
+            self.line.forget(); // closed in the child already; the number may be reused
         }
     }
 }
@@ -210,18 +210,18 @@ impl Stream for LaneStream {
 
     fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         let way = self.inward_way();
-        // The end before the octets: what was published before it is read first.
+        // The end before the bytes: what was published before it is read first.
         let has_ended = self.gone.load(Ordering::Acquire) || Reader::has_ended(way.control());
         let read = {
             let mut reader = self.inward.lock();
-            let read = reader.read(&way, first, second, &mut || self.bell());
+            let read = reader.read(&way, first, second, &mut || self.doorbell());
             self.taken.store(reader.position(), Ordering::Relaxed);
             read
         };
-        match self.judged(read)? {
+        match self.checked(read)? {
             0 if has_ended => Ok(0),
             0 => Err(ErrorKind::WouldBlock.into()),
-            octets => Ok(octets),
+            bytes => Ok(bytes),
         }
     }
 
@@ -233,12 +233,12 @@ impl Stream for LaneStream {
         let mut outward = self.outward.lock();
         let writer = &mut outward.writer;
         loop {
-            let written = writer.write(&way, slices, &mut || self.bell());
-            let taken = self.judged(written)?;
+            let written = writer.write(&way, slices, &mut || self.doorbell());
+            let taken = self.checked(written)?;
             if taken > 0 {
                 return Ok(taken);
             }
-            if self.judged(writer.sleep(&way))? {
+            if self.checked(writer.sleep(&way))? {
                 return Err(ErrorKind::WouldBlock.into());
             }
         }
@@ -246,26 +246,26 @@ impl Stream for LaneStream {
 
     fn shutdown(&self) -> io::Result<()> {
         self.outward.lock().writer.end(self.outward_way().control());
-        self.bell();
+        self.doorbell();
         Ok(())
     }
 
-    fn expect(&self, octets: usize) {
-        self.expected.store(octets, Ordering::Relaxed);
+    fn expect(&self, bytes: usize) {
+        self.expected.store(bytes, Ordering::Relaxed);
     }
 
     fn waiting(&self) -> usize {
         let here = self.inward.lock().available(&self.inward_way());
-        self.judged(here).unwrap_or(0)
+        self.checked(here).unwrap_or(0)
     }
 
-    fn has_come(&self, octets: usize) -> bool {
-        self.waiting() >= octets.min(self.ring_bytes / 2)
+    fn has_come(&self, bytes: usize) -> bool {
+        self.waiting() >= bytes.min(self.ring_bytes / 2)
     }
 
     fn unacknowledged(&self) -> io::Result<u64> {
         let pending = self.outward.lock().writer.pending(&self.outward_way());
-        Ok(self.judged(pending)? as u64)
+        Ok(self.checked(pending)? as u64)
     }
 
     fn rings(&self) -> bool {
@@ -281,8 +281,8 @@ impl Stream for LaneStream {
     fn rest(&self) -> bool {
         let wanted = self.expected.load(Ordering::Relaxed);
         let asleep = self.inward.lock().sleep(&self.inward_way(), wanted);
-        // After a breach somebody has to come and find it.
-        self.judged(asleep).unwrap_or(false)
+        // After a protocol error some thread has to come and find it.
+        self.checked(asleep).unwrap_or(false)
     }
 
     fn wake(&self) {
@@ -295,7 +295,7 @@ impl Stream for LaneStream {
 
     fn has_room(&self) -> bool {
         let pending = self.outward.lock().writer.pending(&self.outward_way());
-        pending != Ok(self.ring_bytes) // who writes after a breach finds it
+        pending != Ok(self.ring_bytes) // a write after a protocol error finds it
     }
 
     fn carrier(&self) -> &'static str {

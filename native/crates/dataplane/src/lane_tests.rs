@@ -36,16 +36,16 @@ fn pair() -> (LaneStream, LaneStream) {
     (dials.unwrap(), accepts.unwrap())
 }
 
-fn write(lane: &LaneStream, octets: &[u8]) -> io::Result<usize> {
-    lane.write(&[IoSlice::new(octets)])
+fn write(lane: &LaneStream, bytes: &[u8]) -> io::Result<usize> {
+    lane.write(&[IoSlice::new(bytes)])
 }
 
 fn read(lane: &LaneStream) -> io::Result<Vec<u8>> {
     let (mut first, mut second) = ([0; 3], vec![0; 2 * RING_BYTES]);
     let taken = lane.read(&mut first, &mut second)?;
-    let mut octets = first[..taken.min(3)].to_vec();
-    octets.extend(&second[..taken.saturating_sub(3)]);
-    Ok(octets)
+    let mut bytes = first[..taken.min(3)].to_vec();
+    bytes.extend(&second[..taken.saturating_sub(3)]);
+    Ok(bytes)
 }
 
 fn kind<T>(result: &io::Result<T>) -> Option<ErrorKind> {
@@ -57,7 +57,7 @@ fn is_rung(lane: &LaneStream) -> bool {
 }
 
 #[test]
-fn octets_go_both_ways() {
+fn bytes_go_both_ways() {
     let (dials, accepts) = pair();
     assert_eq!(write(&dials, b"there").unwrap(), 5);
     assert_eq!(write(&accepts, b"and back").unwrap(), 8);
@@ -86,8 +86,8 @@ fn who_rests_is_rung_once_and_who_does_not_never() {
 #[test]
 fn a_full_lane_rings_once_half_of_it_is_free() {
     let (dials, accepts) = pair();
-    let octets = vec![1; RING_BYTES + 10];
-    assert_eq!(write(&dials, &octets).unwrap(), RING_BYTES);
+    let bytes = vec![1; RING_BYTES + 10];
+    assert_eq!(write(&dials, &bytes).unwrap(), RING_BYTES);
     assert_eq!(kind(&write(&dials, b"more")), Some(ErrorKind::WouldBlock));
     assert!(!dials.has_room());
     assert_eq!(dials.unacknowledged().unwrap(), RING_BYTES as u64);
@@ -124,7 +124,7 @@ fn what_was_written_before_the_end_is_read_first() {
         }
         assert!(is_rung(&accepts));
         accepts.hear();
-        accepts.hear(); // the bell, and then the end
+        accepts.hear(); // the doorbell, and then the end
         assert_eq!(read(&accepts).unwrap(), b"last words");
         assert_eq!(read(&accepts).unwrap(), b"", "way {how}");
     }
@@ -158,7 +158,7 @@ fn a_wrong_position_ends_the_lane() {
         read(&accepts).unwrap_err().raw_os_error(),
         Some(libc::EPROTO)
     );
-    assert!(accepts.is_breached());
+    assert!(accepts.has_protocol_error());
     dials.hear();
     assert!(write(&dials, b"x").is_err());
     let (dials, accepts) = pair();
@@ -197,18 +197,18 @@ fn an_idle_ring_gives_its_memory_back_and_goes_on() {
     let (dials, accepts) = pair();
     write(&dials, &vec![9; RING_BYTES]).unwrap();
     for _ in 0..3 {
-        dials.rest_memory(); // nothing: it is not read yet
+        dials.rest_memory(); // no effect: it is not read yet
     }
     assert_eq!(read(&accepts).unwrap(), vec![9; RING_BYTES]);
     dials.rest_memory();
-    let mut octets = [0; 1];
-    accepts.memory.copy_out(CONTROL_BYTES, &mut octets);
-    assert_eq!(octets, [0]);
+    let mut bytes = [0; 1];
+    accepts.memory.copy_out(CONTROL_BYTES, &mut bytes);
+    assert_eq!(bytes, [0]);
     write(&dials, b"again").unwrap();
     assert_eq!(read(&accepts).unwrap(), b"again");
 }
 
-/// Tell whether the positions of a lane are in the process's memory; Source: proc(5), pagemap.
+/// Return whether the positions page is in the process's memory; Source: proc(5), pagemap.
 fn keeps_positions(lane: &LaneStream) -> bool {
     let page = std::ptr::from_ref(lane.memory.control(0)).addr() / CONTROL_BYTES;
     let mut entry = [0; 8];
@@ -225,7 +225,7 @@ fn an_idle_lane_leaves_memory_and_keeps_its_positions() {
     dials.rest_memory();
     assert!(keeps_positions(&dials));
     for _ in 0..3 {
-        dials.rest_memory(); // the later ones touch nothing
+        dials.rest_memory(); // the later ones change nothing
     }
     assert!(!keeps_positions(&dials));
     assert!(keeps_positions(&accepts));
@@ -236,8 +236,8 @@ fn an_idle_lane_leaves_memory_and_keeps_its_positions() {
 
 /// Two threads that sleep in `poll` whenever they can, as two planes do.
 #[test]
-fn a_stream_of_octets_comes_whole() {
-    const OCTETS: u32 = 3_000_000;
+fn a_stream_of_bytes_comes_whole() {
+    const BYTES: u32 = 3_000_000;
     let (dials, accepts) = pair();
     let sleeps = AtomicU32::new(0);
     let wait = |lane: &LaneStream| {
@@ -249,10 +249,10 @@ fn a_stream_of_octets_comes_whole() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut at = 0;
-            while at < OCTETS {
-                let end = OCTETS.min(at + 40_000);
-                let octets: Vec<u8> = (at..end).map(|at| at.to_le_bytes()[0]).collect();
-                match write(&dials, &octets) {
+            while at < BYTES {
+                let end = BYTES.min(at + 40_000);
+                let bytes: Vec<u8> = (at..end).map(|at| at.to_le_bytes()[0]).collect();
+                match write(&dials, &bytes) {
                     Ok(taken) => at += u32::try_from(taken).unwrap(),
                     Err(_) => wait(&dials),
                 }
@@ -262,10 +262,10 @@ fn a_stream_of_octets_comes_whole() {
         let mut at = 0u32;
         loop {
             match read(&accepts) {
-                Ok(octets) if octets.is_empty() => break,
-                Ok(octets) => {
-                    for octet in octets {
-                        assert_eq!(octet, at.to_le_bytes()[0]);
+                Ok(bytes) if bytes.is_empty() => break,
+                Ok(bytes) => {
+                    for byte in bytes {
+                        assert_eq!(byte, at.to_le_bytes()[0]);
                         at += 1;
                     }
                 }
@@ -276,7 +276,7 @@ fn a_stream_of_octets_comes_whole() {
                 }
             }
         }
-        assert_eq!(at, OCTETS);
+        assert_eq!(at, BYTES);
     });
     assert!(sleeps.load(Ordering::Relaxed) > 0);
 }

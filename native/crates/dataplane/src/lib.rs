@@ -1,11 +1,11 @@
 //! The shell of the data plane: one lock, threads, descriptors, streams.
 //!
-//! A twin of `urds.dataplane.reference`, behind the same contract (`urds.dataplane.base`). All
-//! state lies in one [`state::State`] under one short lock ([`plane::Plane::lock`]). Handles are
-//! numbers ([`table::Id`]): a stale one names nothing and refuses as a closed object does.
+//! Same contract as `urds.rds.plane.python` (`urds.rds.plane.contract`). All state lies in one
+//! [`state::State`] under one short lock ([`plane::Plane::lock`]). Handles are numbers
+//! ([`table::Id`]): a stale one refers to nothing, and a call with it fails as on a closed object.
 //!
 //! Functions of `State` run with the lock held; functions of `Plane` take it themselves and are
-//! called without it. Wake-ups leave when the guard is dropped, after the lock is released.
+//! called without it. Wake-ups are done when the guard is dropped, after the lock is released.
 
 mod absence;
 pub mod accounts;
@@ -13,14 +13,15 @@ mod atomics {
     pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 pub mod attaching;
+pub mod batching;
 pub mod clock;
 pub mod closing;
 pub mod congestion;
 pub mod dues;
+pub mod errors;
 pub mod events;
+mod finishing;
 pub mod forks;
-mod ground;
-pub mod helper;
 mod holding;
 pub mod host;
 pub mod lane;
@@ -30,15 +31,15 @@ pub mod mailbox_calls;
 pub mod path_calls;
 pub mod plane;
 pub mod poll_set;
+pub mod progress_thread;
 pub mod readiness;
 pub mod reading;
 pub mod receiving;
-pub mod refusal;
 pub mod ring;
 #[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]
 pub mod rules;
 pub mod sending;
-mod settling;
+mod sink;
 pub mod snapshot;
 mod spinning;
 pub mod state;
@@ -46,10 +47,9 @@ pub mod stream;
 pub mod stream_path;
 pub mod sys;
 pub mod table;
-pub mod tails;
+mod waiter_state;
 pub mod waiting;
 pub mod waits;
-mod word;
 pub mod writing;
 
 #[cfg(test)]

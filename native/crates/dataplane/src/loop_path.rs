@@ -18,7 +18,7 @@ pub struct LoopPath {
 }
 
 impl State {
-    /// Tell whether the port of an address of this process is congested.
+    /// Return whether the port of an address of this process is congested.
     pub(crate) fn is_congested_here(&self, target: &SocketAddress) -> bool {
         let host = self.hosts_by_address.get(&target.address);
         let host = host.and_then(|host| self.hosts.get(*host));
@@ -65,13 +65,13 @@ impl State {
         } else {
             (0, 0)
         };
-        let octets = payload.octets();
-        let arriving = ArrivingPayload::Borrowed(octets);
+        let bytes = payload.bytes();
+        let arriving = ArrivingPayload::Borrowed(bytes);
         mailbox
             .inbox
             .push(source, extension, arriving, wall_ns, now_ns);
         self.counters.recv_queued += 1;
-        self.counters.recv_bytes_added_to_sock += octets.len() as u64;
+        self.counters.recv_bytes_added_to_sock += bytes.len() as u64;
         self.note_arrival(target, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! A bound socket: its receive queue, its send account, its ways to peers, and who waits for it.
+//! A bound socket: its receive queue, its send accounts, its routes to peers, and its waiters.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use crate::readiness::ReadinessDescriptor;
 use crate::state::{HostId, PathId};
 use crate::waiting::Waiters;
 
-/// A congestion monitor that watches every port group.
+/// A congestion monitor for every port group.
 pub const ALL_GROUPS: u64 = u64::MAX;
 
-/// Octets of payloads that one write of long messages joins.
+/// Bytes of payloads that one write of long messages joins.
 const LONG_WRITE_BYTES: usize = 524_288;
 
-/// What every peer takes; a longer message must ask its path.
+/// The message limit of every peer; a longer message must check its path.
 pub const MESSAGE_BYTES_PLAIN: usize = 1 << 20;
 
-/// Destinations that a mailbox knows again.
+/// Destinations that a mailbox remembers.
 const FLOWS_MAX: usize = 4096;
 
-/// Everything that a socket can change about its mailbox.
+/// The settings that a socket can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // each is an option of its own
 pub struct MailboxSettings {
@@ -35,10 +35,10 @@ pub struct MailboxSettings {
     pub monitor: bool,
     pub monitor_mask: u64,
     pub timestamps: bool,
-    /// Whether times along the way of a message are wanted.
+    /// Whether latency traces of a message are wanted.
     pub traces: bool,
     pub tos: u8,
-    /// How long a receive that waits looks without sleeping, while it leads.
+    /// How long a receive that waits polls without sleeping, while its thread leads.
     pub busy_poll_ns: u64,
     /// All destinations share one account, as Linux has it.
     pub single_account: bool,
@@ -62,11 +62,11 @@ impl Default for MailboxSettings {
     }
 }
 
-/// Which way leads to a peer.
+/// The route to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     Stream(PathId),
-    /// To an address of this process: the sender delivers.
+    /// To an address of this process: the sender's thread delivers.
     Loop,
 }
 
@@ -75,7 +75,7 @@ pub enum Route {
 pub enum Place {
     Arrival,
     Room,
-    /// For room at a destination that was refused.
+    /// For room at a destination that had none.
     Destination(DestinationId),
 }
 
@@ -88,46 +88,46 @@ pub struct Mailbox {
     pub settings: MailboxSettings,
     pub inbox: Inbox,
     pub closed: bool,
-    /// The next take, or arrival, has more to do than its message.
+    /// The next take, or arrival, must do more than move its message.
     pub special: bool,
     /// Timestamps or traces are wanted.
     pub detailed: bool,
-    /// Payload octets queued or not acknowledged.
+    /// Payload bytes queued or not acknowledged.
     pub send_queued_bytes: usize,
-    /// How destinations share them.
+    /// How destinations share those bytes.
     pub accounts: SendAccounts,
-    /// The last send found no room at that destination: its sender waits there.
+    /// The destination where the last send found no room: its sender waits there.
     pub refused_at: Option<DestinationId>,
-    /// Messages that were dropped with their peer.
+    /// Messages that were dropped because their peer is absent.
     pub given_up: u64,
     pub receive_waiters: Waiters,
     pub room_waiters: Waiters,
     pub routes: HashMap<Address, Route>,
-    /// The route that was asked for last.
+    /// The route that was looked up last.
     pub(crate) last_route: Option<(Address, Route)>,
-    /// Where messages went since the routes changed: such a send has less to ask.
+    /// Destinations of messages since the routes changed: a send to one needs fewer checks.
     flows: HashSet<SocketAddress>,
     last_flow: Option<SocketAddress>,
-    /// Peers whose messages were dropped: the next send to each says so, once.
+    /// Peers whose messages were dropped: the next send to each fails, once.
     pub failed: HashSet<Address>,
-    /// Groups to be told to the application.
+    /// Groups to be reported to the application.
     pub notice_groups: u64,
     /// Groups that answered ENOBUFS while the monitor was on.
     pub wait_groups: u64,
-    /// An ENOBUFS since the last map update: poll must wake.
+    /// An ENOBUFS since the last map update: a poll must wake.
     pub saw_congestion: bool,
     pub map_news: bool,
     pub descriptor: Option<Arc<ReadinessDescriptor>>,
     /// Paths that wait for the receive queue to shrink.
     pub pausing: Vec<PathId>,
-    /// So many octets of long messages make a write.
+    /// Bytes of long messages that make one write.
     pub burst_bytes: usize,
-    /// The longest message that the account or the plane allow.
+    /// The longest message that the account or the plane allows.
     pub payload_bytes_max: usize,
 }
 
 impl Mailbox {
-    /// Make an open mailbox, which the caller enters at its port.
+    /// Make an open mailbox; the caller enters it at its port.
     pub fn new(
         host: HostId,
         local: Address,
@@ -188,18 +188,18 @@ impl Mailbox {
         self.settings = settings;
     }
 
-    /// Tell whether so much is queued that there is more to do than to queue.
+    /// Return whether so much is queued that a send must do more than queue.
     pub fn is_half_full(&self) -> bool {
         self.send_queued_bytes >= self.accounts.half_bytes
     }
 
-    /// Tell whether a path at its bound of messages is all that we send by: then we wait. Else only
-    /// its destination does.
+    /// Return whether all we send goes over one path: at its limit the socket waits, else only that
+    /// destination does.
     pub fn has_one_way(&self) -> bool {
         self.routes.len() == 1 || self.accounts.is_single()
     }
 
-    /// Return the waiters for that.
+    /// Return the waiters at that place.
     pub fn waiters_at(&mut self, place: Place) -> &mut Waiters {
         match place {
             Place::Arrival => &mut self.receive_waiters,
@@ -208,7 +208,7 @@ impl Mailbox {
         }
     }
 
-    /// Return where to wait for room to send to a peer: at its destination if that was refused.
+    /// Return where to wait for room to send to a peer: at its destination if that had none.
     pub fn room_place_of(&mut self, peer: &Address) -> Place {
         let destination = match self.routes.get(peer) {
             Some(Route::Loop) => Some(HERE),
@@ -224,15 +224,15 @@ impl Mailbox {
         self.notice_groups != 0
     }
 
-    /// Find out whether the next take has more to do than to take.
-    pub fn settle_special(&mut self) {
+    /// Set whether the next take must do more than take.
+    pub fn finish_special(&mut self) {
         self.special = self.closed
             || self.descriptor.is_some()
             || self.has_notice()
             || !self.pausing.is_empty();
     }
 
-    /// Return the way to a peer.
+    /// Return the route to a peer.
     pub fn route_to(&mut self, peer: &Address) -> Option<Route> {
         match &self.last_route {
             Some((known, route)) if known == peer => Some(*route),
@@ -244,7 +244,7 @@ impl Mailbox {
         }
     }
 
-    /// Forget or set the way to a peer.
+    /// Forget or set the route to a peer.
     pub fn set_route(&mut self, peer: Address, route: Option<Route>) {
         self.forget_flows();
         if let Some(route) = route {
@@ -254,20 +254,20 @@ impl Mailbox {
         }
     }
 
-    /// Forget all ways to peers.
+    /// Forget all routes to peers.
     pub fn forget_routes(&mut self) {
         self.forget_flows();
         self.routes.clear();
     }
 
-    /// Ask all there is to ask of the next send to each destination.
+    /// Have the next send to each destination make every check.
     pub fn forget_flows(&mut self) {
         self.last_route = None;
         self.last_flow = None;
         self.flows.clear();
     }
 
-    /// Tell whether a message went to that destination since the routes changed.
+    /// Return whether a message went to that destination since the routes changed.
     pub fn has_flow(&mut self, target: &SocketAddress) -> bool {
         if self.last_flow.as_ref() == Some(target) {
             return true;
@@ -296,18 +296,18 @@ impl Mailbox {
         })
     }
 
-    /// Messages to the peer were dropped: the next send to it says so, once.
+    /// Messages to the peer were dropped: the next send to it fails, once.
     pub fn fail(&mut self, peer: Address) {
         self.failed.insert(peer);
         self.forget_flows();
     }
 
-    /// Tell whether this socket has sent to an address of this process.
+    /// Return whether this socket has sent to an address of this process.
     pub fn sends_by_loop_to(&self, address: &Address) -> bool {
         self.routes.get(address) == Some(&Route::Loop)
     }
 
-    /// Return the groups of a port.
+    /// Return the group of a port as a mask.
     pub const fn group_of(port: u16) -> u64 {
         1 << (port % 64)
     }

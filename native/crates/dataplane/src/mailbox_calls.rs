@@ -1,13 +1,13 @@
-//! The rest of what a socket asks of its mailbox: settings, ways, cancelling, its descriptor.
+//! Other calls on a mailbox: settings, routes, cancelling, its descriptor.
 
 use std::sync::Arc;
 
 use urds_path::{Address, Owner};
 
+use crate::errors::Rejected;
 use crate::mailbox::{MailboxSettings, Place, Route};
 use crate::plane::Plane;
 use crate::readiness::ReadinessDescriptor;
-use crate::refusal::Refused;
 use crate::state::{MailboxId, PathId, State};
 use crate::waits::WaitFor;
 
@@ -15,14 +15,14 @@ use crate::waits::WaitFor;
 pub type Callback = Arc<dyn Fn() + Send + Sync>;
 
 impl Plane {
-    /// Say which way leads to `peer`; `None` forgets it, so that the next send resolves again.
+    /// Set the route to `peer`; `None` forgets it, so that the next send resolves again.
     pub fn route(&self, mailbox: MailboxId, peer: Address, route: Option<Route>) {
         if let Some(record) = self.lock().mailboxes.get_mut(mailbox) {
             record.set_route(peer, route);
         }
     }
 
-    /// Tell whether a mailbox has a way to any peer.
+    /// Return whether a mailbox has a route to any peer.
     pub fn has_route(&self, mailbox: MailboxId) -> bool {
         self.lock()
             .mailboxes
@@ -30,10 +30,10 @@ impl Plane {
             .is_some_and(|record| !record.routes.is_empty())
     }
 
-    /// Have `callback` called once, from any thread and without the lock; return where it is listed.
+    /// Have `callback` called once, from any thread and without the lock; return its list's place.
     ///
     /// For a message that is there already it is called at once; for room subscribe first, then
-    /// look. With a `peer` that was refused for want of room it waits for room for that peer alone.
+    /// look. With a `peer` that had no room it waits for room for that peer alone.
     pub fn subscribe(
         &self,
         mailbox: MailboxId,
@@ -44,12 +44,12 @@ impl Plane {
         let mut state = self.lock();
         let state = &mut *state;
         let Some(record) = state.mailboxes.get_mut(mailbox) else {
-            state.desk.call_soon(callback);
+            state.wait_queue.call_soon(callback);
             return Place::Room;
         };
         if what == WaitFor::Arrival {
             if record.closed || record.has_something() {
-                state.desk.call_soon(callback);
+                state.wait_queue.call_soon(callback);
             } else {
                 record.receive_waiters.add_callback(callback);
             }
@@ -60,7 +60,7 @@ impl Plane {
         place
     }
 
-    /// Take a callback back; once called, that passes the call on to the next who waits.
+    /// Remove a callback; one that was called already passes its notification to the next waiter.
     pub fn unsubscribe(&self, mailbox: MailboxId, place: Place, callback: &Callback) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -69,7 +69,7 @@ impl Plane {
         };
         let waiters = record.waiters_at(place);
         if !waiters.remove_callback(callback) {
-            waiters.tell(1, &mut state.desk); // told, and leaves without using it
+            waiters.tell(1, &mut state.wait_queue); // notified, and leaves without using it
         }
     }
 
@@ -82,14 +82,14 @@ impl Plane {
                 return;
             };
             if settings.tos != record.settings.tos {
-                record.forget_routes(); // it may lead over other connections
+                record.forget_routes(); // routes may use other connections now
             }
             record.apply(settings, &state.limits);
-            record.receive_waiters.tell_all(&mut state.desk);
+            record.receive_waiters.tell_all(&mut state.wait_queue);
             state.touched.insert(mailbox);
             state.tell_room(mailbox);
         }
-        self.settle();
+        self.finish_pass();
     }
 
     /// Remove unacknowledged messages to that address and port, or all; return how many.
@@ -108,7 +108,7 @@ impl Plane {
             }
             state.note_room(mailbox);
         }
-        self.settle();
+        self.finish_pass();
         count
     }
 
@@ -121,8 +121,8 @@ impl Plane {
     /// Return a descriptor whose readiness is that of the socket; made on the first call.
     ///
     /// # Errors
-    /// `Closed` and its like; of the system, when no descriptors are left.
-    pub fn fileno(&self, mailbox: MailboxId) -> Result<i32, Refused> {
+    /// `Closed` and the like; of the system, when no descriptors are left.
+    pub fn fileno(&self, mailbox: MailboxId) -> Result<i32, Rejected> {
         let descriptor = {
             let mut state = self.lock();
             let record = state.open_mailbox(mailbox)?;
@@ -132,7 +132,7 @@ impl Plane {
             let descriptor = Arc::new(ReadinessDescriptor::new()?);
             record.descriptor = Some(Arc::clone(&descriptor));
             record.special = true;
-            state.helper.want();
+            state.progress_thread.want();
             descriptor
         };
         self.sync(mailbox);
@@ -161,11 +161,11 @@ impl State {
         let count = record.core.outgoing.cancel(Owner(mailbox.to_u64()), port);
         self.counters.send_cancelled += count as u64;
         self.account_freed(path, |_, _| {});
-        self.settle_room(path);
+        self.finish_room(path);
         count
     }
 
-    /// Leave the port, drop what nobody will read, wake everybody; `closed` is set.
+    /// Free the port, drop what no socket will read, wake all waiters; `closed` is set.
     pub(crate) fn shut_mailbox(&mut self, id: MailboxId) {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return;
@@ -186,9 +186,9 @@ impl State {
             self.show_congestion(id, false);
         }
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
-            mailbox.receive_waiters.tell_all(&mut self.desk);
-            mailbox.room_waiters.tell_all(&mut self.desk);
-            mailbox.accounts.tell_refused(&mut self.desk);
+            mailbox.receive_waiters.tell_all(&mut self.wait_queue);
+            mailbox.room_waiters.tell_all(&mut self.wait_queue);
+            mailbox.accounts.tell_refused(&mut self.wait_queue);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the control plane asks of a path. A path that is closed does nothing and holds nothing.
+//! Calls of the control plane on a path. On a closed path they do nothing and return nothing.
 
 use urds_path::{Extension, Received, Release};
 
@@ -7,13 +7,13 @@ use crate::state::{MailboxId, PathId};
 
 const PROBE_PORT: u16 = 1;
 
-/// What a handshake found out about a peer, for all of its paths.
+/// What the handshake with a peer agreed on, for all of its paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     pub release: Release,
-    /// Every header carries one.
+    /// Every header carries a checksum.
     pub checksum: bool,
-    /// The longest message that both sides take, in octets.
+    /// The longest message that both sides take, in bytes.
     pub message_bytes_max: usize,
 }
 
@@ -26,12 +26,12 @@ impl Plane {
                 return;
             };
             record.core.release(received_by_peer);
-            state.settle_freed(path);
+            state.finish_freed(path);
         }
         self.flush(path);
     }
 
-    /// Set what a handshake found out about the peer.
+    /// Put in force what the handshake with the peer agreed on.
     pub fn agree(&self, path: PathId, agreement: Agreement) {
         {
             let mut state = self.lock();
@@ -41,14 +41,14 @@ impl Plane {
             record.plain = false;
             record.core.agree(agreement.release, agreement.checksum);
             record.message_bytes_max = agreement.message_bytes_max;
-            state.settle_freed(path);
-            state.tell_room_wanted(path); // perhaps with a message that is too long
+            state.finish_freed(path);
+            state.tell_room_wanted(path); // some message may be too long now
             state.mark_dirty(path);
         }
         self.flush(path);
     }
 
-    /// Begin a new life of the peer: drop what its old life was handed; return how many.
+    /// Begin a new generation of the peer: drop what it received from the old one; return how many.
     pub fn restart_peer(&self, path: PathId) -> usize {
         let mut state = self.lock();
         let Some(record) = state.paths.get_mut(path) else {
@@ -57,20 +57,20 @@ impl Plane {
         let count = record.core.restart_peer();
         state.counters.peer_restarted += 1;
         state.counters.send_given_up += count as u64;
-        state.settle_freed(path);
+        state.finish_freed(path);
         count
     }
 
-    /// Note the peer's generation: a kernel's later probe with another one is its restart.
+    /// Note the peer's generation: a later probe of a kernel with another one means a restart.
     pub fn remember_handshake(&self, path: PathId, generation: Option<u64>) {
         if let Some(record) = self.lock().paths.get_mut(path) {
             record.core.incoming.remember_generation(generation);
         }
     }
 
-    /// Queue a ping, pong or probe; dropped without a stream, for it answers a stream.
+    /// Queue a ping, pong or probe; without a stream it is dropped, for it answers a stream.
     ///
-    /// A pong is dropped too when as many messages wait as may: its asker does not read.
+    /// A pong is dropped too when the queue is full: then the peer that asks does not read.
     pub fn control(&self, path: PathId, ports: (u16, u16), extension: Extension, hello: bool) {
         {
             let mut state = self.lock();
@@ -95,7 +95,7 @@ impl Plane {
         self.flush(path);
     }
 
-    /// Queue a map: a dead connection answers with a reset, a live one ignores it.
+    /// Queue a map: a dead connection answers it with a reset, a live one ignores it.
     pub fn poke(&self, path: PathId) {
         if let Some(record) = self.lock().paths.get_mut(path) {
             record.core.map_due = record.core.attached;
@@ -103,7 +103,7 @@ impl Plane {
         self.flush(path);
     }
 
-    /// Tell whether the peer's map in force marks a port.
+    /// Return whether the peer's map in force marks a port as congested.
     pub fn peer_is_congested(&self, path: PathId, port: u16) -> bool {
         let state = self.lock();
         let Some(record) = state.paths.get(path) else {
@@ -113,7 +113,7 @@ impl Plane {
         host.is_some_and(|host| host.peer_is_congested(&record.peer, port))
     }
 
-    /// Hold new messages until `other` delivered what it has queued now; `None`: until told.
+    /// Hold new messages until `other` has delivered its queue; `None`: until released.
     pub fn hold_behind(&self, path: PathId, other: Option<PathId>) {
         {
             let mut state = self.lock();
@@ -138,7 +138,7 @@ impl Plane {
         self.flush(path);
     }
 
-    /// Tell whether messages of sockets are queued or unacknowledged.
+    /// Return whether messages of sockets are queued or unacknowledged.
     pub fn holds_messages(&self, path: PathId) -> bool {
         self.lock()
             .paths
@@ -146,7 +146,7 @@ impl Plane {
             .is_some_and(|record| record.core.outgoing.holds(None))
     }
 
-    /// Tell whether a message of the peer ever reached a socket here.
+    /// Return whether a message of the peer ever reached a socket here.
     pub fn has_delivered(&self, path: PathId) -> bool {
         self.lock()
             .paths
@@ -154,7 +154,7 @@ impl Plane {
             .is_some_and(|record| record.core.incoming.has_delivered)
     }
 
-    /// Return how many streams a path had so far.
+    /// Return how many streams a path has had so far.
     pub fn attachment(&self, path: PathId) -> u64 {
         self.lock()
             .paths
@@ -162,7 +162,7 @@ impl Plane {
             .map_or(0, |record| record.attachment)
     }
 
-    /// Drop every message; its senders learn it once, by EHOSTUNREACH. Return how many.
+    /// Drop every message; each sender gets EHOSTUNREACH once. Return how many.
     pub fn drop_queue(&self, path: PathId) -> usize {
         let mut state = self.lock();
         let Some(record) = state.paths.get_mut(path) else {
@@ -171,7 +171,7 @@ impl Plane {
         let count = record.core.outgoing.drop_all();
         let peer = record.peer;
         record.wanted = false;
-        record.settled = false;
+        record.is_batching = false;
         state.counters.send_given_up += count as u64;
         state.account_freed(path, |state, mailbox: MailboxId| {
             if let Some(record) = state.mailboxes.get_mut(mailbox) {
@@ -179,22 +179,22 @@ impl Plane {
             }
             state.note_freed(mailbox);
         });
-        state.settle_room(path);
+        state.finish_room(path);
         count
     }
 
-    /// Forget a path; its stream is closed.
+    /// Remove a path; its stream is closed.
     pub fn close_path(&self, path: PathId) {
         drop(self.detach(path));
         self.lock().remove_path(path);
     }
 
-    /// Return what a path knows of its peer's numbers.
+    /// Return the receive state of a path: its peer's sequence numbers.
     pub fn received(&self, path: PathId) -> Option<Received> {
         Some(self.lock().paths.get(path)?.core.incoming.received())
     }
 
-    /// Have a path without a first stream go on where an earlier one to the peer ended.
+    /// Have a path that had no stream yet continue where an earlier one to the peer ended.
     pub fn expect(&self, path: PathId, received: Received) {
         if let Some(record) = self.lock().paths.get_mut(path) {
             record.core.incoming.expect(received);

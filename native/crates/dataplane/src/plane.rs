@@ -1,8 +1,8 @@
-//! All of a process's data plane: making things, the control plane's calls, one pass.
+//! All of a process's data plane: its constructors, the control plane's calls, one pass.
 //!
 //! The one short lock is never held across a system call that may block, nor while waiting for the
-//! interpreter. Whoever drops the guard of [`Plane::lock`] wakes whom it notified, after the lock
-//! is released; so no call has to be followed by a "deliver".
+//! interpreter. Dropping the guard of [`Plane::lock`] wakes the notified threads, after the lock is
+//! released; so no call has to be followed by a "deliver".
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use parking_lot::{Mutex, MutexGuard};
 use urds_path::{Address, Body, Limits};
 
 use crate::clock::{Clock, ClockFn};
+use crate::errors::Rejected;
 use crate::events::{Event, Interest};
-use crate::helper::Helper;
 use crate::mailbox::{Mailbox, MailboxSettings};
 use crate::poll_set::KICK;
+use crate::progress_thread::ProgressThread;
 use crate::reading::keep_freed;
-use crate::refusal::Refused;
 use crate::rules::{self, Rule};
 use crate::state::{MailboxId, PathId, State};
 use crate::stream::Stream;
@@ -25,33 +25,33 @@ use crate::stream_path::StreamPath;
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::eventfd::EventFd;
 
-/// Makes memory for a long payload that a thread is about to read; called without the lock.
+/// Allocates memory for a long payload that a thread is about to read; called without the lock.
 pub type AllocateFn = Arc<dyn Fn(usize) -> Body + Send + Sync>;
 
-/// See `urds.dataplane.base.Plane`. Any thread may make any call at any time; `help` belongs to
+/// See `urds.rds.plane.contract.Plane`. Any thread may make any call at any time; `help` belongs to
 /// one.
 pub struct Plane {
     state: Mutex<State>,
-    /// Takes the place of `state` in the child of a fork, where its lock may never be released.
+    /// Replaces `state` in the child of a fork, where its lock may never be released.
     pub(crate) after_fork: OnceLock<Mutex<State>>,
     pub(crate) clock: Clock,
     pub(crate) poll_set: Epoll,
     pub(crate) kick: EventFd,
-    pub(crate) helper: Helper,
-    /// Event loops that promised to pump.
+    pub(crate) progress_thread: ProgressThread,
+    /// Event loops that call `pump`.
     pub(crate) loops: AtomicUsize,
     allocate: AllocateFn,
 }
 
-/// The plane's lock, held. Dropped, it releases the lock and then wakes whom it notified.
+/// The plane's lock, held. Dropping it releases the lock and then wakes the notified threads.
 pub struct Locked<'a> {
     plane: &'a Plane,
     guard: Option<MutexGuard<'a, State>>,
 }
 
 impl Plane {
-    /// Make an empty plane; with a clock of the caller's nothing ever waits. `allocate` makes
-    /// memory for long payloads, by default our own.
+    /// Make an empty plane; with a virtual clock nothing ever waits. `allocate` makes memory for
+    /// long payloads, by default our own.
     ///
     /// # Errors
     /// Of the system, when no descriptors are left.
@@ -60,13 +60,13 @@ impl Plane {
         clock: Option<ClockFn>,
         generation: Option<u32>,
         allocate: Option<AllocateFn>,
-    ) -> Result<Arc<Self>, Refused> {
+    ) -> Result<Arc<Self>, Rejected> {
         keep_freed();
         let clock = clock.map_or(Clock::Monotonic, Clock::Injected);
         let poll_set = Epoll::new()?;
         let kick = EventFd::new()?;
         poll_set.add(kick.descriptor(), epoll::READABLE, KICK)?;
-        let helper = Helper::new(&poll_set)?;
+        let progress_thread = ProgressThread::new(&poll_set)?;
         let state = State::new(limits, clock.clone(), generation, poll_set.clone());
         Ok(Arc::new(Self {
             state: Mutex::new(state),
@@ -74,7 +74,7 @@ impl Plane {
             clock,
             poll_set,
             kick,
-            helper,
+            progress_thread,
             loops: AtomicUsize::new(0),
             allocate: allocate.unwrap_or_else(|| Arc::new(Body::zeroed)),
         }))
@@ -90,7 +90,7 @@ impl Plane {
         }
     }
 
-    /// Tell whether the clock is the caller's: then nothing waits.
+    /// Return whether the clock is virtual: then nothing waits.
     pub fn is_virtual(&self) -> bool {
         self.clock.is_virtual()
     }
@@ -100,12 +100,12 @@ impl Plane {
         self.clock.now_ns()
     }
 
-    /// Make memory for a long payload. No lock held.
+    /// Allocate memory for a long payload. No lock held.
     pub(crate) fn allocate_body(&self, payload_bytes: usize) -> Body {
         (self.allocate)(payload_bytes)
     }
 
-    // -- making things
+    // -- constructors
 
     /// Bind a mailbox; the caller has checked that the port is free.
     pub fn mailbox(&self, local: Address, port: u16, settings: MailboxSettings) -> MailboxId {
@@ -134,16 +134,16 @@ impl Plane {
         id
     }
 
-    // -- what arrives
+    // -- arrivals
 
-    /// Poll the set once and serve what is ready; return how many descriptors were.
+    /// Poll the set once and progress what is ready; return how many descriptors were.
     pub(crate) fn serve_ready(&self, timeout_ns: Option<u64>) -> usize {
         let mut ready = epoll::NOTHING;
         let told = self.poll_set.wait(&mut ready, timeout_ns).unwrap_or(0);
         self.serve(&ready[..told], false)
     }
 
-    /// Serve what is ready; return how many descriptors were.
+    /// Progress what is ready; return how many descriptors were.
     pub(crate) fn serve(&self, ready: &[libc::epoll_event], leading: bool) -> usize {
         for &libc::epoll_event {
             events,
@@ -158,7 +158,7 @@ impl Plane {
                 self.serve_path_ready(PathId::from_u64(number), events, ready.len() > 1);
             }
         }
-        self.settle();
+        self.finish_pass();
         ready.len()
     }
 
@@ -168,16 +168,16 @@ impl Plane {
             return;
         };
         let is_paused = record.paused;
-        let bell = record.stream.as_ref().filter(|stream| stream.rings());
-        let bell = bell.map(Arc::clone);
+        let doorbell = record.stream.as_ref().filter(|stream| stream.rings());
+        let doorbell = doorbell.map(Arc::clone);
         let is_readable = events & !epoll::WRITABLE != 0;
         state.counters.tcp_data_ready_calls += u64::from(is_readable);
         drop(state);
         if is_paused && events & epoll::BROKEN != 0 {
-            self.resume(path); // these cannot be masked out: what is left is little, take it
+            self.resume(path); // errors cannot be masked; little is left to read
         }
-        if let Some(stream) = bell {
-            self.serve_bell(path, &*stream, others);
+        if let Some(stream) = doorbell {
+            self.serve_doorbell(path, &*stream, others);
             return;
         }
         if is_readable {
@@ -188,8 +188,8 @@ impl Plane {
         }
     }
 
-    /// Serve a stream whose descriptor says no more than that there is something to look at.
-    fn serve_bell(&self, path: PathId, stream: &dyn Stream, others: bool) {
+    /// Progress a stream whose descriptor reports only that there is something to look at.
+    fn serve_doorbell(&self, path: PathId, stream: &dyn Stream, others: bool) {
         stream.hear();
         self.read_beside(path, others);
         let is_blocked = |record: &StreamPath| record.blocked;
@@ -198,21 +198,21 @@ impl Plane {
         }
     }
 
-    /// Take the kick if we lead, or if nobody does.
+    /// Read the kick if this thread leads, or if none does.
     ///
-    /// Under the lock, because a leader that sits down between the look and the read would lose
-    /// the kick that is meant for him.
+    /// Under the lock, because a thread that becomes the leader between the check and the read
+    /// would lose its kick.
     fn read_kick(&self, leading: bool) {
         let state = self.lock();
         let is_ours = leading || !rules::holds(Rule::OnlyLeaderReadsKick);
-        if is_ours || !state.desk.has_leader() {
+        if is_ours || !state.wait_queue.has_leader() {
             self.kick.silence();
         }
     }
 
     // -- the control plane's calls
 
-    /// Do what no application thread does; return events, or none at the deadline.
+    /// Do the work of the progress thread; return events, or none at the deadline.
     ///
     /// The deadline is on the plane's clock; one in the past makes one pass and never blocks. For
     /// one thread only, without the interpreter.
@@ -221,45 +221,45 @@ impl Plane {
             self.pump();
             return self.lock().take_events();
         }
-        self.run_helper(deadline_ns)
+        self.run_progress_thread(deadline_ns)
     }
 
     /// Make `help` return early.
     pub fn wake(&self) {
         let mut state = self.lock();
-        state.helper.want_now();
-        state.helper.interrupted = true;
+        state.progress_thread.want_now();
+        state.progress_thread.interrupted = true;
     }
 
-    /// Promise, as an event loop, to `pump` whenever `descriptor` is readable. Takes no lock.
+    /// Note an event loop that calls `pump` whenever `descriptor` is readable. Takes no lock.
     pub fn adopt(&self) {
         self.loops.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// End one `adopt`; takes no lock, for a loop may end in a finaliser.
+    /// Undo one `adopt`; takes no lock, for a loop may end in a finaliser.
     pub fn abandon(&self) {
         self.loops.fetch_sub(1, Ordering::Relaxed);
-        self.helper.ring();
+        self.progress_thread.ring();
     }
 
-    /// Make one pass without blocking; return how many descriptors were served.
+    /// Make one pass without blocking; return how many descriptors were ready.
     pub fn pump(&self) -> usize {
-        let has_tails = {
+        let has_batches = {
             let mut state = self.lock();
             state.driven = true;
-            state.tails
+            state.batches
         };
-        if has_tails {
-            self.flush_tails();
+        if has_batches {
+            self.flush_batches();
         }
         let served = self.serve_ready(Some(0));
         self.serve_due();
         served
     }
 
-    /// Tell whether a message may wait for others to join it.
-    pub fn has_tails(&self) -> bool {
-        self.lock().tails
+    /// Return whether a message may wait to be sent in a batch.
+    pub fn has_batches(&self) -> bool {
+        self.lock().batches
     }
 
     /// Return a descriptor that is readable when `pump` would read something.
@@ -271,7 +271,7 @@ impl Plane {
     ///
     /// # Errors
     /// Of the system, for a descriptor that cannot be watched.
-    pub fn watch(&self, descriptor: i32, interest: Interest) -> Result<(), Refused> {
+    pub fn watch(&self, descriptor: i32, interest: Interest) -> Result<(), Rejected> {
         Ok(self.lock().watch(descriptor, interest)?)
     }
 

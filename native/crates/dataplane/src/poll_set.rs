@@ -1,8 +1,8 @@
 //! The descriptors that a plane waits for: streams, the kick, and what the control plane watches.
 //!
-//! One epoll set for all of them, so that one thread can wait for everything, and so that an event
-//! loop can wait for the plane by one descriptor. Who serves what is ready is the plane's affair.
-//! Changes of the set do not block, so they are made under the lock.
+//! All are in one epoll set, so that one thread can wait for everything, and so that an event loop
+//! can wait for the plane by one descriptor. Changes of the set do not block: they are made under
+//! the lock.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,12 +12,12 @@ use crate::state::{PathId, State};
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::sockets;
 
-/// How the set tells of the kick; of a path it tells by the path's own number.
+/// The kick's number in the set; a path's is the path's own number.
 pub(crate) const KICK: u64 = u64::MAX;
 /// Marks a descriptor of the control plane; no path's number has this bit.
 const WATCHED: u64 = 1 << 63;
 
-/// Return the watched descriptor that the set tells of by this number.
+/// Return the watched descriptor with this number.
 pub(crate) fn watched_of(number: u64) -> Option<i32> {
     if number & WATCHED == 0 {
         None
@@ -26,7 +26,7 @@ pub(crate) fn watched_of(number: u64) -> Option<i32> {
     }
 }
 
-/// What is watched; guarded by the plane's lock.
+/// The watched descriptors; guarded by the plane's lock.
 pub struct PollTables {
     pub(crate) set: Epoll,
     watched: HashMap<i32, Interest>,
@@ -61,7 +61,7 @@ impl State {
         Ok(())
     }
 
-    /// Take a path's stream out; clears `polled`.
+    /// Remove a path's stream; clears `polled`.
     pub fn unwatch_stream(&mut self, path: PathId) {
         let Some(record) = self.paths.get_mut(path) else {
             return;
@@ -76,8 +76,8 @@ impl State {
 
     /// Watch a path for what it waits for now: not `paused`, `blocked`.
     ///
-    /// A path that waits for nothing leaves the set: a member is told of errors whatever it asked
-    /// for, so a connection that is reset while it is not read would keep every poll awake.
+    /// A path that waits for nothing leaves the set: a member reports errors whatever its mask, so
+    /// a connection that is reset while it is not read would wake every poll.
     pub fn update_watch(&mut self, path: PathId) {
         let Some(record) = self.paths.get_mut(path) else {
             return;
@@ -92,7 +92,7 @@ impl State {
             };
         }
         if record.unheard && !record.paused {
-            mask |= epoll::WRITABLE; // a bell is always writable: it is told of at once
+            mask |= epoll::WRITABLE; // a doorbell is always writable: it would report at once
         }
         let (set, descriptor) = (&self.poll_set.set, stream.descriptor());
         let changed = match (mask != 0, record.polled) {
@@ -130,7 +130,7 @@ impl State {
 
     /// End the watch of a ready descriptor and report it.
     ///
-    /// It is looked at again: between the poll and now its number may have come to mean another.
+    /// It is polled again: since the set reported it, its number may have been reused.
     pub(crate) fn report_watched(&mut self, descriptor: i32) {
         let Some(&interest) = self.poll_set.watched.get(&descriptor) else {
             return;

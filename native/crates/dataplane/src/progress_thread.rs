@@ -1,14 +1,14 @@
-//! The helper: what must happen when no application thread does it.
+//! The progress thread: work that must happen when no application thread does it.
 //!
-//! One daemon thread sits in `Plane::help`. It flushes tails, sends late acknowledgements and asks
-//! the kernel what a Linux peer's TCP has; and it reads when nobody else does. It sleeps on a set
-//! of its own: a bell and, nested, the plane's set armed for one event.
+//! One daemon thread runs `Plane::help`. It flushes batches, sends late acknowledgements and asks
+//! the kernel what a Linux peer's TCP has; and it reads when no other thread does. It sleeps on a
+//! set of its own: a doorbell and, nested, the plane's set armed for one event.
 //!
-//! It arms only while no leader exists and nobody has driven for a tick. *Driving* is leaving a
-//! wait, a pump, and each message taken: a consumer that empties a full queue must not have the
-//! helper read behind its back, or the queue grows without bound. It sleeps longer than a tick only
-//! with nothing due and either armed or a leader present for 16 ticks. That decision and every
-//! change that matters to it are made under the plane's lock, so none can slip between.
+//! It arms only while there is no leader and no thread has made progress for a tick. Progress is
+//! the end of a wait, a pump, and each message taken: a consumer that empties a full queue must not
+//! have the progress thread read too, or the queue grows without bound. It sleeps longer than a
+//! tick only with nothing due and either armed or with a leader for 16 ticks. That decision and
+//! every change that matters to it are made under the plane's lock, so none can slip between.
 
 use std::io;
 use std::sync::OnceLock;
@@ -23,34 +23,34 @@ use crate::sys::eventfd::EventFd;
 use crate::sys::signals;
 
 const TICK_NS: u64 = 1_000_000;
-/// While somebody drives; each tick costs him the processor.
+/// While another thread makes progress; each tick takes the processor from it.
 const TICK_MAX_NS: u64 = 4_000_000;
 const LEADER_TICKS: u32 = 16;
-/// Of an event loop, before the helper reads in its place.
+/// How long an event loop is silent before the progress thread reads in its place.
 const SILENCE_NS: u64 = 50_000_000;
 
-const BELL: u64 = 0;
+const DOORBELL: u64 = 0;
 const PLANE: u64 = 1;
 
-/// What of the helper is guarded by the plane's lock.
-#[allow(clippy::struct_excessive_bools)] // each is told on its own, to different threads
-pub struct HelperState {
+/// The part of the progress thread's state that the plane's lock guards.
+#[allow(clippy::struct_excessive_bools)] // each is set on its own, by different threads
+pub struct ProgressThreadState {
     /// In a sleep of more than a tick.
     pub(crate) asleep: bool,
     /// In any sleep.
     resting: bool,
     /// `Plane::wake`: end `run` though there is no event.
     pub(crate) interrupted: bool,
-    /// To be rung when the lock is released.
+    /// The doorbell rings when the lock is released.
     pub(crate) wake_due: bool,
-    /// The plane's set tells of one event.
+    /// The plane's set reports one event.
     armed: bool,
     leader_ticks: u32,
     tick_ns: u64,
     loop_was_silent: bool,
 }
 
-impl Default for HelperState {
+impl Default for ProgressThreadState {
     fn default() -> Self {
         Self {
             asleep: false,
@@ -65,7 +65,7 @@ impl Default for HelperState {
     }
 }
 
-impl HelperState {
+impl ProgressThreadState {
     /// There is work: end a long sleep.
     #[inline]
     pub fn want(&mut self) {
@@ -76,14 +76,14 @@ impl HelperState {
 
     /// There is work that cannot wait: end any sleep.
     pub fn want_now(&mut self) {
-        if (self.asleep || self.resting) && rules::holds(Rule::WakeHelper) {
+        if (self.asleep || self.resting) && rules::holds(Rule::WakeProgressThread) {
             self.asleep = false;
             self.resting = false;
             self.wake_due = true;
         }
     }
 
-    /// Nobody leads: an unarmed long sleep would leave the streams unread.
+    /// There is no leader: an unarmed long sleep would leave the streams unread.
     pub(crate) fn leader_left(&mut self) {
         if !self.armed {
             self.want();
@@ -91,42 +91,44 @@ impl HelperState {
     }
 }
 
-/// What of the helper needs no lock: its own set and its bell.
-pub(crate) struct Helper {
+/// The part that needs no lock: its own set and its doorbell.
+pub(crate) struct ProgressThread {
     set: Epoll,
-    bell: EventFd,
+    doorbell: EventFd,
 }
 
-impl Helper {
+impl ProgressThread {
     pub(crate) fn new(poll_set: &Epoll) -> io::Result<Self> {
-        let helper = Self {
+        let progress_thread = Self {
             set: Epoll::new()?,
-            bell: EventFd::new()?,
+            doorbell: EventFd::new()?,
         };
-        helper
-            .set
-            .add(helper.bell.descriptor(), epoll::READABLE, BELL)?;
-        helper.set.add(poll_set.descriptor(), 0, PLANE)?;
-        Ok(helper)
+        progress_thread.set.add(
+            progress_thread.doorbell.descriptor(),
+            epoll::READABLE,
+            DOORBELL,
+        )?;
+        progress_thread.set.add(poll_set.descriptor(), 0, PLANE)?;
+        Ok(progress_thread)
     }
 
-    /// End any sleep, for a new look at who reads; takes no lock.
+    /// End any sleep, to check again which thread reads; takes no lock.
     pub(crate) fn ring(&self) {
-        self.bell.ring();
+        self.doorbell.ring();
     }
 
     pub(crate) fn close(&self) {
         self.set.close();
-        self.bell.close();
+        self.doorbell.close();
     }
 }
 
 static RETURNS_EARLY: OnceLock<fn(bool) -> bool> = OnceLock::new();
 
-/// Have helpers ask, before each sleep, whether to return to their caller instead: he may have work
-/// that only he can do. The argument tells whether the sleep is to be of more than a tick.
+/// Have progress threads ask, before each sleep, whether to return to their caller, which may have
+/// work of its own. The argument is whether the sleep is to last more than a tick.
 ///
-/// It is asked under a plane's lock, so it must not take one. For the first caller only.
+/// `ask` is called under a plane's lock, so it must not take one. Only the first call has effect.
 pub fn return_early_if(ask: fn(bool) -> bool) {
     let _ = RETURNS_EARLY.set(ask);
 }
@@ -136,8 +138,8 @@ fn returns_early(is_long: bool) -> bool {
 }
 
 impl Plane {
-    /// Work and sleep until there are events or the deadline passes.
-    pub(crate) fn run_helper(&self, deadline_ns: Option<u64>) -> Vec<Event> {
+    /// Make progress and sleep until there are events or the deadline passes.
+    pub(crate) fn run_progress_thread(&self, deadline_ns: Option<u64>) -> Vec<Event> {
         signals::keep_out();
         loop {
             self.serve_due();
@@ -145,8 +147,8 @@ impl Plane {
             let now_ns = state.now_ns();
             let is_late = deadline_ns.is_some_and(|deadline_ns| now_ns >= deadline_ns);
             let events = state.take_events();
-            if !events.is_empty() || is_late || state.closed || state.helper.interrupted {
-                state.helper.interrupted = false;
+            if !events.is_empty() || is_late || state.closed || state.progress_thread.interrupted {
+                state.progress_thread.interrupted = false;
                 return events;
             }
             let left_ns = deadline_ns.map(|deadline_ns| deadline_ns - now_ns);
@@ -154,84 +156,90 @@ impl Plane {
                 (Some(timeout_ns), Some(left_ns)) => Some(timeout_ns.min(left_ns)),
                 (timeout_ns, left_ns) => timeout_ns.or(left_ns),
             };
-            if returns_early(state.helper.asleep) {
-                state.helper.asleep = false;
+            if returns_early(state.progress_thread.asleep) {
+                state.progress_thread.asleep = false;
                 return events;
             }
-            state.helper.resting = true;
+            state.progress_thread.resting = true;
             drop(state);
             if self.rest(timeout_ns) {
-                self.lock().counters.helper_passes += 1;
+                self.lock().counters.progress_thread_passes += 1;
                 self.serve_ready(Some(0));
             }
         }
     }
 
-    /// Arm if nobody reads; return how long to sleep, `None` until woken.
+    /// Arm if no thread reads; return how long to sleep, `None` until woken.
     fn decide(&self, state: &mut State, now_ns: u64) -> Option<u64> {
         let driven = std::mem::take(&mut state.driven);
-        let led = state.desk.has_leader();
+        let led = state.wait_queue.has_leader();
         let due_ns = state.next_due_ns();
-        let helper = &mut state.helper;
-        helper.tick_ns = if driven || led {
-            (2 * helper.tick_ns).min(TICK_MAX_NS)
+        let progress_thread = &mut state.progress_thread;
+        progress_thread.tick_ns = if driven || led {
+            (2 * progress_thread.tick_ns).min(TICK_MAX_NS)
         } else {
             TICK_NS
         };
-        helper.leader_ticks = if led {
-            helper.leader_ticks.saturating_add(1)
+        progress_thread.leader_ticks = if led {
+            progress_thread.leader_ticks.saturating_add(1)
         } else {
             0
         };
-        // An event loop that has not pumped for a while may be blocked by its own code.
+        // An event loop that has been silent for a while may be blocked by its own code.
         let looping = self.loops.load(Ordering::Relaxed) > 0;
-        let absent = !looping || helper.loop_was_silent;
-        helper.loop_was_silent = looping && !driven;
-        if !led && !driven && absent && !helper.armed {
+        let absent = !looping || progress_thread.loop_was_silent;
+        progress_thread.loop_was_silent = looping && !driven;
+        if !led && !driven && absent && !progress_thread.armed {
             let mask = epoll::READABLE | epoll::ONCE;
             let armed = self
-                .helper
+                .progress_thread
                 .set
                 .modify(self.poll_set.descriptor(), mask, PLANE);
-            helper.armed = armed.is_ok();
+            progress_thread.armed = armed.is_ok();
         }
-        // Never sooner than a tick: in a burst the next tail is always nearly due, and gone by then.
+        // Never sooner than a tick: in a burst the next batch is nearly due, and gone by then.
         let left_ns = due_ns.map(|due_ns| due_ns.saturating_sub(now_ns).max(TICK_NS));
-        let left_ns = if helper.loop_was_silent && !helper.armed {
+        let left_ns = if progress_thread.loop_was_silent && !progress_thread.armed {
             Some(left_ns.map_or(SILENCE_NS, |left_ns| left_ns.min(SILENCE_NS)))
-        } else if !helper.armed && helper.leader_ticks < LEADER_TICKS {
-            // A loop that drives does so again soon: a tick costs it less than a wake-up per
-            // message.
-            return Some(left_ns.map_or(helper.tick_ns, |left_ns| left_ns.min(helper.tick_ns)));
+        } else if !progress_thread.armed && progress_thread.leader_ticks < LEADER_TICKS {
+            // A loop that makes progress does so again soon: a tick costs it less than a wake-up
+            // per message.
+            return Some(left_ns.map_or(progress_thread.tick_ns, |left_ns| {
+                left_ns.min(progress_thread.tick_ns)
+            }));
         } else {
             left_ns
         };
-        // What is due later than a tick from now must not make us deaf for what comes before it.
-        helper.asleep =
+        // Work due later than a tick from now must not block wake-ups that come before it.
+        progress_thread.asleep =
             left_ns.is_none_or(|left_ns| left_ns > TICK_NS) && rules::holds(Rule::AsleepUnderLock);
         left_ns
     }
 
-    /// Sleep; return whether the plane's set has something and nobody leads.
+    /// Sleep; return whether the plane's set has something and there is no leader.
     fn rest(&self, timeout_ns: Option<u64>) -> bool {
         if timeout_ns.is_none() {
-            rules::pass(Moment::HelperSleeps);
+            rules::pass(Moment::ProgressThreadSleeps);
             if !rules::holds(Rule::AsleepUnderLock) {
-                self.lock().helper.asleep = true;
+                self.lock().progress_thread.asleep = true;
             }
         }
         let mut ready = epoll::NOTHING;
-        let told = self.helper.set.wait(&mut ready, timeout_ns).unwrap_or(0);
+        let told = self
+            .progress_thread
+            .set
+            .wait(&mut ready, timeout_ns)
+            .unwrap_or(0);
         let mut state = self.lock();
-        state.helper.asleep = false;
-        state.helper.resting = false;
+        state.progress_thread.asleep = false;
+        state.progress_thread.resting = false;
         let mut read = false;
         for &libc::epoll_event { u64: number, .. } in &ready[..told] {
-            if number == BELL {
-                self.helper.bell.silence();
+            if number == DOORBELL {
+                self.progress_thread.doorbell.silence();
             } else {
-                state.helper.armed = false; // one event is spent, whoever serves it
-                read = !state.desk.has_leader();
+                state.progress_thread.armed = false; // one event is spent, whichever thread uses it
+                read = !state.wait_queue.has_leader();
             }
         }
         read
@@ -259,7 +267,7 @@ mod tests {
     }
 
     fn sleeps_long(plane: &Plane) -> bool {
-        plane.lock().helper.asleep
+        plane.lock().progress_thread.asleep
     }
 
     fn until(mut is_so: impl FnMut() -> bool) {
@@ -278,15 +286,18 @@ mod tests {
             .watch(end.as_raw_fd(), Interest::READ)
             .expect("it can be watched");
         thread::scope(|scope| {
-            let helper = scope.spawn(|| plane.help(None));
+            let progress_thread = scope.spawn(|| plane.help(None));
             until(|| sleeps_long(&plane));
-            assert!(plane.lock().helper.armed, "it hears of the plane's set");
+            assert!(
+                plane.lock().progress_thread.armed,
+                "it hears of the plane's set"
+            );
             far.write_all(b"x").expect("there is room");
             let event = Event::Ready {
                 descriptor: end.as_raw_fd(),
                 interest: Interest::READ,
             };
-            assert_eq!(helper.join().expect("no panic"), [event]);
+            assert_eq!(progress_thread.join().expect("no panic"), [event]);
         });
     }
 
@@ -295,19 +306,19 @@ mod tests {
         let plane = plane();
         let path = PathId::from_u64(0);
         thread::scope(|scope| {
-            let helper = scope.spawn(|| plane.help(None));
+            let progress_thread = scope.spawn(|| plane.help(None));
             until(|| sleeps_long(&plane));
             plane.lock().emit(Event::PeerRestarted { path });
-            assert_eq!(helper.join().expect("no panic").len(), 1);
+            assert_eq!(progress_thread.join().expect("no panic").len(), 1);
         });
     }
 
-    /// Have the helper decide once; return how long it sleeps and whether it hears of the set.
+    /// Have the progress thread decide once; return how long it sleeps and if the set is armed.
     fn decided(plane: &Plane, driven: bool) -> (Option<u64>, bool) {
         let mut state = plane.lock();
         state.driven = driven;
         let timeout_ns = plane.decide(&mut state, 0);
-        (timeout_ns, state.helper.armed)
+        (timeout_ns, state.progress_thread.armed)
     }
 
     #[test]
@@ -316,7 +327,7 @@ mod tests {
         assert_eq!(decided(&plane, true), (Some(2 * TICK_NS), false));
         assert_eq!(decided(&plane, true), (Some(TICK_MAX_NS), false));
         let leader = Waiter::take();
-        plane.lock().desk.sit_down(leader, false);
+        plane.lock().wait_queue.sit_down(leader, false);
         for _ in 1..LEADER_TICKS {
             assert_eq!(decided(&plane, false), (Some(TICK_MAX_NS), false));
         }
@@ -326,7 +337,7 @@ mod tests {
             "the leader has stayed"
         );
         assert!(sleeps_long(&plane));
-        plane.lock().desk.stand_up(leader, None, false);
+        plane.lock().wait_queue.stand_up(leader, None, false);
         assert_eq!(decided(&plane, false), (None, true));
         leader.give_back();
     }

@@ -1,8 +1,8 @@
 //! A descriptor whose readiness is that of the socket, for select, poll, epoll and event loops.
 //!
-//! An `AF_UNIX` stream pair, the user's end with the smallest send buffer. Readable: one octet from
+//! An `AF_UNIX` stream pair, the user's end with the smallest send buffer. Readable: one byte from
 //! the far end. Not writable: the user's end is filled until it would block; writable again: the
-//! far end takes it out. So all four combinations can be shown, level-triggered. An `AF_UNIX`
+//! far end reads it all. So all four combinations can be shown, level-triggered. An `AF_UNIX`
 //! descriptor shows POLLWRBAND together with POLLOUT (docs/differences.md).
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,7 +14,7 @@ use crate::sys::sockets;
 
 const FILL: [u8; 512] = [0; 512];
 
-/// The pair; `sync` makes it show what is wanted.
+/// The pair; `sync` makes it show the state of the socket.
 pub struct ReadinessDescriptor {
     user: Descriptor,
     far: Descriptor,
@@ -41,10 +41,10 @@ impl ReadinessDescriptor {
         self.user.get()
     }
 
-    /// Show the state as `wanted` gives it: readable, writable.
+    /// Show the state that `wanted` returns: readable, writable.
     ///
-    /// Called after every change and without the plane's lock, which `wanted` takes. Whoever comes
-    /// last reads the last state, and a change in between is seen by the next comparison.
+    /// Called after every change and without the plane's lock, which `wanted` takes. The last
+    /// caller reads the last state, and a change in between is seen by the next comparison.
     pub fn sync(&self, mut wanted: impl FnMut() -> (bool, bool)) {
         let mut shown = self.shown.lock();
         loop {
@@ -82,13 +82,13 @@ impl ReadinessDescriptor {
     }
 
     fn empty(&self) {
-        let mut octets = [0; 16384];
-        while sockets::receive(self.far.get(), &mut [IoSliceMut::new(&mut octets)])
+        let mut bytes = [0; 16384];
+        while sockets::receive(self.far.get(), &mut [IoSliceMut::new(&mut bytes)])
             .is_ok_and(|count| count > 0)
         {}
     }
 
-    /// Close both ends, again in vain; a poller of the user's end sees it as any closed one.
+    /// Close both ends, once; a poller of the user's end sees it as any closed one.
     pub fn close(&self) {
         let _shown = self.shown.lock();
         self.user.close();

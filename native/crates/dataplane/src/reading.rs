@@ -1,9 +1,9 @@
 //! How a path reads its stream: one thread at a time, to its end, and what a read brings.
 //!
-//! Octets are read without the lock into memory of the reading thread, or straight into that of a
-//! long payload; then they are taken in under it. Reading does not stop because a mailbox is over
-//! its buffer, for acknowledgements and maps travel in the same stream; far over it, the path
-//! pauses. Whatever ends a stream, all that the peer's TCP was told to be here is taken in first.
+//! Bytes are read without the lock into a buffer of the thread, or straight into a long payload;
+//! then they are processed under it. A mailbox over its buffer does not stop reading, for
+//! acknowledgements and maps come in the same stream; far over it, the path pauses. Whatever ends a
+//! stream, everything that our TCP has acknowledged is processed first.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -12,31 +12,31 @@ use std::sync::{Arc, Once};
 
 use urds_path::{Body, BodyReading, DownReason};
 
-use crate::ground::StateGround;
 use crate::plane::Plane;
+use crate::sink::StateSink;
 use crate::state::{PathId, State};
 use crate::stream::Stream;
 use crate::writing::Writing;
 
-/// Memory of a reading thread; it stays in the processor's cache.
+/// Read buffer of a thread; it stays in the processor's cache.
 const BUFFER_BYTES: usize = 256 << 10;
-/// From this length on, payloads are read one at a time and straight into their own memory; for
-/// shorter ones a system call each costs more than the copy.
+/// From this length on, a payload is read alone and straight into its own memory; for a shorter one
+/// a system call each costs more than the copy.
 const DIRECT_BYTES: usize = 32 << 10;
-/// The part of the buffer that is used meanwhile: a header and what shows that the next is long.
+/// The part of the buffer that is used meanwhile: a header and the start of the next message.
 const HEAD_BYTES: usize = 9216;
-/// A block that is freed once for the allocator to keep others of its size.
+/// A block that is freed once so that the allocator keeps others of its size.
 const KEPT_BYTES: usize = 4 << 20;
 const READS_PER_PASS: usize = 8;
-/// Then others have their turn.
+/// Most bytes of one pass; then other paths are read.
 const PASS_BYTES: usize = 4 << 20;
-/// The same where others are known to wait: a peer that sends without end has no more of a socket
-/// than its neighbours. A single read may bring more, of a long payload.
+/// The same where other paths are ready: a peer that sends without end gets no more of a socket
+/// than the others. A single read of a long payload may bring more.
 const SHARED_PASS_BYTES: usize = 256 << 10;
-/// Of a stream whose last read brought nothing for anybody: a neighbour of a flood of messages for
-/// nobody, of pings or of maps waits for what is read at once.
-const VAIN_BYTES: usize = 16384;
-/// From so much of a payload on, a wake-up for the whole is worth a system call.
+/// The same for a stream whose last read was empty: a flood of pings, of maps or of messages
+/// without a receiver must not delay what other streams bring.
+const EMPTY_READ_BYTES: usize = 16384;
+/// From so much of a payload on, one wake-up for the whole is worth a system call.
 const EXPECT_BYTES: usize = 131_072;
 const EXPECT_FROM_BYTES: usize = 262_144;
 const EXPECT_MAX_BYTES: usize = 4 << 20;
@@ -46,25 +46,25 @@ thread_local! {
     static BUFFER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
-/// A path in the hands of the only thread that reads it.
+/// A path that the calling thread reads; no other thread does.
 pub(crate) struct Reading {
     path: PathId,
     pub(crate) stream: Arc<dyn Stream>,
     body: Option<BodyReading>,
     buffer: Box<[u8]>,
-    vain: bool,
-    /// Long payloads come.
+    last_read_was_empty: bool,
+    /// Long payloads arrive.
     long: bool,
     expected: usize,
 }
 
-/// What a read means for the one who reads.
+/// How a read ended.
 enum Outcome {
     /// There may be more.
     More,
-    /// Nothing more is here.
+    /// Nothing more is here now.
     Enough,
-    /// The stream has come to its end, or must be cut.
+    /// The stream has ended, or must be closed.
     Over(DownReason, i32),
 }
 
@@ -83,30 +83,30 @@ impl Reading {
             stream,
             body: None,
             buffer,
-            vain: false,
+            last_read_was_empty: false,
             long: false,
             expected: 1,
         }
     }
 
-    /// Read once; return the octets of the body and those of the buffer, and whether all was full.
+    /// Read once; return the bytes of the body and of the buffer, and whether both were filled.
     fn read(&mut self) -> io::Result<(usize, usize, bool)> {
         let room = match self.long {
             true => HEAD_BYTES,
-            false if self.vain => VAIN_BYTES,
+            false if self.last_read_was_empty => EMPTY_READ_BYTES,
             false => BUFFER_BYTES,
         };
         let buffer = &mut self.buffer[..room];
         let Some(body) = &mut self.body else {
-            let octets = self.stream.read(buffer, &mut [])?;
-            return Ok((0, octets, octets == room));
+            let bytes = self.stream.read(buffer, &mut [])?;
+            return Ok((0, bytes, bytes == room));
         };
         let rest = body.rest_mut();
         let missing = rest.len();
-        let octets = self.stream.read(rest, buffer)?;
-        let of_body = octets.min(missing);
+        let bytes = self.stream.read(rest, buffer)?;
+        let of_body = bytes.min(missing);
         body.filled += of_body;
-        Ok((of_body, octets - of_body, octets == missing + room))
+        Ok((of_body, bytes - of_body, bytes == missing + room))
     }
 
     fn reads_directly(&self) -> bool {
@@ -114,7 +114,7 @@ impl Reading {
         body.is_some_and(|body| body.total >= DIRECT_BYTES)
     }
 
-    /// Have memory for a long payload. No lock held: it may be an object of Python.
+    /// Allocate memory for a long payload. No lock held: it may be a Python object.
     fn allocate(&mut self, plane: &Plane) {
         if let Some(body) = &mut self.body
             && body.memory.is_none()
@@ -127,50 +127,50 @@ impl Reading {
         }
     }
 
-    /// Tell whether to read on: not while most of a long payload is still on its way.
+    /// Return whether to read on: not while most of a long payload is still on its way.
     fn has_come(&self) -> bool {
         self.expected == 1 || self.stream.has_come(self.expected)
     }
 }
 
-/// Have the allocator keep what is freed, of payloads and of queues that grow and shrink.
+/// Have the allocator keep freed memory of payloads and of queues that grow and shrink.
 ///
-/// glibc takes the length of a freed large block for the usual one: from then on blocks of that
-/// length come from its heap, and twice as much may lie free there before it shrinks. Until then
-/// each run of messages goes back to the kernel page by page: a fifth of a sender's time. Source:
-/// mallopt(3), `M_MMAP_THRESHOLD`.
+/// glibc takes the length of a freed large block as the threshold: from then on blocks of that
+/// length come from its heap, and twice as much may lie free there before it shrinks. Before that,
+/// the memory of each batch of messages goes back to the kernel page by page: a fifth of a sender's
+/// time. Source: mallopt(3), `M_MMAP_THRESHOLD`.
 pub(crate) fn keep_freed() {
     static DONE: Once = Once::new();
     DONE.call_once(|| drop(black_box(Vec::<u8>::with_capacity(KEPT_BYTES))));
 }
 
 impl Plane {
-    /// Read what is there, a bounded number of times; return whether anything came.
+    /// Read what is there, a bounded number of times; return whether anything arrived.
     ///
     /// No lock held. Does nothing if another thread reads the path, or a full mailbox pauses it.
     pub fn read(&self, path: PathId) -> bool {
         self.read_within(path, PASS_BYTES)
     }
 
-    /// The same; a shorter while if `others` are ready, too.
+    /// The same, with a smaller bound if `others` are ready as well.
     pub(crate) fn read_beside(&self, path: PathId, others: bool) -> bool {
-        let octets_max = if others {
+        let bytes_max = if others {
             SHARED_PASS_BYTES
         } else {
             PASS_BYTES
         };
-        self.read_within(path, octets_max)
+        self.read_within(path, bytes_max)
     }
 
-    fn read_within(&self, path: PathId, octets_max: usize) -> bool {
+    fn read_within(&self, path: PathId, bytes_max: usize) -> bool {
         let Some(mut reading) = self.lock().begin_read(path) else {
             return false;
         };
-        let (mut reads, mut octets) = (0, 0);
+        let (mut reads, mut bytes) = (0, 0);
         let mut over = None;
         loop {
             let (taken, outcome) = self.read_once(&mut reading);
-            octets += taken;
+            bytes += taken;
             reads += 1;
             match outcome {
                 Outcome::Over(reason, errno) => {
@@ -179,8 +179,8 @@ impl Plane {
                 }
                 Outcome::More
                     if reads < READS_PER_PASS
-                        && octets < octets_max
-                        && !reading.vain
+                        && bytes < bytes_max
+                        && !reading.last_read_was_empty
                         && reading.has_come() => {}
                 _ => break,
             }
@@ -189,10 +189,10 @@ impl Plane {
             Some((reason, errno)) => self.end_what_we_read(&reading, reason, errno),
             None => self.end_read(reading),
         }
-        octets > 0
+        bytes > 0
     }
 
-    /// Take in everything that can be read without waiting, whatever ends it. Keeps `reading` set.
+    /// Process everything that can be read without waiting. Keeps `reading` set.
     pub(crate) fn drain_stream(&self, reading: &mut Reading) {
         for _ in 0..DRAIN_READS {
             match self.read_once(reading) {
@@ -202,7 +202,7 @@ impl Plane {
         }
     }
 
-    /// Read once and take the octets in; return how many, and what it means.
+    /// Read once and process the bytes; return how many, and how the read ended.
     fn read_once(&self, reading: &mut Reading) -> (usize, Outcome) {
         reading.allocate(self);
         let read = loop {
@@ -219,19 +219,19 @@ impl Plane {
             }
             Err(failure) if failure.kind() == ErrorKind::WouldBlock => (0, Outcome::Enough),
             Err(failure) => {
-                // Else code of Python raised in the read: what it took is not known.
+                // Python code raised in the read: how many bytes it took is not known.
                 let errno = failure.raw_os_error().unwrap_or(libc::EINTR);
                 (0, Outcome::Over(DownReason::Error, errno))
             }
         }
     }
 
-    /// End a pass: say what to wait for, let others read, and answer.
+    /// End a pass: update the watch, allow other readers, and write what the read calls for.
     fn end_read(&self, mut reading: Reading) {
         let expected = reading.expected;
         let mut state = self.lock();
         if state.expects_anew(reading.path, expected) {
-            // By the thread that reads: it must not outlive what the next reader finds.
+            // Done by the reading thread: it must not outlive what the next reader finds.
             drop(state);
             reading.stream.expect(expected);
             state = self.lock();
@@ -244,8 +244,8 @@ impl Plane {
         }
     }
 
-    /// Have the stream tell of what comes from now on, or look again at once; after `reading` was
-    /// cleared, for what was told meanwhile nobody took. No lock held.
+    /// Ask the stream to report later bytes, or look again at once; called after `reading` was
+    /// cleared, for reports that came meanwhile were not acted on. No lock held.
     pub(crate) fn let_rest(&self, path: PathId, stream: &dyn Stream) {
         if stream.rest() {
             return;
@@ -254,14 +254,14 @@ impl Plane {
         if let Some(record) = state.paths.get_mut(path)
             && record.stream.is_some()
         {
-            record.unheard = true; // of another stream than this: it is looked at in vain
+            record.unheard = true; // of another stream than this: one empty read
             state.update_watch(path);
         }
     }
 
-    /// End the stream that we read: report it, close it, keep the queue.
+    /// End the stream that this thread reads: report it, close it, keep the queue.
     fn end_what_we_read(&self, reading: &Reading, reason: DownReason, errno: i32) {
-        // True even after a reset; asked without the lock, and nobody else can end the stream.
+        // True even after a reset; asked without the lock, and no other thread can end the stream.
         let unacknowledged = reading.stream.unacknowledged().ok();
         let mut state = self.lock();
         let dead = state.end_stream(reading.path, reason, errno, unacknowledged);
@@ -272,12 +272,12 @@ impl Plane {
         drop(dead);
     }
 
-    /// Free what our TCP says the peer's TCP has. No lock held.
+    /// Free messages that, as our TCP reports, the peer's TCP has. No lock held.
     pub fn ask_stream(&self, path: PathId) {
         let Some((stream, attachment)) = self.lock().stream_of(path) else {
             return;
         };
-        // What another thread is just writing is not counted yet, and so not as acknowledged.
+        // Bytes that another thread is writing are not counted yet, so they cannot be acknowledged.
         let Ok(unacknowledged) = stream.unacknowledged() else {
             return;
         };
@@ -287,7 +287,7 @@ impl Plane {
 }
 
 impl State {
-    /// Become the one who reads a path; `None` if somebody does, or it is not to be read.
+    /// Become the reader of a path; `None` if another thread is, or the path is not to be read.
     pub(crate) fn begin_read(&mut self, id: PathId) -> Option<Reading> {
         let path = self.paths.get_mut(id)?;
         if path.stream.is_none() || path.reading || path.paused {
@@ -297,7 +297,7 @@ impl State {
         self.take_stream(id)
     }
 
-    /// The same also for a path that pauses; the caller saw that nobody reads it.
+    /// The same also for a path that pauses; the caller saw that no thread reads it.
     pub(crate) fn take_stream(&mut self, id: PathId) -> Option<Reading> {
         let path = self.paths.get_mut(id)?;
         if std::mem::take(&mut path.unheard) {
@@ -311,17 +311,17 @@ impl State {
         let mut reading = Reading::new(id, stream);
         path.reading = true;
         reading.body = path.core.incoming.take_body();
-        reading.vain = path.vain;
+        reading.last_read_was_empty = path.last_read_was_empty;
         reading.long = path.long;
-        reading.expected = path.expected_octets;
+        reading.expected = path.expected_bytes;
         Some(reading)
     }
 
-    /// Give back a long payload under way and let others read; return what is to be answered.
+    /// Give back an unfinished long payload and allow other readers; return the answer to write.
     fn release_reading(&mut self, reading: &mut Reading) -> Option<Writing> {
         let id = reading.path;
         if let Some(body) = reading.body.take() {
-            let _ = self.receive_octets(id, Some(body), &[]); // not whole: nothing is judged
+            let _ = self.receive_bytes(id, Some(body), &[]); // incomplete, so not checked
         }
         let path = self.paths.get_mut(id)?;
         path.reading = false;
@@ -335,23 +335,23 @@ impl State {
         }
     }
 
-    /// Note what the stream is asked to wait for; return whether that is news to it.
+    /// Note how many bytes the stream is to wait for; return whether the number has changed.
     fn expects_anew(&mut self, id: PathId, expected: usize) -> bool {
         let Some(path) = self.paths.get_mut(id) else {
             return false;
         };
-        std::mem::replace(&mut path.expected_octets, expected) != expected
+        std::mem::replace(&mut path.expected_bytes, expected) != expected
     }
 
-    /// Take in what was read: a part of a body, and octets of the buffer behind it.
-    fn take_in(&mut self, reading: &mut Reading, octets: usize, full: bool) -> Outcome {
+    /// Process what was read: a part of a body, and bytes of the buffer behind it.
+    fn take_in(&mut self, reading: &mut Reading, bytes: usize, full: bool) -> Outcome {
         let id = reading.path;
         let had_direct = reading.reads_directly();
-        let data = &reading.buffer[..octets];
-        let received = self.receive_octets(id, reading.body.take(), data);
-        self.settle_read(id);
+        let data = &reading.buffer[..bytes];
+        let received = self.receive_bytes(id, reading.body.take(), data);
+        self.finish_read(id);
         if let Err(reason) = received {
-            self.count_breach(reason);
+            self.count_protocol_error(reason);
             return Outcome::Over(reason, 0);
         }
         let Some(path) = self.paths.get_mut(id) else {
@@ -365,13 +365,13 @@ impl State {
             1
         };
         reading.body = path.core.incoming.take_body();
-        reading.vain = path.vain;
+        reading.last_read_was_empty = path.last_read_was_empty;
         path.long = had_direct || reading.reads_directly();
         reading.long = path.long;
         if full { Outcome::More } else { Outcome::Enough }
     }
 
-    fn receive_octets(
+    fn receive_bytes(
         &mut self,
         id: PathId,
         body: Option<BodyReading>,
@@ -384,7 +384,7 @@ impl State {
             return Ok(());
         };
         let now_ns = self.clock.now_ns();
-        let mut ground = StateGround::new(
+        let mut sink = StateSink::new(
             &host.inboxes,
             &mut self.mailboxes,
             path.peer,
@@ -393,9 +393,9 @@ impl State {
         );
         if let Some(body) = body {
             let core = &mut path.core;
-            let resumed = core.resume_body(body, now_ns, &mut ground, &mut self.counters);
-            // A wrong acknowledgement parts no frames: what was read with it is delivered as well,
-            // and it is still wrong then.
+            let resumed = core.resume_body(body, now_ns, &mut sink, &mut self.counters);
+            // A wrong acknowledgement does not affect framing: messages read with it are delivered,
+            // and the error is still reported then.
             let goes_on = matches!(resumed, Ok(()) | Err(DownReason::BadAcknowledgement));
             if data.is_empty() || !goes_on {
                 return resumed;
@@ -405,16 +405,16 @@ impl State {
             return Ok(());
         }
         path.core
-            .receive(data, now_ns, &mut ground, &mut self.counters)
+            .receive(data, now_ns, &mut sink, &mut self.counters)
     }
 
-    /// Return a path's stream, to ask it something without the lock.
+    /// Return a path's stream, to call it without the lock.
     pub(crate) fn stream_of(&self, id: PathId) -> Option<(Arc<dyn Stream>, u64)> {
         let path = self.paths.get(id)?;
         Some((Arc::clone(path.stream.as_ref()?), path.attachment))
     }
 
-    /// Free what lies in the octets that the peer's TCP has.
+    /// Free messages whose bytes the peer's TCP has.
     fn note_unacknowledged(&mut self, id: PathId, attachment: u64, unacknowledged: u64) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
@@ -422,8 +422,8 @@ impl State {
         if path.stream.is_none() || path.attachment != attachment {
             return;
         }
-        let octets = path.core.octets_written.saturating_sub(unacknowledged);
-        path.core.handle_stream_acknowledged(octets);
-        self.settle_freed(id);
+        let bytes = path.core.bytes_written.saturating_sub(unacknowledged);
+        path.core.handle_stream_acknowledged(bytes);
+        self.finish_freed(id);
     }
 }

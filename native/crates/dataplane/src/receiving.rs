@@ -1,17 +1,17 @@
-//! How a message is taken: in one critical section, straight into what the caller makes of it.
+//! How a message is taken: in one critical section, straight into the caller's object.
 
 use urds_path::{ArrivingPayload, Extension, SocketAddress};
 
+use crate::errors::{ErrorReason, Rejected};
 use crate::mailbox::Mailbox;
 use crate::plane::Plane;
-use crate::refusal::{Refusal, Refused};
 use crate::state::{MailboxId, State};
 use crate::waits::WaitFor;
 
-/// A message with everything that can be told about it.
+/// A message with all of its details.
 #[derive(Debug)]
 pub struct Received<'a> {
-    /// In memory of its own if it was long and is taken, else in that of the queue.
+    /// In memory of its own if it was long and is taken, else in the queue's.
     pub payload: ArrivingPayload<'a>,
     pub source: SocketAddress,
     /// All zero if it has none.
@@ -22,7 +22,7 @@ pub struct Received<'a> {
     pub queued_ns: Option<u64>,
 }
 
-/// What was next in a mailbox.
+/// The next thing in a mailbox.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken<T> {
     Message(T),
@@ -32,21 +32,21 @@ pub enum Taken<T> {
 }
 
 impl Plane {
-    /// Take what is next, or look at it; nothing waits.
+    /// Take what is next, or peek at it; never waits.
     ///
     /// `make` turns a message into the caller's, under the plane's lock: it may allocate, but not
-    /// run anything that may come back here. A congestion notice goes first, and is taken also by
-    /// who only looks.
+    /// run anything that may call back in here. A congestion notice goes first, and a peek takes it
+    /// as well.
     ///
     /// # Errors
-    /// `Closed` and its like.
+    /// `Closed` and the like.
     pub fn take<T>(
         &self,
         mailbox: MailboxId,
         peek: bool,
         make: impl FnOnce(Received<'_>) -> T,
-    ) -> Result<Taken<T>, Refused> {
-        let (taken, settle, sync) = {
+    ) -> Result<Taken<T>, Rejected> {
+        let (taken, finish_pass, sync) = {
             let mut state = self.lock();
             state.driven = true;
             let taken = state.take_next(mailbox, peek, make)?;
@@ -54,11 +54,11 @@ impl Plane {
             let sync = record.is_some_and(|record| record.descriptor.is_some());
             (taken, !state.touched.is_empty(), sync)
         };
-        if settle {
-            self.settle();
+        if finish_pass {
+            self.finish_pass();
         }
         if sync {
-            self.sync(mailbox); // what was taken is no reason any more to be readable
+            self.sync(mailbox); // a taken message no longer makes it readable
         }
         Ok(taken)
     }
@@ -69,13 +69,13 @@ impl Plane {
     /// wait again. Without the interpreter.
     ///
     /// # Errors
-    /// `Closed` and its like, `Interrupted`.
+    /// `Closed` and the like, `Interrupted`.
     pub fn wait_arrival(
         &self,
         mailbox: MailboxId,
         wait_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, Rejected> {
         let came = self.wait(mailbox, WaitFor::Arrival, wait_ns, interrupted, |state| {
             let has_something = state.open_mailbox(mailbox)?.has_something();
             Ok(has_something.then_some(()))
@@ -86,7 +86,7 @@ impl Plane {
         Ok(came.is_some())
     }
 
-    /// Leave with nothing: who polled for news of a map knows now.
+    /// Leave with nothing; a pending report of a new map is cleared.
     pub fn give_up_receiving(&self, mailbox: MailboxId) {
         {
             let mut state = self.lock();
@@ -96,11 +96,11 @@ impl Plane {
             };
             record.map_news = false;
         }
-        self.settle();
+        self.finish_pass();
         self.sync(mailbox);
     }
 
-    /// Take what is next, waiting for it as long as `wait_ns` says; `Nothing` when time is over.
+    /// Take what is next, waiting at most `wait_ns`; `Nothing` when the time is over.
     ///
     /// # Errors
     /// As `take` and `wait_arrival`.
@@ -111,7 +111,7 @@ impl Plane {
         peek: bool,
         interrupted: &mut dyn FnMut() -> bool,
         mut make: impl FnMut(Received<'_>) -> T,
-    ) -> Result<Taken<T>, Refused> {
+    ) -> Result<Taken<T>, Rejected> {
         let deadline_ns = wait_ns.map(|wait_ns| self.now_ns().saturating_add(wait_ns));
         loop {
             let taken = self.take(mailbox, peek, &mut make)?;
@@ -127,7 +127,7 @@ impl Plane {
 }
 
 impl Mailbox {
-    /// Tell whether there is a message or a notice.
+    /// Return whether there is a message or a notice.
     pub fn has_something(&self) -> bool {
         !self.inbox.is_empty() || self.has_notice()
     }
@@ -137,11 +137,11 @@ impl State {
     /// Return a mailbox that is open.
     ///
     /// # Errors
-    /// Why a closed one refuses.
-    pub(crate) fn open_mailbox(&mut self, id: MailboxId) -> Result<&mut Mailbox, Refused> {
-        let refusal: Refusal = self.closed_refusal;
+    /// The error reason of a closed mailbox.
+    pub(crate) fn open_mailbox(&mut self, id: MailboxId) -> Result<&mut Mailbox, Rejected> {
+        let reason: ErrorReason = self.closed_reason;
         let mailbox = self.mailboxes.get_mut(id).filter(|mailbox| !mailbox.closed);
-        mailbox.ok_or_else(|| refusal.into())
+        mailbox.ok_or_else(|| reason.into())
     }
 
     fn take_next<T>(
@@ -149,7 +149,7 @@ impl State {
         id: MailboxId,
         peek: bool,
         make: impl FnOnce(Received<'_>) -> T,
-    ) -> Result<Taken<T>, Refused> {
+    ) -> Result<Taken<T>, Rejected> {
         let mailbox = self.open_mailbox(id)?;
         let groups = std::mem::take(&mut mailbox.notice_groups);
         if groups != 0 {
@@ -162,10 +162,10 @@ impl State {
         let mailbox = self.open_mailbox(id)?;
         let handed = mailbox.hand_over(peek, queued_ns, make);
         if peek {
-            // We were told of a message and leave it: another waiter may want it.
-            self.counters.recv_delivered += 1; // Linux counts looks as well
+            // This thread was notified of a message and leaves it: another waiter may want it.
+            self.counters.recv_delivered += 1; // Linux counts peeks as well
             if let Some(mailbox) = self.mailboxes.get_mut(id) {
-                mailbox.receive_waiters.tell(1, &mut self.desk);
+                mailbox.receive_waiters.tell(1, &mut self.wait_queue);
             }
         } else if mailbox.special
             || mailbox.inbox.receive_queued_bytes < mailbox.inbox.clear_below_bytes
@@ -177,7 +177,7 @@ impl State {
 }
 
 impl Mailbox {
-    /// Give the front of the queue to `make`, and take it off unless it is only looked at.
+    /// Pass the front of the queue to `make`, and remove it unless this is a peek.
     fn hand_over<T>(
         &mut self,
         peek: bool,

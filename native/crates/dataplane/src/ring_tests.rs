@@ -7,17 +7,17 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A ring in our own memory.
+/// A ring in private memory.
 struct Own {
     control: Control,
-    octets: Box<[AtomicU8]>,
+    bytes: Box<[AtomicU8]>,
 }
 
 impl Own {
     fn new(ring_bytes: usize) -> Self {
         Self {
             control: Control::default(),
-            octets: (0..ring_bytes).map(|_| AtomicU8::new(0)).collect(),
+            bytes: (0..ring_bytes).map(|_| AtomicU8::new(0)).collect(),
         }
     }
 }
@@ -28,19 +28,19 @@ impl RingMemory for Own {
     }
 
     fn ring_bytes(&self) -> usize {
-        self.octets.len()
+        self.bytes.len()
     }
 
-    fn copy_in(&self, at: usize, octets: &[u8]) {
-        for (place, &octet) in self.octets[at..at + octets.len()].iter().zip(octets) {
-            place.store(octet, Ordering::Relaxed);
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        for (place, &byte) in self.bytes[at..at + bytes.len()].iter().zip(bytes) {
+            place.store(byte, Ordering::Relaxed);
         }
     }
 
-    fn copy_out(&self, at: usize, octets: &mut [u8]) {
-        let places = &self.octets[at..at + octets.len()];
-        for (place, octet) in places.iter().zip(octets) {
-            *octet = place.load(Ordering::Relaxed);
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        let places = &self.bytes[at..at + bytes.len()];
+        for (place, byte) in places.iter().zip(bytes) {
+            *byte = place.load(Ordering::Relaxed);
         }
     }
 }
@@ -56,7 +56,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (proptest::collection::vec(any::<u8>(), 0..300), 0usize..300)
-            .prop_map(|(octets, cut)| Step::Write(octets, cut)),
+            .prop_map(|(bytes, cut)| Step::Write(bytes, cut)),
         (0usize..200, 0usize..200).prop_map(|(first, second)| Step::Read(first, second)),
         (0usize..400).prop_map(Step::ReaderSleeps),
         Just(Step::WriterSleeps),
@@ -64,7 +64,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A ring is a queue of bounded length; who sleeps is rung for once, and when it matters.
+    /// A ring is a queue of bounded length; a sleeping side gets one doorbell, when it matters.
     #[test]
     fn a_ring_is_a_queue(steps in proptest::collection::vec(step(), 0..200), bits in 1u32..9) {
         let ring = Own::new(1 << bits);
@@ -74,14 +74,14 @@ proptest! {
         let (mut wanted, mut waits) = (None, false);
         for step in steps {
             let rung = Cell::new(0);
-            let mut bell = || rung.set(rung.get() + 1);
+            let mut doorbell = || rung.set(rung.get() + 1);
             match step {
-                Step::Write(octets, cut) => {
-                    let (first, second) = octets.split_at(cut.min(octets.len()));
+                Step::Write(bytes, cut) => {
+                    let (first, second) = bytes.split_at(cut.min(bytes.len()));
                     let pieces = [IoSlice::new(first), IoSlice::new(second)];
-                    let taken = writer.write(&ring, &pieces, &mut bell).unwrap();
-                    prop_assert_eq!(taken, octets.len().min(length - model.len()));
-                    model.extend(&octets[..taken]);
+                    let taken = writer.write(&ring, &pieces, &mut doorbell).unwrap();
+                    prop_assert_eq!(taken, bytes.len().min(length - model.len()));
+                    model.extend(&bytes[..taken]);
                     let is_due = taken > 0 && wanted.is_some_and(|wanted| model.len() >= wanted);
                     prop_assert_eq!(rung.get(), usize::from(is_due));
                     if is_due {
@@ -90,7 +90,7 @@ proptest! {
                 }
                 Step::Read(first, second) => {
                     let (mut one, mut other) = (vec![0; first], vec![0; second]);
-                    let taken = reader.read(&ring, &mut one, &mut other, &mut bell).unwrap();
+                    let taken = reader.read(&ring, &mut one, &mut other, &mut doorbell).unwrap();
                     prop_assert_eq!(taken, model.len().min(first + second));
                     if !model.is_empty() {
                         wanted = None;
@@ -104,9 +104,9 @@ proptest! {
                     prop_assert_eq!(&one[..kept], &expected[..kept]);
                     prop_assert_eq!(&one[first..first + second_kept], &expected[kept..]);
                 }
-                Step::ReaderSleeps(octets) => {
-                    let bound = octets.clamp(1, (length / 2).max(1));
-                    let asleep = reader.sleep(&ring, octets).unwrap();
+                Step::ReaderSleeps(bytes) => {
+                    let bound = bytes.clamp(1, (length / 2).max(1));
+                    let asleep = reader.sleep(&ring, bytes).unwrap();
                     prop_assert_eq!(asleep, model.len() < bound);
                     wanted = asleep.then_some(bound);
                 }
@@ -120,15 +120,15 @@ proptest! {
         }
     }
 
-    /// Whatever the other side writes as its position: a breach or a count within the ring.
+    /// Whatever position the other side writes: a protocol error or a count within the ring.
     #[test]
     fn hostile_positions_are_refused(
         honest in 0usize..100, position in any::<u64>(), near in -300i64..300, is_near in any::<bool>(),
     ) {
         let ring = Own::new(128);
         let (mut writer, mut reader) = (Writer::default(), Reader::default());
-        let octets = [7u8; 100];
-        writer.write(&ring, &[IoSlice::new(&octets[..honest])], &mut || {}).unwrap();
+        let bytes = [7u8; 100];
+        writer.write(&ring, &[IoSlice::new(&bytes[..honest])], &mut || {}).unwrap();
         let mut taken = [0u8; 50];
         let read = reader.read(&ring, &mut taken, &mut [], &mut || {}).unwrap();
         writer.pending(&ring).unwrap();
@@ -142,7 +142,7 @@ proptest! {
                 let written = writer.write(&ring, &[IoSlice::new(&[1u8; 200])], &mut || {});
                 prop_assert_eq!(written, Ok(free));
             }
-            Err(Breach) => prop_assert!(!(read as u64..=honest as u64).contains(&position)),
+            Err(ProtocolError) => prop_assert!(!(read as u64..=honest as u64).contains(&position)),
         }
         ring.control.tail.0.store(read as u64, Ordering::Relaxed);
         ring.control.head.0.store(position, Ordering::Relaxed);
@@ -152,7 +152,7 @@ proptest! {
                 let mut all = [0u8; 200];
                 prop_assert_eq!(reader.read(&ring, &mut all, &mut [], &mut || {}), Ok(here));
             }
-            Err(Breach) => prop_assert!(
+            Err(ProtocolError) => prop_assert!(
                 position < honest as u64 || position > read as u64 + 128
             ),
         }
@@ -174,12 +174,12 @@ fn positions_run_past_the_end_of_their_counts() {
         tail: start,
     };
     for round in 0..20u8 {
-        let octets = [round; 17];
-        let taken = writer.write(&ring, &[IoSlice::new(&octets)], &mut || {});
+        let bytes = [round; 17];
+        let taken = writer.write(&ring, &[IoSlice::new(&bytes)], &mut || {});
         assert_eq!(taken, Ok(17));
         let mut read = [0; 32];
         assert_eq!(reader.read(&ring, &mut read, &mut [], &mut || {}), Ok(17));
-        assert_eq!(read[..17], octets);
+        assert_eq!(read[..17], bytes);
     }
 }
 
@@ -193,11 +193,11 @@ fn an_end_wakes_a_reader_that_goes_to_sleep() {
     assert_eq!(reader.sleep(&ring, 1), Ok(false));
 }
 
-/// A bell that threads can wait for.
+/// A doorbell that threads can wait for.
 #[derive(Default)]
-struct Bell(parking_lot::Mutex<u32>, parking_lot::Condvar);
+struct Doorbell(parking_lot::Mutex<u32>, parking_lot::Condvar);
 
-impl Bell {
+impl Doorbell {
     fn ring(&self) {
         *self.0.lock() += 1;
         self.1.notify_all();
@@ -215,25 +215,25 @@ impl Bell {
     }
 }
 
-fn octet_at(at: usize) -> u8 {
+fn byte_at(at: usize) -> u8 {
     at.to_le_bytes()[0]
 }
 
-/// Two threads, a tiny ring, and both asleep as often as they can be: a lost bell hangs it.
+/// Two threads, a tiny ring, and both asleep as often as possible: a lost doorbell hangs it.
 #[test]
 fn no_bell_is_lost() {
-    const OCTETS: usize = 200_000;
+    const BYTES: usize = 200_000;
     for wanted in [1, 7] {
         let ring = Own::new(16);
-        let (to_reader, to_writer) = (Bell::default(), Bell::default());
+        let (to_reader, to_writer) = (Doorbell::default(), Doorbell::default());
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut writer = Writer::default();
                 let mut at = 0;
-                while at < OCTETS {
-                    let octets: Vec<u8> = (at..OCTETS.min(at + 5)).map(octet_at).collect();
+                while at < BYTES {
+                    let bytes: Vec<u8> = (at..BYTES.min(at + 5)).map(byte_at).collect();
                     let taken = writer
-                        .write(&ring, &[IoSlice::new(&octets)], &mut || to_reader.ring())
+                        .write(&ring, &[IoSlice::new(&bytes)], &mut || to_reader.ring())
                         .unwrap();
                     at += taken;
                     if taken == 0 && writer.sleep(&ring).unwrap() {
@@ -247,12 +247,12 @@ fn no_bell_is_lost() {
             let mut at = 0;
             loop {
                 let has_ended = Reader::has_ended(&ring.control);
-                let mut octets = [0; 11];
+                let mut bytes = [0; 11];
                 let taken = reader
-                    .read(&ring, &mut octets, &mut [], &mut || to_writer.ring())
+                    .read(&ring, &mut bytes, &mut [], &mut || to_writer.ring())
                     .unwrap();
-                for octet in &octets[..taken] {
-                    assert_eq!(*octet, octet_at(at));
+                for byte in &bytes[..taken] {
+                    assert_eq!(*byte, byte_at(at));
                     at += 1;
                 }
                 if taken == 0 && has_ended {
@@ -262,7 +262,7 @@ fn no_bell_is_lost() {
                     to_reader.wait();
                 }
             }
-            assert_eq!(at, OCTETS);
+            assert_eq!(at, BYTES);
         });
     }
 }

@@ -1,10 +1,10 @@
 //! Rules that a test may break, and moments that it may widen, to see its scenarios find the hang.
 //!
 //! Without the feature `broken-rules` every rule holds and a moment is nothing: the compiler leaves
-//! no trace of either. With it, `broken` keeps switches for the whole process, for there is one
-//! scenario in each. Who uses them: `tests/sockets/wakeup_compiled.py`.
+//! no trace of either. With it, `broken` keeps switches for the whole process, which runs one
+//! scenario. User: `tests/rds/sockets/wakeup_compiled.py`.
 
-/// A rule of `waiting`, `helper` or `writing`, each of which something hangs without.
+/// A rule of `waiting`, `progress_thread` or `writing`; without it, some scenario hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A waiter lists itself in the critical section that found nothing.
@@ -13,41 +13,41 @@ pub enum Rule {
     LookAfterNotice,
     /// A leader sleeps in epoll and is woken by the kick.
     KickLeader,
-    /// Nobody else reads the kick.
+    /// No other thread reads the kick.
     OnlyLeaderReadsKick,
-    /// Who leaves an empty chair names a successor.
+    /// A thread that leaves the leader slot empty names a successor.
     NameSuccessor,
-    /// The named one may be leaving himself, and then names the next.
+    /// The named thread may be leaving too, and then names the next.
     NamedOneNames,
-    /// Who was told and leaves without using it tells the next one.
+    /// A waiter that was notified and leaves without using it notifies the next one.
     PassItOn,
-    /// A writer looks once more before it lets others write.
+    /// A writer looks once more before it allows other writers.
     WriterLooksAgain,
-    /// The helper is known to be asleep from the moment that it has decided to.
+    /// The progress thread counts as asleep from the moment of its decision to sleep.
     AsleepUnderLock,
-    /// The helper hears of work, and that nobody leads any more.
-    WakeHelper,
-    /// Who waits sends his tails before.
-    WaitFlushesTails,
-    /// Closing wakes everybody.
+    /// The progress thread is notified of work, and when the leader slot is empty.
+    WakeProgressThread,
+    /// A thread flushes its batches before it waits.
+    WaitFlushesBatches,
+    /// Closing wakes all threads.
     ClosingTells,
-    /// Room at a destination that was refused is told to those who wait there.
+    /// Room at a destination that was refused is reported to the senders that wait there.
     RoomTells,
 }
 
 /// A moment between two steps that no lock joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// A leader has sat down and is not yet in epoll.
+    /// A leader is in its slot and not yet in epoll.
     LeaderSleeps,
-    /// A follower has sat down and is not yet at its gate.
+    /// A follower is listed and not yet parked.
     FollowerSleeps,
-    /// A follower has left its gate and does not know why.
+    /// A follower has woken and does not know why.
     FollowerWoke,
     /// A signal ended a sleep, and its waiter is still on the lists.
     Interrupted,
-    /// The helper has decided to sleep until woken and does not yet.
-    HelperSleeps,
+    /// The progress thread has decided to sleep until woken and does not yet.
+    ProgressThreadSleeps,
 }
 
 #[cfg(feature = "broken-rules")]
@@ -86,8 +86,8 @@ mod broken {
         Rule::PassItOn,
         Rule::WriterLooksAgain,
         Rule::AsleepUnderLock,
-        Rule::WakeHelper,
-        Rule::WaitFlushesTails,
+        Rule::WakeProgressThread,
+        Rule::WaitFlushesBatches,
         Rule::ClosingTells,
         Rule::RoomTells,
     ];
@@ -96,9 +96,9 @@ mod broken {
         Moment::FollowerSleeps,
         Moment::FollowerWoke,
         Moment::Interrupted,
-        Moment::HelperSleeps,
+        Moment::ProgressThreadSleeps,
     ];
-    /// Then a forgotten thread goes on.
+    /// Limit of a stop: then a forgotten thread continues.
     const STOP_MAX: Duration = Duration::from_secs(10);
 
     static SWITCHES: Mutex<Switches> = Mutex::new(Switches {
@@ -141,20 +141,20 @@ mod broken {
             found.is_some()
         }
 
-        /// Have the next thread that comes to a moment stop there until `go_on`.
+        /// Have the next thread that reaches a moment stop there until `go_on`.
         pub fn stop_at(moment: Moment) {
             let stop = &mut SWITCHES.lock().stops[moment as usize];
             (stop.next_stops, stop.is_open, stop.stopped) = (true, false, false);
         }
 
-        /// Let go who stopped, and stop nobody any more.
+        /// Release the thread that stopped at a moment, and stop no other there.
         pub fn go_on(moment: Moment) {
             let stop = &mut SWITCHES.lock().stops[moment as usize];
             (stop.next_stops, stop.is_open) = (false, true);
             CHANGED.notify_all();
         }
 
-        /// Return how many came to a moment, and whether one stopped there since `stop_at`.
+        /// Return how many threads reached a moment, and whether one stopped there since `stop_at`.
         #[must_use]
         pub fn seen(moment: Moment) -> (u64, bool) {
             let stop = SWITCHES.lock().stops[moment as usize];
@@ -169,12 +169,12 @@ mod broken {
         }
     }
 
-    /// Tell whether a rule is not broken.
+    /// Return whether a rule is not broken.
     pub fn holds(rule: Rule) -> bool {
         SWITCHES.lock().broken & (1 << rule as u32) == 0
     }
 
-    /// Stop here if a test wants it. No lock held, and not with the interpreter.
+    /// Stop here if a test requests it. No lock held, and not with the interpreter.
     pub fn pass(moment: Moment) {
         let mut switches = SWITCHES.lock();
         let stop = &mut switches.stops[moment as usize];

@@ -1,6 +1,6 @@
 //! How a message is queued: in one critical section, which also decides whether it leaves now.
 //!
-//! Refusals come in the order in which Linux gives them: the peer's congestion before our own
+//! Errors come in the order in which Linux gives them: the peer's congestion before our own
 //! account. A wait ends when the message is queued, when it never can be, or when its time is over.
 //! Source: linux v6.12 net/rds/send.c (`rds_sendmsg`).
 
@@ -8,9 +8,9 @@ use urds_path::constants::LONG_BYTES;
 use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
 
 use crate::accounts::{DestinationId, HERE};
+use crate::errors::{ErrorReason, Rejected};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
 use crate::plane::Plane;
-use crate::refusal::{Refusal, Refused};
 use crate::state::{MailboxId, PathId, State};
 use crate::stream_path::StreamPath;
 use crate::waits::WaitFor;
@@ -25,7 +25,7 @@ pub struct Message {
     pub extension: Extension,
     /// It waited for a congested peer, and was counted for it.
     blocked: bool,
-    /// It was gathered, or waited: everything there is to ask is asked.
+    /// It was gathered, or waited: every check is made.
     asks_all: bool,
 }
 
@@ -46,7 +46,7 @@ impl Message {
         }
     }
 
-    /// Return the same message as one of `sendmsg`, which never counts as a request or a reply.
+    /// Return the same message as sent by `sendmsg`, which never counts as a request or a reply.
     #[must_use]
     pub fn gathered(mut self) -> Self {
         self.asks_all = true;
@@ -54,82 +54,82 @@ impl Message {
     }
 }
 
-/// What became of a message.
+/// Result of sending a message.
 #[must_use]
 pub enum Sent {
     /// It is queued, and nothing is left to do.
     Done,
     /// It is queued; give this to [`Plane::finish_send`].
     Leaves(Leaving),
-    /// Nothing leads to its peer: resolve, then send it again, at most three times.
+    /// No route to its peer: resolve, then send it again, at most three times.
     NoRoute(Message),
     /// There is no room and it may wait: [`Plane::send_waiting`], without the interpreter.
     Waits(Message),
 }
 
-/// What a send left to do without the lock: a write, and to look for acknowledgements.
+/// What a send left to do without the lock: a write, and a look for acknowledgements.
 #[must_use]
 pub struct Leaving {
     mailbox: MailboxId,
     path: Option<PathId>,
     writing: Option<Writing>,
     look: bool,
-    settle: bool,
+    finish_pass: bool,
     sync: bool,
 }
 
 impl Leaving {
-    /// Octets that are written first; many are better written without the interpreter.
-    pub fn octets(&self) -> usize {
-        self.writing.as_ref().map_or(0, Writing::octets)
+    /// Bytes that are written first; many are better written without the interpreter.
+    pub fn bytes(&self) -> usize {
+        self.writing.as_ref().map_or(0, Writing::bytes)
     }
 }
 
 /// How a message was queued.
 #[derive(Clone, Copy)]
 enum Way {
-    /// With nothing beside it: it leaves at once.
+    /// On an idle path: it leaves at once.
     Alone(PathId),
-    /// To where the mailbox has sent before: with a tail noted there is nothing to decide.
+    /// To a known destination: with a batch noted there is nothing to decide.
     Again(PathId),
-    /// With everything asked.
+    /// After every check.
     Asked(PathId),
     /// Delivered within the process.
     Loop,
 }
 
-/// What one attempt to queue a message gave.
+/// Result of one attempt to queue a message.
 enum Attempt {
     Queued(Way),
-    /// There is no room, or the peer is congested; waiting may mend it.
-    Busy(Refusal),
+    /// There is no room, or the peer is congested; that may change while the caller waits.
+    Busy(ErrorReason),
     NoRoute,
 }
 
 impl Plane {
-    /// Queue one message, or say what keeps it; one critical section, and nothing waits.
+    /// Queue one message, or return what prevents it; one critical section, without waiting.
     ///
-    /// With `wait_ns` 0, or a clock of the caller's, `Waits` is refused instead.
+    /// With `wait_ns` 0, or a virtual clock, an error takes the place of `Waits`.
     ///
     /// # Errors
-    /// What no waiting mends: `Closed` and its like, `TooLong`, `PeerUnreachable` once after the
-    /// peer's messages were dropped; for who does not wait `QueueFull`, `PathFull`,
+    /// What no waiting changes: `Closed` and the like, `TooLong`, `PeerUnreachable` once after the
+    /// peer's messages were dropped; for a call that does not wait `QueueFull`, `PathFull`,
     /// `PeerCongested`.
-    pub fn send_now(&self, mut message: Message, wait_ns: Option<u64>) -> Result<Sent, Refused> {
+    pub fn send_now(&self, mut message: Message, wait_ns: Option<u64>) -> Result<Sent, Rejected> {
         let mut state = self.lock();
-        let refusal = match state.attempt_send(&message)? {
+        let reason = match state.attempt_send(&message)? {
             Attempt::Queued(way) => return Ok(state.queued(message.mailbox, way)),
             Attempt::NoRoute => return Ok(Sent::NoRoute(message)),
-            Attempt::Busy(refusal) => refusal,
+            Attempt::Busy(reason) => reason,
         };
         if wait_ns == Some(0) || self.is_virtual() {
-            if is_as_congested(refusal) {
+            if is_as_congested(reason) {
                 state.counters.cong_send_error += 1;
             }
-            let detail = state.account_detail(&message, refusal);
-            return Err(refusal.because(detail));
+            let detail = state.account_detail(&message, reason);
+            return Err(reason.because(detail));
         }
-        state.note_blocked(&mut message, refusal);
+        state.note_blocked(&mut message, reason);
         message.asks_all = true;
         Ok(Sent::Waits(message))
     }
@@ -145,12 +145,12 @@ impl Plane {
         message: Message,
         wait_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Sent, Refused> {
+    ) -> Result<Sent, Rejected> {
         let target = message.target;
         let sent = self.send_until(&mut Some(message), wait_ns, interrupted)?;
         sent.ok_or_else(|| {
             let SocketAddress { address, port } = target;
-            Refusal::TimedOut.because(format!("no room to send to {address} port {port}"))
+            ErrorReason::TimedOut.because(format!("no room to send to {address} port {port}"))
         })
     }
 
@@ -160,7 +160,7 @@ impl Plane {
         message: &mut Option<Message>,
         wait_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<Sent>, Refused> {
+    ) -> Result<Option<Sent>, Rejected> {
         let Some(mailbox) = message.as_ref().map(|message| message.mailbox) else {
             return Ok(None);
         };
@@ -171,8 +171,8 @@ impl Plane {
             match state.attempt_send(waiting)? {
                 Attempt::Queued(way) => return Ok(Some(state.queued(mailbox, way))),
                 Attempt::NoRoute => {}
-                Attempt::Busy(refusal) => {
-                    state.note_blocked(waiting, refusal);
+                Attempt::Busy(reason) => {
+                    state.note_blocked(waiting, reason);
                     return Ok(None);
                 }
             }
@@ -187,12 +187,12 @@ impl Plane {
             path,
             writing,
             look,
-            settle,
+            finish_pass,
             sync,
         } = leaving;
         let is_full = writing.is_some_and(|writing| self.finish_write(writing));
-        if settle || is_full {
-            self.settle();
+        if finish_pass || is_full {
+            self.finish_pass();
         }
         if look && let Some(path) = path {
             self.look_for_room(mailbox, path);
@@ -202,7 +202,7 @@ impl Plane {
         }
     }
 
-    /// Look for acknowledgements: an account is a quarter full, and an eighth came since.
+    /// Look for acknowledgements: an account is a quarter full, and an eighth was added since.
     fn look_for_room(&self, mailbox: MailboxId, path: PathId) {
         self.look_for_acknowledgements(path);
         let mut state = self.lock();
@@ -224,7 +224,7 @@ impl Plane {
     pub fn look_for_acknowledgements(&self, path: PathId) {
         let by_peer = {
             let mut state = self.lock();
-            state.driven = true; // a sender that reads them itself needs no helper
+            state.driven = true; // a sender that reads them itself needs no progress thread
             let Some(record) = state.paths.get(path) else {
                 return;
             };
@@ -235,25 +235,25 @@ impl Plane {
         } else {
             self.ask_stream(path);
         }
-        self.settle();
+        self.finish_pass();
         let mut state = self.lock();
         let now_ns = state.now_ns();
         if let Some(record) = state.paths.get_mut(path) {
-            record.idle_since_ns = now_ns; // looking is no pause of the sender
+            record.idle_since_ns = now_ns; // this look is not a pause of the sender
         }
     }
 }
 
 impl State {
-    /// Queue a message, or say why not.
-    fn attempt_send(&mut self, message: &Message) -> Result<Attempt, Refused> {
+    /// Queue a message, or return why not.
+    fn attempt_send(&mut self, message: &Message) -> Result<Attempt, Rejected> {
         let Message {
             mailbox: id,
             target,
             payload,
             ..
         } = message;
-        let refused_when_gone = self.closed_refusal;
+        let refused_when_gone = self.closed_reason;
         let Some(mailbox) = self.mailboxes.get_mut(*id) else {
             return Err(refused_when_gone.into());
         };
@@ -274,7 +274,7 @@ impl State {
         if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {
             let peer = target.address;
             let detail = format!("{peer}: messages queued for it were dropped");
-            return Err(Refusal::PeerUnreachable.because(detail));
+            return Err(ErrorReason::PeerUnreachable.because(detail));
         }
         match route {
             Route::Stream(path) => self.attempt_stream(message, path),
@@ -282,7 +282,7 @@ impl State {
         }
     }
 
-    fn attempt_stream(&mut self, message: &Message, path: PathId) -> Result<Attempt, Refused> {
+    fn attempt_stream(&mut self, message: &Message, path: PathId) -> Result<Attempt, Rejected> {
         let Message {
             mailbox: id,
             target,
@@ -302,25 +302,25 @@ impl State {
             .is_some_and(|host| host.peer_is_congested(&target.address, target.port))
         {
             mailbox.note_congested(target.port);
-            self.want_stream(path); // else no map would ever come that says otherwise
-            return Ok(Attempt::Busy(Refusal::PeerCongested));
+            self.want_stream(path); // else no map would ever arrive that clears it
+            return Ok(Attempt::Busy(ErrorReason::PeerCongested));
         }
-        let octets = payload.len();
+        let bytes = payload.len();
         let is_again =
-            !message.asks_all && octets <= MESSAGE_BYTES_PLAIN && mailbox.has_flow(target);
+            !message.asks_all && bytes <= MESSAGE_BYTES_PLAIN && mailbox.has_flow(target);
         let queued_bytes = mailbox.send_queued_bytes;
         let accounts = &mut mailbox.accounts;
         let destination = accounts.destination(target.address, record.absent);
         let is_alone = is_again
-            && octets < LONG_BYTES
-            && accounts.is_light(destination, octets, queued_bytes)
+            && bytes < LONG_BYTES
+            && accounts.is_light(destination, bytes, queued_bytes)
             && record.sends_alone();
-        if !accounts.has_room(destination, octets, queued_bytes) {
-            let refusal = mailbox.refuse(destination, octets, target.port);
+        if !accounts.has_room(destination, bytes, queued_bytes) {
+            let reason = mailbox.refuse(destination, bytes, target.port);
             self.counters.send_queue_full += 1;
-            return Ok(Attempt::Busy(refusal));
+            return Ok(Attempt::Busy(reason));
         }
-        let is_too_long = octets > record.message_bytes_max && (!is_again || record.full);
+        let is_too_long = bytes > record.message_bytes_max && (!is_again || record.full);
         if is_too_long || (record.full && !is_alone) {
             mailbox.map_news = false;
             return self.wait_for_path(message, path, is_too_long);
@@ -329,7 +329,7 @@ impl State {
             mailbox.map_news = false;
             mailbox.note_flow(*target);
         }
-        if mailbox.count_queued(destination, octets) {
+        if mailbox.count_queued(destination, bytes) {
             record.want_acknowledgement();
         }
         let (owner, payload) = (Owner(id.to_u64()), payload.clone());
@@ -349,18 +349,18 @@ impl State {
         message: &Message,
         path: PathId,
         is_too_long: bool,
-    ) -> Result<Attempt, Refused> {
+    ) -> Result<Attempt, Rejected> {
         if is_too_long && !self.want_agreement(path) {
-            let (octets, peer) = (message.payload.len(), message.target.address);
+            let (bytes, peer) = (message.payload.len(), message.target.address);
             let limit = self
                 .paths
                 .get(path)
                 .map_or(0, |record| record.message_bytes_max);
             let detail = format!(
-                "payload of {octets} bytes, {peer} takes {limit}: its max_message_bytes, \
+                "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
                  1 MiB for a kernel or RDMA"
             );
-            return Err(Refusal::TooLong.because(detail));
+            return Err(ErrorReason::TooLong.because(detail));
         }
         let Some(record) = self.paths.get_mut(path) else {
             return Ok(Attempt::NoRoute);
@@ -374,11 +374,11 @@ impl State {
             && let Some(destination) = mailbox.accounts.known(&message.target.address)
         {
             mailbox.accounts.at_mut(destination).path_full = true;
-            let (octets, port) = (message.payload.len(), message.target.port);
-            mailbox.refuse_share(destination, octets, port);
-            return Ok(Attempt::Busy(Refusal::ShareFull));
+            let (bytes, port) = (message.payload.len(), message.target.port);
+            mailbox.refuse_share(destination, bytes, port);
+            return Ok(Attempt::Busy(ErrorReason::ShareFull));
         }
-        Ok(Attempt::Busy(Refusal::PathFull))
+        Ok(Attempt::Busy(ErrorReason::PathFull))
     }
 
     fn attempt_loop(&mut self, message: &Message) -> Attempt {
@@ -396,13 +396,13 @@ impl State {
         mailbox.map_news = false;
         if is_congested {
             mailbox.note_congested(target.port);
-            return Attempt::Busy(Refusal::PeerCongested);
+            return Attempt::Busy(ErrorReason::PeerCongested);
         }
-        let (octets, queued_bytes) = (payload.len(), mailbox.send_queued_bytes);
-        if !mailbox.accounts.has_room(HERE, octets, queued_bytes) {
-            let refusal = mailbox.refuse(HERE, octets, target.port);
+        let (bytes, queued_bytes) = (payload.len(), mailbox.send_queued_bytes);
+        if !mailbox.accounts.has_room(HERE, bytes, queued_bytes) {
+            let reason = mailbox.refuse(HERE, bytes, target.port);
             self.counters.send_queue_full += 1;
-            return Attempt::Busy(refusal);
+            return Attempt::Busy(reason);
         }
         self.deliver_here(*id, target, payload, *extension);
         Attempt::Queued(Way::Loop)
@@ -419,17 +419,17 @@ impl State {
             path: None,
             writing: None,
             look: false,
-            settle: false,
+            finish_pass: false,
             sync: has_descriptor && mailbox.is_half_full(),
         };
         match way {
             Way::Alone(path) => leaving.writing = self.begin_alone(path),
             Way::Again(path) => {
                 let record = self.paths.get(path);
-                let is_settled = record.is_some_and(|record| {
-                    record.settled && record.core.outgoing.pending_bytes < record.flush_bytes
+                let is_batching_or_idle = record.is_some_and(|record| {
+                    record.is_batching && record.core.outgoing.pending_bytes < record.flush_bytes
                 });
-                if !is_settled {
+                if !is_batching_or_idle {
                     self.push(path, &mut leaving);
                 }
             }
@@ -439,16 +439,16 @@ impl State {
             }
             Way::Loop => {
                 leaving.sync = has_descriptor;
-                leaving.settle = !self.touched.is_empty();
+                leaving.finish_pass = !self.touched.is_empty();
             }
         }
-        if leaving.writing.is_none() && !leaving.look && !leaving.settle && !leaving.sync {
+        if leaving.writing.is_none() && !leaving.look && !leaving.finish_pass && !leaving.sync {
             return Sent::Done;
         }
         Sent::Leaves(leaving)
     }
 
-    /// Decide whether what is queued leaves now, and whether to look for room behind it.
+    /// Decide whether what is queued leaves now, and whether to look for room after it.
     fn push(&mut self, path: PathId, leaving: &mut Leaving) {
         let Some(mailbox) = self.mailboxes.get_mut(leaving.mailbox) else {
             return;
@@ -464,39 +464,39 @@ impl State {
         if self.leaves_now(path, burst_bytes) {
             leaving.writing = self.begin_write(path, false);
         }
-        leaving.settle = self.paths.get(path).is_some_and(|record| record.full);
+        leaving.finish_pass = self.paths.get(path).is_some_and(|record| record.full);
     }
 
     /// Count once for each message that it waited for a congested peer.
-    fn note_blocked(&mut self, message: &mut Message, refusal: Refusal) {
-        if is_as_congested(refusal) && !message.blocked {
+    fn note_blocked(&mut self, message: &mut Message, reason: ErrorReason) {
+        if is_as_congested(reason) && !message.blocked {
             message.blocked = true;
             self.counters.cong_send_blocked += 1;
         }
     }
 
-    fn account_detail(&mut self, message: &Message, refusal: Refusal) -> String {
+    fn account_detail(&mut self, message: &Message, reason: ErrorReason) -> String {
         let SocketAddress { address, port } = message.target;
         let Some(mailbox) = self.mailboxes.get_mut(message.mailbox) else {
             return String::new();
         };
-        if refusal == Refusal::PeerCongested {
+        if reason == ErrorReason::PeerCongested {
             return format!("{address} port {port} is full");
         }
         let (queued, bound) = (mailbox.send_queued_bytes, mailbox.settings.send_bytes_max);
-        if refusal == Refusal::ShareFull {
+        if reason == ErrorReason::ShareFull {
             let known = mailbox.accounts.known(&address);
             let held = known.map_or(0, |id| mailbox.accounts.at(id).queued_bytes);
             return format!(
-                "{held} octets are queued to {address}, one of several that share {bound}"
+                "{held} bytes are queued to {address}, one of several that share {bound}"
             );
         }
-        format!("{queued} of {bound} octets are queued")
+        format!("{queued} of {bound} bytes are queued")
     }
 }
 
 impl StreamPath {
-    /// Have the last message ask: its sender may wait for the acknowledgement, to have room.
+    /// Have the last message request an acknowledgement: its sender may wait for it, to have room.
     fn want_acknowledgement(&mut self) {
         self.core.outgoing.acknowledgement_wanted = true;
         self.plain = false;
@@ -504,35 +504,35 @@ impl StreamPath {
 }
 
 impl Mailbox {
-    /// Count a message that is queued; return whether it asks for an acknowledgement.
-    fn count_queued(&mut self, destination: DestinationId, octets: usize) -> bool {
+    /// Count a message that is queued; return whether it requests an acknowledgement.
+    fn count_queued(&mut self, destination: DestinationId, bytes: usize) -> bool {
         self.accounts
-            .admit(destination, octets, self.send_queued_bytes);
-        self.send_queued_bytes += octets;
-        self.accounts.at_mut(destination).queued_bytes += octets;
+            .admit(destination, bytes, self.send_queued_bytes);
+        self.send_queued_bytes += bytes;
+        self.accounts.at_mut(destination).queued_bytes += bytes;
         self.is_half_full()
             && self
                 .accounts
                 .note_queued(destination, self.send_queued_bytes)
     }
 
-    /// Say how a destination without room is refused, and remember it unless it is the only one.
+    /// Return the error for a destination without room, and note it unless it is the only one.
     #[cold]
-    fn refuse(&mut self, destination: DestinationId, octets: usize, port: u16) -> Refusal {
+    fn refuse(&mut self, destination: DestinationId, bytes: usize, port: u16) -> ErrorReason {
         self.map_news = false;
         if self.accounts.is_alone(destination, self.send_queued_bytes) {
-            return Refusal::QueueFull;
+            return ErrorReason::QueueFull;
         }
-        self.refuse_share(destination, octets, port);
-        Refusal::ShareFull
+        self.refuse_share(destination, bytes, port);
+        ErrorReason::ShareFull
     }
 
-    /// Remember that a destination has no room, to be told once it has.
-    fn refuse_share(&mut self, destination: DestinationId, octets: usize, port: u16) {
+    /// Note that a destination has no room, to notify its senders once it has.
+    fn refuse_share(&mut self, destination: DestinationId, bytes: usize, port: u16) {
         self.map_news = false;
         self.refused_at = Some(destination);
         self.accounts
-            .refuse(destination, octets, Self::group_of(port));
+            .refuse(destination, bytes, Self::group_of(port));
     }
 
     /// Note that a send met a congested port: the next map concerns this socket.
@@ -545,14 +545,14 @@ impl Mailbox {
     }
 }
 
-/// Tell whether a refusal counts as the peer's congestion.
-fn is_as_congested(refusal: Refusal) -> bool {
-    matches!(refusal, Refusal::PeerCongested | Refusal::ShareFull)
+/// Return whether an error reason counts as the peer's congestion.
+fn is_as_congested(reason: ErrorReason) -> bool {
+    matches!(reason, ErrorReason::PeerCongested | ErrorReason::ShareFull)
 }
 
 #[cold]
-fn too_long(mailbox: &Mailbox, octets: usize, message_bytes_max: usize) -> Refused {
-    let (limit, remedy) = if octets > message_bytes_max {
+fn too_long(mailbox: &Mailbox, bytes: usize, message_bytes_max: usize) -> Rejected {
+    let (limit, remedy) = if bytes > message_bytes_max {
         (
             message_bytes_max,
             "raise the setting max_message_bytes at both ends",
@@ -563,6 +563,6 @@ fn too_long(mailbox: &Mailbox, octets: usize, message_bytes_max: usize) -> Refus
             "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds",
         )
     };
-    let detail = format!("payload of {octets} bytes, limit {limit}: {remedy}");
-    Refusal::TooLong.because(detail)
+    let detail = format!("payload of {bytes} bytes, limit {limit}: {remedy}");
+    ErrorReason::TooLong.because(detail)
 }

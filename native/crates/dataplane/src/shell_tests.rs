@@ -1,11 +1,11 @@
-//! Messages in and out of one path: what leaves when, what is refused, what a read tells.
+//! Messages in and out of one path: when they leave, which calls fail, what a read reports.
 
 use urds_path::{DownReason, Header, Hold, Limits, Release};
 
+use crate::errors::ErrorReason;
 use crate::events::Event;
 use crate::mailbox::{MailboxSettings, Route};
 use crate::receiving::Taken;
-use crate::refusal::Refusal;
 use crate::world::{MS, PEER_PORT, World, acknowledgement, address, message, peer};
 
 const LONG: usize = 64 << 10;
@@ -30,8 +30,8 @@ fn the_account_is_tested_before_a_message_is_added() {
     let mailbox = world.mailbox(sized(100));
     assert_eq!(world.send(mailbox, &[0; 99]), Ok(()));
     assert_eq!(world.send(mailbox, &[0; 100]), Ok(()));
-    assert_eq!(world.send(mailbox, &[]), Err(Refusal::QueueFull));
-    assert_eq!(world.send(mailbox, &[0; 101]), Err(Refusal::TooLong));
+    assert_eq!(world.send(mailbox, &[]), Err(ErrorReason::QueueFull));
+    assert_eq!(world.send(mailbox, &[0; 101]), Err(ErrorReason::TooLong));
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 199);
     assert_eq!(world.turn(0), [Event::Wanted { path: world.path }]);
 }
@@ -44,7 +44,7 @@ fn a_burst_leaves_as_a_tail_and_a_request_at_once() {
     for text in [b"1", b"2", b"3", b"4"] {
         world.send(mailbox, text).unwrap();
     }
-    // By two credits; the rest waits for more.
+    // By two credits; the rest waits.
     assert_eq!(remote.payloads(), [b"1", b"2"]);
     world.turn(MS);
     assert_eq!(remote.payloads(), [b"3", b"4"]);
@@ -97,20 +97,20 @@ fn long_messages_come_whole_in_whatever_pieces() {
         let sent: Vec<Vec<u8>> = [LONG, 10, 8192, 300_000, 20_000, 0, LONG]
             .iter()
             .zip(1..)
-            .map(|(&octets, number)| vec![number; octets])
+            .map(|(&bytes, number)| vec![number; bytes])
             .collect();
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for (number, text) in (1..).zip(&sent) {
             let header = Header {
                 payload_bytes: text.len(),
                 ..message(number)
             };
-            octets.extend_from_slice(&header.emit(false));
-            octets.extend_from_slice(text);
+            bytes.extend_from_slice(&header.emit(false));
+            bytes.extend_from_slice(text);
         }
         let mut got = Vec::new();
-        for octets in octets.chunks(piece) {
-            remote.write(octets);
+        for bytes in bytes.chunks(piece) {
+            remote.write(bytes);
             world.turn(0);
             got.append(&mut world.take(mailbox));
         }
@@ -174,14 +174,14 @@ fn a_stream_that_takes_no_more_is_written_to_when_it_does() {
 }
 
 #[test]
-fn a_breach_cuts_the_stream_and_is_counted() {
+fn a_protocol_error_cuts_the_stream_and_is_counted() {
     let world = World::new();
     world.mailbox(MailboxSettings::default());
     let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
     remote.say(acknowledgement(7), &[]);
     let events = world.turn(0);
-    let is_breach = |event: &Event| matches!(event, Event::Down { reason, .. } if *reason == DownReason::BadAcknowledgement);
-    assert!(events.iter().any(is_breach), "{events:?}");
+    let is_protocol_error = |event: &Event| matches!(event, Event::Down { reason, .. } if *reason == DownReason::BadAcknowledgement);
+    assert!(events.iter().any(is_protocol_error), "{events:?}");
     assert_eq!(world.counter("recv_drop_bad_ack"), 1);
 }
 
@@ -200,10 +200,7 @@ fn a_full_mailbox_marks_its_port_and_pauses_its_peer() {
     world.turn(0);
     assert_eq!(world.counter("recv_paused"), 1);
     let maps = remote.frames();
-    assert!(
-        maps.last().unwrap().1[625] != 0,
-        "port 5000 is in octet 625"
-    );
+    assert!(maps.last().unwrap().1[625] != 0, "port 5000 is in byte 625");
     remote.say_message(7, b"read later");
     world.turn(0);
     assert_eq!(world.take(mailbox).len(), 6);
@@ -216,7 +213,7 @@ fn a_full_mailbox_marks_its_port_and_pauses_its_peer() {
             .unwrap()
             .1
             .iter()
-            .all(|&octet| octet == 0)
+            .all(|&byte| byte == 0)
     );
 }
 
@@ -234,7 +231,7 @@ fn a_congested_peer_refuses_until_its_map_says_otherwise() {
     remote.say_map(&map);
     world.turn(0);
     assert!(world.plane.peer_is_congested(world.path, PEER_PORT));
-    assert_eq!(world.send(mailbox, b"x"), Err(Refusal::PeerCongested));
+    assert_eq!(world.send(mailbox, b"x"), Err(ErrorReason::PeerCongested));
     assert_eq!(world.counter("cong_send_error"), 1);
     remote.say_map(&[0; 8192]);
     world.turn(0);
@@ -257,7 +254,7 @@ fn a_path_is_full_at_its_bound_of_messages() {
         sent += 1;
     }
     assert!((10..20).contains(&sent), "{sent}");
-    assert_eq!(world.send(mailbox, &[]), Err(Refusal::PathFull));
+    assert_eq!(world.send(mailbox, &[]), Err(ErrorReason::PathFull));
     assert_eq!(world.plane.cancel(mailbox, None, Some(PEER_PORT)), sent);
     assert_eq!(world.send(mailbox, &[]), Ok(()));
 }
@@ -268,7 +265,7 @@ fn giving_up_is_told_once() {
     let mailbox = world.mailbox(MailboxSettings::default());
     world.send(mailbox, b"x").unwrap();
     assert_eq!(world.plane.drop_queue(world.path), 1);
-    assert_eq!(world.send(mailbox, b"y"), Err(Refusal::PeerUnreachable));
+    assert_eq!(world.send(mailbox, b"y"), Err(ErrorReason::PeerUnreachable));
     assert_eq!(world.send(mailbox, b"y"), Ok(()));
     assert_eq!(world.counter("send_given_up"), 1);
 }
@@ -281,7 +278,10 @@ fn within_the_process_the_sender_delivers() {
         .plane
         .mailbox(address(3), 7, MailboxSettings::default());
     let there = |port| urds_path::SocketAddress::new(address(3), port);
-    assert_eq!(world.send_to(sender, there(7), b"x"), Err(Refusal::NoRoute));
+    assert_eq!(
+        world.send_to(sender, there(7), b"x"),
+        Err(ErrorReason::NoRoute)
+    );
     let long = vec![7; LONG];
     world.plane.route(sender, address(3), Some(Route::Loop));
     for payload in [&b"short"[..], &long] {
@@ -310,7 +310,7 @@ fn a_closed_mailbox_refuses_and_its_port_takes_nothing() {
     world.turn(0);
     assert_eq!(world.counter("recv_drop_closed"), 1);
     assert_eq!(world.counter("recv_drop_no_sock"), 1);
-    assert_eq!(world.send(mailbox, b"x"), Err(Refusal::Closed));
+    assert_eq!(world.send(mailbox, b"x"), Err(ErrorReason::Closed));
     assert!(world.plane.take(mailbox, false, |_| ()).is_err());
 }
 

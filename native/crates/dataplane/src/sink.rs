@@ -1,6 +1,6 @@
-//! The mailboxes of an address, as a path finds them under the plane's lock.
+//! The mailboxes of an address, as a path uses them under the plane's lock.
 
-use urds_path::{Address, Arriving, Ground, NO_EXTENSION, SocketAddress};
+use urds_path::{Address, Arriving, MessageSink, NO_EXTENSION, SocketAddress};
 
 use crate::clock::wall_ns;
 use crate::host::Inboxes;
@@ -8,8 +8,8 @@ use crate::mailbox::Mailbox;
 use crate::state::MailboxId;
 use crate::table::Table;
 
-/// Where messages of one read go; it knows the last port again, and counts who got how many.
-pub(crate) struct StateGround<'a> {
+/// Where messages of one read go; it caches the last port, and counts messages by mailbox.
+pub(crate) struct StateSink<'a> {
     inboxes: &'a Inboxes,
     mailboxes: &'a mut Table<Mailbox>,
     peer: Address,
@@ -19,7 +19,7 @@ pub(crate) struct StateGround<'a> {
     last: Option<(u16, MailboxId)>,
 }
 
-impl<'a> StateGround<'a> {
+impl<'a> StateSink<'a> {
     pub(crate) fn new(
         inboxes: &'a Inboxes,
         mailboxes: &'a mut Table<Mailbox>,
@@ -38,7 +38,7 @@ impl<'a> StateGround<'a> {
     }
 }
 
-impl Ground for StateGround<'_> {
+impl MessageSink for StateSink<'_> {
     #[inline]
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
         let id = match self.last {
@@ -55,7 +55,7 @@ impl Ground for StateGround<'_> {
             return false;
         };
         let source = SocketAddress::new(self.peer, message.source_port);
-        // Times are told of a message only where something else of it is told beside.
+        // Times are taken only for a message that reports other details as well.
         let (wall_ns, arrived_ns) = if mailbox.detailed || message.extension != NO_EXTENSION {
             (wall_ns(), self.now_ns)
         } else {

@@ -11,7 +11,7 @@ use crate::stream::Stream;
 use crate::stream_path::StreamPath;
 use crate::sys::sockets;
 
-/// Of each table of messages.
+/// Limit of each table of messages.
 const ROWS_MAX: usize = 65536;
 
 /// A bound socket.
@@ -25,7 +25,7 @@ pub struct MailboxRow {
     pub receive_queued_bytes: usize,
     pub receive_queued_messages: usize,
     pub congested: bool,
-    /// Of its descriptor, 0 if it has none.
+    /// Inode number of its descriptor, 0 if it has none.
     pub inode: u64,
 }
 
@@ -42,21 +42,21 @@ pub struct PathRow {
     pub sequence_expected: u64,
     pub unsent_messages: usize,
     pub unacknowledged_messages: usize,
-    /// What carries the stream, or the last one, as rds-info names it.
+    /// Transport of the stream, or of the last one, as rds-info names it.
     pub carrier: &'static str,
     /// Our end of the stream and the peer's.
     pub streams: Option<(SocketAddress, SocketAddress)>,
     pub header_remaining_bytes: usize,
     pub data_remaining_bytes: usize,
-    pub stream_sent_octets: u64,
-    pub stream_expected_octets: u64,
-    pub stream_acknowledged_octets: u64,
+    pub stream_sent_bytes: u64,
+    pub stream_expected_bytes: u64,
+    pub stream_acknowledged_bytes: u64,
 }
 
 /// A message in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageRow {
-    /// 0 while it has none.
+    /// 0 while it has no number.
     pub sequence: u64,
     pub payload_bytes: usize,
     pub local: Address,
@@ -65,7 +65,7 @@ pub struct MessageRow {
     pub peer_port: u16,
 }
 
-/// All of a plane; consistent, but for what TCP says of its streams a moment later.
+/// All of a plane; consistent, except that TCP is asked about its streams a moment later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// By name, in the order of rds-info.
@@ -84,9 +84,8 @@ impl Plane {
         for (row, stream) in snapshot.paths.iter_mut().zip(streams) {
             let Some(stream) = stream else { continue };
             let unacknowledged = stream.unacknowledged().unwrap_or(0);
-            row.stream_acknowledged_octets = row
-                .stream_acknowledged_octets
-                .saturating_sub(unacknowledged);
+            row.stream_acknowledged_bytes =
+                row.stream_acknowledged_bytes.saturating_sub(unacknowledged);
             row.carrier = stream.carrier();
             row.streams = stream.addresses();
         }
@@ -95,7 +94,7 @@ impl Plane {
 }
 
 impl State {
-    /// Copy everything, and the streams that the paths' rows are to be asked about.
+    /// Copy everything, and the streams that the rows of paths are read from.
     fn snapshot(&self) -> (Snapshot, Vec<Option<Arc<dyn Stream>>>) {
         let mut snapshot = Snapshot {
             counters: self.all_counters(),
@@ -126,7 +125,7 @@ impl State {
         (snapshot, streams)
     }
 
-    /// Return the counters, with those that are found by adding up what lies in queues.
+    /// Return the counters, with those that are sums over the queues.
     fn all_counters(&self) -> Vec<(&'static str, u64)> {
         let open = || self.mailboxes.iter().map(|(_, mailbox)| &mailbox.inbox);
         let queued: u64 = open().map(|inbox| inbox.len() as u64).sum();
@@ -181,18 +180,18 @@ fn path_row(path: &StreamPath) -> PathRow {
         held: core.is_held(),
         sequence_next: outgoing.sequence_next,
         sequence_expected: core.incoming.sequence_expected,
-        unsent_messages: outgoing.unsent.len() + outgoing.repeats.len(),
+        unsent_messages: outgoing.unsent.len() + outgoing.retransmits.len(),
         unacknowledged_messages: outgoing.unacked.len(),
         carrier: "tcp",
         streams: None,
         header_remaining_bytes,
         data_remaining_bytes,
-        stream_sent_octets: core.octets_written,
-        stream_expected_octets: outgoing
+        stream_sent_bytes: core.bytes_written,
+        stream_expected_bytes: outgoing
             .unacked
             .back()
             .map_or(outgoing.position, |last| last.end),
-        stream_acknowledged_octets: core.octets_written,
+        stream_acknowledged_bytes: core.bytes_written,
     }
 }
 

@@ -1,13 +1,13 @@
-//! Busy polling: a leader that looks without sleeping, as long as its socket asks for.
+//! Busy polling: a leader polls without sleeping, as long as its socket's option says.
 //!
-//! It has the chair, but its word says that it runs, so who notifies it wakes nobody (`word`). Of
-//! the lanes that were read last it looks at the positions in memory, and their writers ring no bell
-//! meanwhile; for all else it asks the set, which does not sleep. A *spell* of this is short, and
-//! between two of them the wait does what it does between two sleeps: tails, dues, deadlines,
-//! signals. Whatever ends a spell, its lanes are put to rest again before the chair is left or slept
-//! in: what came unseen is told by the set, as after any reading, and no wake-up is lost.
+//! It holds the leader slot, but its waiter state says that it runs, so notifying it wakes no
+//! thread. It polls the positions of the shm streams read last, whose writers ring no doorbell
+//! meanwhile, and the epoll set for all else. One *spell* of this is short; between two, the wait
+//! does what it does between two sleeps: batches, dues, deadlines, signals. After a spell its shm
+//! streams ring again before the thread sleeps or leaves the leader slot: the set reports what came
+//! meanwhile, so no wake-up is lost.
 //!
-//! Once in a while the processor is offered to others: the peer may need the one that we look with.
+//! From time to time the thread yields the processor: the peer may need the one that it polls on.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::state::{PathId, State};
 use crate::stream::Stream;
 use crate::waiting::Waiter;
 
-/// A spell: within it nobody looks at what is due, of which the soonest is due in half a millisecond.
+/// Length of a spell: no dues are looked at within it; the soonest is due in half a millisecond.
 pub(crate) const SPELL_NS: u64 = 200_000;
-/// Lanes that a spell looks at; the others ring, and the set is asked.
+/// Shm streams that a spell polls; the others ring, and the set is asked.
 const LANES_MAX: usize = 8;
-/// Looks at the lanes between two questions to the set, of which each costs a system call.
+/// Polls of the shm streams between two calls of the set, each of which is a system call.
 const LOOKS_MAX: u32 = 64;
 
-/// The lanes that were read last, the last one first; some may be gone.
+/// The shm streams that were read last, the last one first; some may be closed.
 #[derive(Debug, Default)]
 pub(crate) struct NearLanes(Vec<PathId>);
 
 impl NearLanes {
-    /// Note that a lane is read.
+    /// Note that a shm stream is read.
     #[inline]
     pub(crate) fn note(&mut self, path: PathId) {
         if self.0.first() != Some(&path) {
@@ -46,7 +46,7 @@ impl NearLanes {
 }
 
 impl State {
-    /// Return the lanes that a spell is to look at. Lock held.
+    /// Return the shm streams that a spell polls. Lock held.
     fn lanes_to_watch(&self) -> Vec<Lane> {
         let open = |&path: &PathId| {
             let record = self.paths.get(path).filter(|record| !record.paused)?;
@@ -60,7 +60,7 @@ impl State {
 struct Lane(PathId, Arc<dyn Stream>);
 
 impl Plane {
-    /// Look until `waiter`, who sits awake, is notified, or the time comes; no lock held.
+    /// Poll until `waiter`, which does not sleep, is notified or the time comes; no lock held.
     pub(crate) fn spin(&self, waiter: &Waiter, until_ns: u64) {
         let mut lanes = self.lock().lanes_to_watch();
         for Lane(_, stream) in &lanes {
@@ -70,13 +70,13 @@ impl Plane {
             if let Some(at) = first_with_news(&lanes, waiter) {
                 let Lane(path, stream) = &lanes[at];
                 if self.read(*path) {
-                    stream.wake(); // reading has put it to rest
+                    stream.wake(); // reading has made it ring again
                 } else {
                     // Another thread reads it, it was paused, or it has ended.
                     let Lane(path, stream) = lanes.swap_remove(at);
                     self.let_rest(path, &*stream);
                 }
-                self.settle();
+                self.finish_pass();
                 continue;
             }
             if waiter.is_notified() || self.now_ns() >= until_ns {
@@ -89,7 +89,7 @@ impl Plane {
         }
     }
 
-    /// Serve what the set has, as the leader, and offer the processor to others.
+    /// Progress, as the leader, what the set reports, and yield the processor.
     fn poll_awake(&self) {
         let mut ready = crate::sys::epoll::NOTHING;
         let told = self.poll_set.wait(&mut ready, Some(0)).unwrap_or(0);
@@ -101,7 +101,7 @@ impl Plane {
     }
 }
 
-/// Look at the lanes for some time; return which has something.
+/// Poll the shm streams for some time; return one that has something.
 fn first_with_news(lanes: &[Lane], waiter: &Waiter) -> Option<usize> {
     if lanes.is_empty() {
         return None;

@@ -16,7 +16,7 @@ use crate::world::{PORT, address, message};
 
 const LATE: Duration = Duration::from_secs(5);
 const FOR_EVER_NS: u64 = 60_000_000_000;
-/// Of a wait: a test that fails ends.
+/// Limit of a wait: a test that fails ends.
 const WAIT_NS: u64 = 8_000_000_000;
 
 fn bound(busy_poll_ns: u64) -> (Arc<Plane>, MailboxId) {
@@ -29,7 +29,7 @@ fn bound(busy_poll_ns: u64) -> (Arc<Plane>, MailboxId) {
     (plane, mailbox)
 }
 
-/// The peer's end of a lane, and ours, which the plane has.
+/// The peer's end of a shm stream, and ours, which the plane has.
 struct Pair {
     theirs: LaneStream,
     ours: Arc<LaneStream>,
@@ -54,31 +54,31 @@ impl Pair {
         }
     }
 
-    fn say(&mut self, octet: u8) {
+    fn say(&mut self, byte: u8) {
         self.sequence += 1;
         let header = Header {
             payload_bytes: 1,
             ..message(self.sequence)
         };
-        let octets = [&header.emit(false)[..], &[octet]].concat();
-        let written = self.theirs.write(&[IoSlice::new(&octets)]);
-        assert_eq!(written.ok(), Some(octets.len()));
+        let bytes = [&header.emit(false)[..], &[byte]].concat();
+        let written = self.theirs.write(&[IoSlice::new(&bytes)]);
+        assert_eq!(written.ok(), Some(bytes.len()));
     }
 
-    /// Tell whether what the peer writes now rings.
+    /// Return whether a write of the peer would ring.
     fn is_at_rest(&self) -> bool {
         let word = &self.ours.inward_control().reader_asleep.0;
         word.load(Ordering::Relaxed) != 0
     }
 }
 
-/// Return the octet of the next message, `None` when the time is over.
+/// Return the byte of the next message, `None` when the time is over.
 fn take(plane: &Plane, mailbox: MailboxId, wait_ns: u64) -> Option<u8> {
     let taken = plane.receive(mailbox, Some(wait_ns), false, &mut || false, |message| {
-        message.payload.octets()[0]
+        message.payload.bytes()[0]
     });
     match taken.expect("it is open") {
-        Taken::Message(octet) => Some(octet),
+        Taken::Message(byte) => Some(byte),
         _ => None,
     }
 }
@@ -91,12 +91,12 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn bells(plane: &Plane) -> u64 {
+fn doorbells(plane: &Plane) -> u64 {
     plane.lock().counters.tcp_data_ready_calls
 }
 
 fn is_awake(plane: &Plane) -> bool {
-    plane.lock().desk.leader_looks_before_it_sleeps()
+    plane.lock().wait_queue.leader_looks_before_it_sleeps()
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn when_its_time_is_over_it_sleeps_and_is_woken() {
     let mut pair = Pair::attached(&plane, 2);
     thread::scope(|scope| {
         let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
-        until(|| plane.lock().desk.has_leader() && !is_awake(&plane));
+        until(|| plane.lock().wait_queue.has_leader() && !is_awake(&plane));
         assert!(pair.is_at_rest());
         pair.say(7);
         assert_eq!(taker.join().expect("no panic"), Some(7));
@@ -139,7 +139,7 @@ fn a_wait_ends_in_time() {
     let start = Instant::now();
     assert_eq!(take(&plane, mailbox, 20_000_000), None);
     assert!(start.elapsed() >= Duration::from_millis(20) && start.elapsed() < LATE);
-    assert!(plane.lock().desk.is_empty());
+    assert!(plane.lock().wait_queue.is_empty());
 }
 
 #[test]
@@ -147,15 +147,15 @@ fn a_lane_rings_for_nobody_who_looks() {
     let (plane, mailbox) = bound(FOR_EVER_NS);
     let mut pair = Pair::attached(&plane, 2);
     pair.say(1);
-    assert_eq!(take(&plane, mailbox, WAIT_NS), Some(1)); // from now on it is near
+    assert_eq!(take(&plane, mailbox, WAIT_NS), Some(1)); // polled from now on
     thread::scope(|scope| {
-        for octet in 2..50 {
-            let before = bells(&plane);
+        for byte in 2..50 {
+            let before = doorbells(&plane);
             let taker = scope.spawn(|| take(&plane, mailbox, WAIT_NS));
             until(|| !pair.is_at_rest());
-            pair.say(octet);
-            assert_eq!(taker.join().expect("no panic"), Some(octet));
-            assert_eq!(bells(&plane), before);
+            pair.say(byte);
+            assert_eq!(taker.join().expect("no panic"), Some(byte));
+            assert_eq!(doorbells(&plane), before);
             assert!(pair.is_at_rest(), "nobody looks any more");
         }
     });

@@ -11,27 +11,27 @@ use urds_path::{Address, Counters, Limits};
 use crate::absence::Missing;
 use crate::accounts::DestinationId;
 use crate::clock::Clock;
-use crate::dues::Owing;
+use crate::dues::AckDeadlines;
+use crate::errors::ErrorReason;
 use crate::events::Event;
-use crate::helper::HelperState;
 use crate::host::Host;
 use crate::mailbox::Mailbox;
 use crate::plane::Plane;
 use crate::poll_set::PollTables;
-use crate::refusal::Refusal;
+use crate::progress_thread::ProgressThreadState;
 use crate::rules::{self, Rule};
 use crate::spinning::NearLanes;
 use crate::stream::Stream;
 use crate::stream_path::StreamPath;
 use crate::sys::epoll::Epoll;
 use crate::table::{Id, IdSet, Table};
-use crate::waiting::{WaitingDesk, Wakes};
+use crate::waiting::{WaitQueue, Wakes};
 
 pub type HostId = Id<Host>;
 pub type MailboxId = Id<Mailbox>;
 pub type PathId = Id<StreamPath>;
 
-/// A closed mailbox with messages on their way: until when they may be.
+/// A closed mailbox with messages in flight: its deadline.
 pub struct Lingering {
     pub mailbox: MailboxId,
     pub host: HostId,
@@ -41,7 +41,7 @@ pub struct Lingering {
 /// Everything; fields are public because each module works on its own part of it.
 pub struct State {
     pub limits: Limits,
-    /// Of this process's life, told in the header of maps.
+    /// Generation number of this process, sent in the header of maps.
     pub generation: Option<u32>,
     pub clock: Clock,
     pub counters: Counters,
@@ -49,37 +49,37 @@ pub struct State {
     pub hosts_by_address: HashMap<Address, HostId>,
     pub mailboxes: Table<Mailbox>,
     pub paths: Table<StreamPath>,
-    pub desk: WaitingDesk,
-    pub helper: HelperState,
+    pub wait_queue: WaitQueue,
+    pub progress_thread: ProgressThreadState,
     pub poll_set: PollTables,
-    /// Perhaps a message waits for others to join it.
-    pub tails: bool,
-    /// Somebody reads or takes: the helper need not. Cleared by the helper's look.
+    /// Messages may wait to be sent in one batch.
+    pub batches: bool,
+    /// A thread reads or takes, so the progress thread need not; it clears this when it looks.
     pub driven: bool,
     pub closed: bool,
-    /// Why a closed mailbox refuses.
-    pub closed_refusal: Refusal,
+    /// Error reason of a closed mailbox.
+    pub closed_reason: ErrorReason,
     /// Paths of which time makes something due.
     pub dirty: IdSet<StreamPath>,
-    /// When to acknowledge what a path owes.
-    pub owing: Owing,
-    /// Paths at their bound of messages.
+    /// When to acknowledge what is pending on a path.
+    pub ack_deadlines: AckDeadlines,
+    /// Paths at their limit of messages.
     pub full_paths: IdSet<StreamPath>,
-    /// Mailboxes that are judged and shown at the end of the pass.
+    /// Mailboxes that are checked and synced at the end of the pass.
     pub touched: IdSet<Mailbox>,
-    /// Mailboxes over their buffer, to be looked at again.
+    /// Mailboxes over their buffer, to be checked again.
     pub looks: IdSet<Mailbox>,
     pub lingering: Vec<Lingering>,
-    /// Octets on their way of mailboxes that are closed.
+    /// Bytes in flight of mailboxes that are closed.
     pub(crate) closed_accounts: HashMap<MailboxId, usize>,
-    /// When the peers of paths count as absent.
+    /// When the peers of paths become absent.
     pub(crate) missing: Missing,
     events: Vec<Event>,
-    /// Streams that are over: dropped, and so closed, when the lock is released.
-    grave: Vec<Arc<dyn Stream>>,
-    /// Lanes that were read last.
+    /// Ended streams: dropped, and so closed, when the lock is released.
+    deferred: Vec<Arc<dyn Stream>>,
+    /// Shm streams that were read last.
     pub(crate) near: NearLanes,
-    /// Scratch of `dues::serve` and its like, kept so that a pass allocates nothing.
+    /// Scratch of `dues::serve_due` and the like, kept so that a pass allocates nothing.
     pub(crate) spare_paths: Vec<PathId>,
 }
 
@@ -95,15 +95,15 @@ impl State {
             hosts_by_address: HashMap::new(),
             mailboxes: Table::default(),
             paths: Table::default(),
-            desk: WaitingDesk::default(),
-            helper: HelperState::default(),
+            wait_queue: WaitQueue::default(),
+            progress_thread: ProgressThreadState::default(),
             poll_set: PollTables::new(poll_set),
-            tails: false,
+            batches: false,
             driven: false,
             closed: false,
-            closed_refusal: Refusal::Closed,
+            closed_reason: ErrorReason::Closed,
             dirty: IdSet::default(),
-            owing: Owing::default(),
+            ack_deadlines: AckDeadlines::default(),
             full_paths: IdSet::default(),
             touched: IdSet::default(),
             looks: IdSet::default(),
@@ -111,7 +111,7 @@ impl State {
             closed_accounts: HashMap::new(),
             missing: Missing::default(),
             events: Vec::new(),
-            grave: Vec::new(),
+            deferred: Vec::new(),
             near: NearLanes::default(),
             spare_paths: Vec::new(),
         }
@@ -138,21 +138,21 @@ impl State {
         host.inboxes.get(&port).copied()
     }
 
-    // -- what happened, for whoever waits for it
+    // -- notifications
 
-    /// Tell receivers; the mailbox is judged at the end of the pass.
+    /// Notify receivers; the mailbox is checked at the end of the pass.
     pub fn note_arrival(&mut self, mailbox: MailboxId, messages: usize) {
         let Some(record) = self.mailboxes.get_mut(mailbox) else {
             return;
         };
-        record.receive_waiters.tell(messages, &mut self.desk);
+        record.receive_waiters.tell(messages, &mut self.wait_queue);
         let inbox = &record.inbox;
         if record.special || inbox.receive_queued_bytes > inbox.buffer_bytes {
             self.touched.insert(mailbox);
         }
     }
 
-    /// Tell senders that messages left, so that there may be room.
+    /// Notify senders that messages left, so that there may be room.
     pub fn note_room(&mut self, mailbox: MailboxId) {
         self.tell_room(mailbox);
         if self
@@ -164,12 +164,12 @@ impl State {
         }
     }
 
-    /// Tell senders that there may be room.
+    /// Notify senders that there may be room.
     pub fn tell_room(&mut self, mailbox: MailboxId) {
         let Some(record) = self.mailboxes.get_mut(mailbox) else {
             return;
         };
-        record.room_waiters.tell_all(&mut self.desk);
+        record.room_waiters.tell_all(&mut self.wait_queue);
         if record.descriptor.is_some() {
             self.touched.insert(mailbox);
         }
@@ -179,9 +179,9 @@ impl State {
         }
     }
 
-    /// Tell senders to some destinations of their room, as of the end of congestion.
+    /// Notify senders to some destinations of room, as after congestion.
     ///
-    /// A sender that waits for one of them continues; to the others it is a new map.
+    /// A sender that waits for one of them continues; for the others it is a new map.
     pub(crate) fn tell_roomy(&mut self, mailbox: MailboxId, roomy: &[DestinationId]) {
         let Some(record) = self.mailboxes.get_mut(mailbox) else {
             return;
@@ -191,7 +191,7 @@ impl State {
             let destination = record.accounts.at_mut(id);
             groups |= std::mem::take(&mut destination.refused_groups);
             if rules::holds(Rule::RoomTells) {
-                destination.waiters.tell_all(&mut self.desk);
+                destination.waiters.tell_all(&mut self.wait_queue);
             }
         }
         if !record.settings.monitor {
@@ -203,7 +203,7 @@ impl State {
         }
     }
 
-    /// Have descriptors show that a path came to its bound of messages (`full` is set) or left it.
+    /// Have descriptors show that a path reached its limit of messages (`full` is set) or left it.
     pub fn note_full(&mut self, path: PathId) {
         let Some(record) = self.paths.get(path) else {
             return;
@@ -227,7 +227,7 @@ impl State {
         }
     }
 
-    /// Tell whether a mailbox is so full that its peers' streams must wait.
+    /// Return whether a mailbox is so full that its peers' streams must wait.
     pub fn is_over_hard_bound(&self, mailbox: MailboxId) -> bool {
         let Some(record) = self.mailboxes.get(mailbox) else {
             return false;
@@ -235,53 +235,53 @@ impl State {
         record.inbox.hard_bytes() > self.hard_bound_of(record.inbox.buffer_bytes)
     }
 
-    /// Return the octets at which a mailbox with this buffer pauses who fills it.
+    /// Return the bytes at which a mailbox with this buffer pauses the paths that fill it.
     pub fn hard_bound_of(&self, buffer_bytes: usize) -> usize {
         self.limits.receive_hard_bound(buffer_bytes)
     }
 
     // -- what is due
 
-    /// Note that time makes something of a path due.
+    /// Note that a path has something due at some time.
     pub fn mark_dirty(&mut self, path: PathId) {
         self.dirty.insert(path);
-        self.want_helper_if_unread();
+        self.want_progress_thread_if_unread();
     }
 
-    /// Wake the helper for what is due soon, unless a leader looks before it sleeps.
-    pub(crate) fn want_helper_if_unread(&mut self) {
-        if self.desk.leader_looks_before_it_sleeps() {
+    /// Wake the progress thread for what is due soon, unless a leader looks before it sleeps.
+    pub(crate) fn want_progress_thread_if_unread(&mut self) {
+        if self.wait_queue.leader_looks_before_it_sleeps() {
             return;
         }
-        self.helper.want();
+        self.progress_thread.want();
     }
 
-    /// Tell whether time may make something due.
+    /// Return whether anything may become due.
     pub fn has_dues(&self) -> bool {
-        !self.owing.is_empty()
+        !self.ack_deadlines.is_empty()
             || !self.dirty.is_empty()
             || !self.looks.is_empty()
             || !self.lingering.is_empty()
             || !self.missing.is_empty()
     }
 
-    /// Stop watching a path's stream; nothing of it is due any more.
+    /// Stop watching a path's stream; nothing of it stays due.
     pub fn forget_stream(&mut self, path: PathId) {
         self.dirty.remove(path);
-        self.owing.remove(path);
+        self.ack_deadlines.remove(path);
         self.unwatch_stream(path);
     }
 
-    /// Forget a path: its queue is dropped, nothing leads to it.
+    /// Remove a path: its queue is dropped, nothing refers to it.
     pub fn remove_path(&mut self, path: PathId) {
         let Some(record) = self.paths.get_mut(path) else {
             return;
         };
         record.core.outgoing.drop_all();
         let (host, peer) = (record.host, record.peer);
-        self.settle_freed(path);
+        self.finish_freed(path);
         self.dirty.remove(path);
-        self.owing.remove(path);
+        self.ack_deadlines.remove(path);
         self.full_paths.remove(path);
         self.paths.remove(path);
         if let Some(host) = self.hosts.get_mut(host) {
@@ -292,10 +292,10 @@ impl State {
 
     // -- the control plane's events
 
-    /// Keep an event for `help`.
+    /// Keep an event for the next `help`.
     pub fn emit(&mut self, event: Event) {
         self.events.push(event);
-        self.helper.want_now();
+        self.progress_thread.want_now();
     }
 
     /// Return and forget the events.
@@ -303,38 +303,38 @@ impl State {
         std::mem::take(&mut self.events)
     }
 
-    // -- what is done once the lock is free
+    // -- work to be done without the lock
 
-    /// Have a stream dropped, and so closed unless somebody else still holds it.
-    pub fn bury(&mut self, stream: Arc<dyn Stream>) {
-        self.grave.push(stream);
+    /// Have a stream dropped, and so closed unless another thread still holds it.
+    pub fn defer(&mut self, stream: Arc<dyn Stream>) {
+        self.deferred.push(stream);
     }
 
     #[inline]
     pub(crate) fn has_wakes(&self) -> bool {
-        self.desk.has_wakes() || self.helper.wake_due || !self.grave.is_empty()
+        self.wait_queue.has_wakes() || self.progress_thread.wake_due || !self.deferred.is_empty()
     }
 
     pub(crate) fn take_after(&mut self) -> After {
         After {
-            wakes: self.desk.take_wakes(),
-            ring: std::mem::take(&mut self.helper.wake_due),
-            _grave: std::mem::take(&mut self.grave),
+            wakes: self.wait_queue.take_wakes(),
+            ring: std::mem::take(&mut self.progress_thread.wake_due),
+            _deferred: std::mem::take(&mut self.deferred),
         }
     }
 }
 
-/// What is done once the lock is free: wake-ups and ends of streams.
+/// Work to be done without the lock: wake-ups and ends of streams.
 pub(crate) struct After {
     wakes: Wakes,
     ring: bool,
-    _grave: Vec<Arc<dyn Stream>>,
+    _deferred: Vec<Arc<dyn Stream>>,
 }
 
 impl After {
     pub(crate) fn deliver(self, plane: &Plane) {
         if self.ring {
-            plane.helper.ring();
+            plane.progress_thread.ring();
         }
         self.wakes.deliver(&plane.kick);
     }

@@ -1,4 +1,4 @@
-//! What a path writes to and reads from: a connected descriptor that never blocks.
+//! The stream that a path writes to and reads from: a connected descriptor that never blocks.
 
 use std::any::Any;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -8,10 +8,10 @@ use urds_path::SocketAddress;
 
 use crate::sys::sockets;
 
-/// A connection as a path sees it. Any thread may make any call; none of them blocks.
+/// A connection as a path uses it. Any thread may make any call; none of them blocks.
 ///
-/// No call is made with the plane's lock held, so that a stream may be an object of Python. The
-/// plane drops a stream without its lock as well; what is dropped is closed.
+/// No call is made with the plane's lock held, so a stream may be a Python object. The plane drops
+/// a stream without its lock as well; a dropped stream is closed.
 pub trait Stream: Send + Sync {
     /// A descriptor that epoll can watch.
     fn descriptor(&self) -> RawFd;
@@ -19,13 +19,13 @@ pub trait Stream: Send + Sync {
     /// Read once, into `first` and then into `second`; `Ok(0)` is the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is here, else whatever ended the stream.
+    /// `WouldBlock` if nothing is here, else the error that ended the stream.
     fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize>;
 
-    /// Write once; return the octets taken.
+    /// Write once; return the bytes taken.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing fits, else whatever ended the stream.
+    /// `WouldBlock` if nothing fits, else the error that ended the stream.
     fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// End our direction; what the peer sent before can still be read.
@@ -34,54 +34,53 @@ pub trait Stream: Send + Sync {
     /// As `shutdown(2)`.
     fn shutdown(&self) -> io::Result<()>;
 
-    /// Be readable only once so many octets are here, or the end is; a hint, 1 ends it.
-    fn expect(&self, octets: usize);
+    /// Be readable only once this many bytes are here, or the end is; a hint, 1 undoes it.
+    fn expect(&self, bytes: usize);
 
-    /// How many octets a read would give, 0 once closed.
+    /// How many bytes a read would give, 0 once closed.
     fn waiting(&self) -> usize;
 
-    /// How many of the octets written the peer's TCP has not acknowledged; true after a reset.
+    /// How many of the bytes written the peer's TCP has not acknowledged; valid after a reset.
     ///
     /// # Errors
     /// As `ioctl(2)`; for a stream that does not know.
     fn unacknowledged(&self) -> io::Result<u64>;
 
-    /// Tell whether so many octets are here, or as many as ever are at once.
-    fn has_come(&self, octets: usize) -> bool {
-        self.waiting() >= octets
+    /// Return whether this many bytes are here, or as many as ever are at once.
+    fn has_come(&self, bytes: usize) -> bool {
+        self.waiting() >= bytes
     }
 
-    /// Tell whether the descriptor is a bell: readable for whatever there is to look at, never
-    /// writable for room. Such a stream is heard, read and written to whenever it rings.
+    /// Return whether the descriptor is a doorbell: readable when there is something to look at,
+    /// never writable for room. Such a stream is read and written at each doorbell.
     fn rings(&self) -> bool {
         false
     }
 
-    /// Take note of what the descriptor tells, before looking at the stream.
+    /// Consume what the descriptor reports, before looking at the stream.
     fn hear(&self) {}
 
-    /// Have the descriptor tell of what comes from now on; false: there is something already, of
-    /// which it will not tell. Called whenever nobody reads any more.
+    /// Have the descriptor report later bytes; false: there are some already, which it will not
+    /// report. Called whenever no thread reads any more.
     fn rest(&self) -> bool {
         true
     }
 
-    /// Of a stream that rings: have it not ring until `rest`, for somebody looks at `has_news` all
-    /// the time.
+    /// With a doorbell: stop it until `rest`, for a thread polls `has_news` all the time.
     fn wake(&self) {}
 
-    /// Of a stream that rings: tell whether there is something to read, or a breach to find, by a
-    /// look into memory.
+    /// With a doorbell: return whether there is something to read, or a protocol error to find, by
+    /// reading memory.
     fn has_news(&self) -> bool {
         false
     }
 
-    /// Of a stream that rings: tell whether a write would be taken, without trying.
+    /// With a doorbell: return whether a write would be taken, without trying.
     fn has_room(&self) -> bool {
         false
     }
 
-    /// What carries it, as rds-info names transports.
+    /// Transport of the stream, as rds-info names it.
     fn carrier(&self) -> &'static str {
         "tcp"
     }
@@ -91,7 +90,7 @@ pub trait Stream: Send + Sync {
         None
     }
 
-    /// The thing itself, for whoever gets it back from `detach`.
+    /// This object, for the caller of `detach`.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -101,12 +100,12 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// Take over a connected descriptor. It may be a blocking one: each call says not to wait.
+    /// Take over a connected descriptor. It may be a blocking one: no call waits.
     pub fn new(descriptor: OwnedFd) -> Self {
         Self { descriptor }
     }
 
-    /// Give the descriptor back.
+    /// Return the descriptor.
     pub fn into_descriptor(self) -> OwnedFd {
         self.descriptor
     }
@@ -133,9 +132,9 @@ impl Stream for TcpStream {
         sockets::shutdown_write(self.descriptor())
     }
 
-    fn expect(&self, octets: usize) {
+    fn expect(&self, bytes: usize) {
         // As `socket(7)`, SO_RCVLOWAT; the kernel caps it by its buffer.
-        drop(sockets::expect(self.descriptor(), octets));
+        drop(sockets::expect(self.descriptor(), bytes));
     }
 
     fn waiting(&self) -> usize {

@@ -1,4 +1,4 @@
-//! A path and what its shell knows: its stream, who reads and writes it, what time makes due.
+//! A path and its state in the shell: its stream, its reader and writer, what time makes due.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ pub struct StreamPath {
     pub index: u32,
     pub core: PathCore,
     pub stream: Option<Arc<dyn Stream>>,
-    /// Streams so far: tells which one an event or a read is about.
+    /// Streams so far: the number of the one that an event or a read is about.
     pub attachment: u64,
-    /// Somebody writes; he looks again before he clears it.
+    /// A thread writes; it looks again before it clears this.
     pub writing: bool,
-    /// Somebody came to flush meanwhile.
+    /// Another thread came to flush meanwhile.
     pub left_to_writer: bool,
     pub reading: bool,
     /// The stream took less than offered: wait until it is writable.
@@ -32,44 +32,44 @@ pub struct StreamPath {
     pub broken: bool,
     /// A mailbox is over its hard bound.
     pub paused: bool,
-    /// Of a stream that rings: there is more to read than its bell will tell of.
+    /// Of a stream with a doorbell: there is more to read than the doorbell will report.
     pub unheard: bool,
     /// The stream is in the plane's poll set.
     pub polled: bool,
-    /// Nothing to decide before `flush_bytes` are pending: a tail is noted, or no stream is.
-    pub settled: bool,
-    /// More than the plane's while a burst of long messages is a tail; set with `settled`.
+    /// Nothing to decide before `flush_bytes` are pending: a batch is noted, or there is no stream.
+    pub is_batching: bool,
+    /// More than the plane's while a burst of long messages is a batch; set with `is_batching`.
     pub flush_bytes: usize,
     /// The control plane was asked for a stream.
     pub wanted: bool,
-    /// At its bound of messages.
+    /// At its limit of messages.
     pub full: bool,
     /// The longest message that the peer takes.
     pub message_bytes_max: usize,
     pub room_wanted: Vec<MailboxId>,
-    /// Messages wait for a stream, and have long waited then.
+    /// When the peer becomes absent: messages wait for a stream.
     pub missing_at_ns: Option<u64>,
-    /// They have.
+    /// The peer is absent.
     pub absent: bool,
-    /// Paths held behind a fence of ours.
+    /// Paths held behind a fence of this path.
     pub dependents: Vec<PathId>,
-    /// Writes at once before tails are noted.
+    /// Writes at once before batches are noted.
     pub credits: u8,
     pub idle_since_ns: u64,
     pub tail_since_ns: Option<u64>,
     pub ack_poll_ns: u64,
     pub ack_poll_delay_ns: u64,
     pub first_frame_told: bool,
-    /// The last read brought nothing for anybody here.
-    pub vain: bool,
-    pub expected_octets: usize,
-    /// Long payloads come: they are read into their own memory.
+    /// The last read was empty: it brought nothing for any socket.
+    pub last_read_was_empty: bool,
+    pub expected_bytes: usize,
+    /// Long payloads arrive: they are read into their own memory.
     pub(crate) long: bool,
-    /// A message that is alone may leave at once; judged after each write.
+    /// A single message may leave at once; checked after each write.
     pub plain: bool,
-    /// Who got how many messages of the read under way.
+    /// Messages of the current read, counted by mailbox.
     pub(crate) arrivals: Vec<(MailboxId, usize)>,
-    /// Scratch of `settle_freed`.
+    /// Scratch of `finish_freed`.
     pub(crate) freed: Vec<Freed>,
 }
 
@@ -101,7 +101,7 @@ impl StreamPath {
             paused: false,
             unheard: false,
             polled: false,
-            settled: false,
+            is_batching: false,
             flush_bytes: limits.flush_bytes,
             wanted: false,
             full: false,
@@ -116,8 +116,8 @@ impl StreamPath {
             ack_poll_ns: 0,
             ack_poll_delay_ns: ACK_POLL_NS,
             first_frame_told: false,
-            vain: false,
-            expected_octets: 1,
+            last_read_was_empty: false,
+            expected_bytes: 1,
             long: false,
             plain: false,
             arrivals: Vec::new(),
@@ -127,7 +127,7 @@ impl StreamPath {
 }
 
 impl StreamPath {
-    /// Give back what a burst, or our map, took of memory, once nothing is on its way.
+    /// Free the memory that a burst, or our map, used, once nothing is in flight.
     pub(crate) fn rest_if_idle(&mut self) {
         let outgoing = &self.core.outgoing;
         if outgoing.unacked.is_empty() && outgoing.unsent.is_empty() && !self.writing {
@@ -137,8 +137,8 @@ impl StreamPath {
 }
 
 impl State {
-    /// Compare the queue with its bound of messages.
-    pub(crate) fn judge_full(&mut self, id: PathId) {
+    /// Compare the queue with its limit of messages.
+    pub(crate) fn check_full(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
@@ -149,13 +149,13 @@ impl State {
         }
     }
 
-    /// Have whoever serves what is due flush this path next.
+    /// Have the next thread that makes progress flush this path.
     pub(crate) fn flush_soon(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
         if path.core.wants_to_write() {
-            path.plain = false; // a message that is alone would leave this behind
+            path.plain = false; // a single message would leave this behind
             path.tail_since_ns = Some(self.clock.now_ns().saturating_sub(TAIL_NS));
             self.mark_dirty(id);
         }
@@ -173,7 +173,7 @@ impl State {
         }
     }
 
-    /// Tell whether the handshake may still allow a longer message; ask for it.
+    /// Return whether the handshake may still allow a longer message; request it.
     pub(crate) fn want_agreement(&mut self, id: PathId) -> bool {
         let is_open = |path: &StreamPath| path.core.outgoing.release == Release::NotYet;
         if !self.paths.get(id).is_some_and(is_open) {
@@ -183,13 +183,13 @@ impl State {
         true
     }
 
-    /// Tell whom freed messages concern: owners, senders at our bound, paths behind a fence.
-    pub(crate) fn settle_freed(&mut self, id: PathId) {
+    /// Notify owners of freed messages, senders at the limit, and paths behind a fence.
+    pub(crate) fn finish_freed(&mut self, id: PathId) {
         self.account_freed(id, Self::note_freed);
-        self.settle_room(id);
+        self.finish_room(id);
     }
 
-    /// Give freed octets back to the accounts they were counted on, and tell each owner once.
+    /// Give freed bytes back to the accounts they were counted on, and notify each owner once.
     pub(crate) fn account_freed(&mut self, id: PathId, mut tell: impl FnMut(&mut Self, MailboxId)) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
@@ -239,7 +239,7 @@ impl State {
         }
     }
 
-    /// Tell the owner of freed messages; of one that is closed, only that its account is empty.
+    /// Notify the owner of freed messages; a closed one, only once its account is empty.
     pub(crate) fn note_freed(&mut self, id: MailboxId) {
         if self.mailboxes.get(id).is_some() {
             self.note_room(id);
@@ -248,13 +248,13 @@ impl State {
         }
     }
 
-    /// Tell senders at our bound, and paths behind a fence of ours, that messages left the queue.
-    pub(crate) fn settle_room(&mut self, id: PathId) {
+    /// Notify senders at the limit, and paths behind a fence, that messages left the queue.
+    pub(crate) fn finish_room(&mut self, id: PathId) {
         let Some(path) = self.paths.get(id) else {
             return;
         };
         if path.full || !path.room_wanted.is_empty() {
-            self.judge_full(id);
+            self.check_full(id);
             if self.paths.get(id).is_some_and(|path| !path.full) {
                 self.tell_room_wanted(id);
             }
@@ -275,7 +275,7 @@ impl State {
         }
     }
 
-    /// Have every sender who waits for this path look again.
+    /// Have every sender that waits for this path look again.
     pub(crate) fn tell_room_wanted(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
@@ -291,7 +291,7 @@ impl State {
                         self.tell_roomy(mailbox, &[id]);
                     }
                 } else {
-                    destination.waiters.tell_all(&mut self.desk);
+                    destination.waiters.tell_all(&mut self.wait_queue);
                 }
             }
             self.note_room(mailbox);

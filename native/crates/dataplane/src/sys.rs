@@ -1,4 +1,7 @@
 //! All system calls of the plane, and all of its `unsafe`.
+//!
+//! They go through rustix where it has them; through libc where it lacks something, and for memory
+//! that is mapped.
 
 pub mod descriptor;
 pub mod epoll;
@@ -8,6 +11,9 @@ pub mod line;
 pub mod shared_memory;
 pub mod signals;
 pub mod sockets;
+
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 
 /// Return the system's monotonic clock in nanoseconds.
 pub fn monotonic_ns() -> u64 {
@@ -27,21 +33,38 @@ pub fn monotonic_ns() -> u64 {
 /// added: under signals that come faster than the slack, 50 us, it grows and never ends.
 /// Source: linux v6.12 kernel/time/hrtimer.c (`do_nanosleep`).
 pub fn pause(time: std::time::Duration) {
-    let time = timespec(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-    // SAFETY: `time` lives through the call, and what is left is not asked for.
-    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    let _ = rustix::thread::nanosleep(&exactly(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
 }
 
-/// Turn the result of a system call into its value, or into the error that `errno` tells.
+/// Turn the result of a system call into its value, or into the error in `errno`.
 ///
 /// # Errors
 /// Of the system, when the result is negative.
-pub(crate) fn check(result: libc::c_int) -> std::io::Result<libc::c_int> {
+pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
-        Err(std::io::Error::last_os_error())
+        Err(io::Error::last_os_error())
     } else {
         Ok(result)
     }
+}
+
+/// Borrow a descriptor for one call.
+///
+/// # Errors
+/// `EBADF` for -1, as the system has it.
+#[inline]
+pub(crate) fn borrowed(descriptor: RawFd) -> io::Result<BorrowedFd<'static>> {
+    if descriptor < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: the number is not -1, and the caller keeps it open for one system call, which fails
+    // on a number that is not open.
+    Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
+}
+
+pub(crate) fn exactly(ns: u64) -> rustix::fs::Timespec {
+    let libc::timespec { tv_sec, tv_nsec } = timespec(ns);
+    rustix::fs::Timespec { tv_sec, tv_nsec }
 }
 
 pub(crate) fn timespec(ns: u64) -> libc::timespec {

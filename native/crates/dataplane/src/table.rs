@@ -1,11 +1,11 @@
-//! Tables whose rows are named by numbers that are never reused.
+//! Tables whose rows have numbers that are never reused.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 
-/// Names a row of a `Table<T>`: its slot and how often the slot was given away before.
+/// Number of a row of a `Table<T>`: its slot and how often the slot was in use before.
 ///
 /// Bit 63 of its `u64` form is always clear.
 pub struct Id<T> {
@@ -20,7 +20,7 @@ impl<T> Id<T> {
         u64::from(self.slot) << 32 | u64::from(self.generation)
     }
 
-    /// Return the name that a number of `to_u64` stood for.
+    /// Return the id with this number.
     #[allow(clippy::cast_possible_truncation)] // the halves of a u64
     pub fn from_u64(number: u64) -> Self {
         Self {
@@ -69,7 +69,7 @@ struct Slot<T> {
     row: Option<T>,
 }
 
-/// Rows found by number in one step; a slot is used again, its old names stay stale.
+/// Rows found by number in one step; a slot is reused, its old ids stay stale.
 pub struct Table<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -85,7 +85,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Keep a row and return its name.
+    /// Keep a row and return its id.
     ///
     /// # Panics
     /// At 2^31 rows, which no memory holds.
@@ -93,7 +93,7 @@ impl<T> Table<T> {
         self.insert_with(|_| row)
     }
 
-    /// The same for a row that knows its own name.
+    /// The same for a row that knows its own id.
     ///
     /// # Panics
     /// As `insert`.
@@ -117,7 +117,7 @@ impl<T> Table<T> {
         id
     }
 
-    /// Take a row out; its name is stale from then on.
+    /// Remove a row; its id is stale from then on.
     pub fn remove(&mut self, id: Id<T>) -> Option<T> {
         let entry = self.slots.get_mut(id.place())?;
         if entry.generation != id.generation {
@@ -129,7 +129,7 @@ impl<T> Table<T> {
         Some(row)
     }
 
-    /// Return a row, `None` for a stale name.
+    /// Return a row, `None` for a stale id.
     pub fn get(&self, id: Id<T>) -> Option<&T> {
         let entry = self.slots.get(id.place())?;
         if entry.generation == id.generation {
@@ -139,7 +139,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Return a row to change, `None` for a stale name.
+    /// Return a row to change, `None` for a stale id.
     pub fn get_mut(&mut self, id: Id<T>) -> Option<&mut T> {
         let entry = self.slots.get_mut(id.place())?;
         if entry.generation == id.generation {
@@ -154,12 +154,12 @@ impl<T> Table<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Tell whether there is none.
+    /// Return whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Return names and rows.
+    /// Return ids and rows.
     pub fn iter(&self) -> impl Iterator<Item = (Id<T>, &T)> {
         self.slots
             .iter()
@@ -167,7 +167,7 @@ impl<T> Table<T> {
             .filter_map(|(place, entry)| Some((name(place, entry.generation), entry.row.as_ref()?)))
     }
 
-    /// Return names and rows to change.
+    /// Return ids and rows to change.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Id<T>, &mut T)> {
         self.slots
             .iter_mut()
@@ -175,7 +175,7 @@ impl<T> Table<T> {
             .filter_map(|(place, entry)| Some((name(place, entry.generation), entry.row.as_mut()?)))
     }
 
-    /// Return the names of all rows.
+    /// Return the ids of all rows.
     pub fn ids(&self) -> Vec<Id<T>> {
         self.iter().map(|(id, _)| id).collect()
     }
@@ -192,10 +192,10 @@ fn name<T>(place: usize, generation: u32) -> Id<T> {
 
 /// A set of rows: each of its calls takes one step, and none allocates once it has grown.
 ///
-/// Names are kept in the order in which they came until one is removed.
+/// Ids are kept in the order in which they came until one is removed.
 pub struct IdSet<T> {
     members: Vec<Id<T>>,
-    /// By slot: one more than the place among the members, 0 for none.
+    /// By slot: one more than the index among the members, 0 for none.
     places: Vec<u32>,
 }
 
@@ -209,13 +209,13 @@ impl<T> Default for IdSet<T> {
 }
 
 impl<T> IdSet<T> {
-    /// Add a name; return whether it is new.
+    /// Add an id; return whether it is new.
     #[allow(clippy::cast_possible_truncation)] // no more members than slots
     pub fn insert(&mut self, id: Id<T>) -> bool {
         if self.contains(id) {
             return false;
         }
-        self.remove_slot(id.place()); // an older row of the same slot, which is no more
+        self.remove_slot(id.place()); // an older row of the same slot
         if self.places.len() <= id.place() {
             self.places.resize(id.place() + 1, 0);
         }
@@ -224,7 +224,7 @@ impl<T> IdSet<T> {
         true
     }
 
-    /// Take a name out; return whether it was there.
+    /// Remove an id; return whether it was there.
     pub fn remove(&mut self, id: Id<T>) -> bool {
         self.contains(id) && self.remove_slot(id.place())
     }
@@ -243,7 +243,7 @@ impl<T> IdSet<T> {
         true
     }
 
-    /// Tell whether a name is in the set.
+    /// Return whether an id is in the set.
     pub fn contains(&self, id: Id<T>) -> bool {
         match self.places.get(id.place()) {
             Some(&place) if place > 0 => self.members[place as usize - 1] == id,
@@ -251,27 +251,27 @@ impl<T> IdSet<T> {
         }
     }
 
-    /// Tell whether nothing is in the set.
+    /// Return whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// Return how many names are in the set.
+    /// Return how many ids are in the set.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Return the names.
+    /// Return the ids.
     pub fn iter(&self) -> impl Iterator<Item = Id<T>> {
         self.members.iter().copied()
     }
 
-    /// Return the names as one piece.
+    /// Return the ids as one slice.
     pub fn as_slice(&self) -> &[Id<T>] {
         &self.members
     }
 
-    /// Move all names to the end of `target`; the set is empty after it.
+    /// Move all ids to the end of `target`; the set is empty after it.
     pub fn drain_into(&mut self, target: &mut Vec<Id<T>>) {
         for id in &self.members {
             self.places[id.place()] = 0;
@@ -279,7 +279,7 @@ impl<T> IdSet<T> {
         target.append(&mut self.members);
     }
 
-    /// Take all names out.
+    /// Remove all ids.
     pub fn clear(&mut self) {
         for id in &self.members {
             self.places[id.place()] = 0;
@@ -288,7 +288,7 @@ impl<T> IdSet<T> {
     }
 }
 
-/// Names found by a key.
+/// Ids found by a key.
 pub type Index<K, T> = HashMap<K, Id<T>>;
 
 #[cfg(test)]

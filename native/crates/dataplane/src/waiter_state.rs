@@ -1,31 +1,31 @@
-//! What the thread of a waiter is doing, in one word: all of the plane that no lock guards.
+//! What a waiter's thread is doing, in one atomic: the only state of the plane without a lock.
 //!
-//! `native/loom` drives this file through every order of two threads, with its own `atomics`.
+//! `native/loom` tests this file in every interleaving of two threads, with its own `atomics`.
 
 use crate::atomics::{AtomicU32, Ordering};
 
 const RUNNING: u32 = 0;
 const IN_POLL: u32 = 1;
-const AT_GATE: u32 = 2;
+const PARKED: u32 = 2;
 const NOTIFIED: u32 = 3;
 
-/// How to wake the thread that was notified.
+/// How to wake the notified thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// It runs, or was notified before: it looks before it sleeps.
     Needless,
     /// It leads and may be in epoll.
     Kick,
-    /// It may be at its gate.
-    Gate,
+    /// It may be parked.
+    Parked,
 }
 
-/// The word of a waiter. It goes to sleep under the plane's lock only; notifying it needs the lock,
-/// too, but waking up does not.
+/// The state of a waiter. Its thread goes to sleep under the plane's lock only; notifying needs the
+/// lock too, but waking up does not.
 #[derive(Debug)]
-pub struct Word(AtomicU32);
+pub struct WaiterState(AtomicU32);
 
-impl Word {
+impl WaiterState {
     pub fn new() -> Self {
         Self(AtomicU32::new(RUNNING))
     }
@@ -35,31 +35,31 @@ impl Word {
         self.0.store(IN_POLL, Ordering::Release);
     }
 
-    /// Note that the thread runs and looks at its word: nobody need wake it. Lock held.
+    /// Note that the thread runs and looks at this state: no wake-up needed. Lock held.
     pub fn sit_awake(&self) {
         self.0.store(RUNNING, Ordering::Release);
     }
 
-    /// Tell whether the thread was notified since.
+    /// Return whether the thread was notified since.
     pub fn is_notified(&self) -> bool {
         self.0.load(Ordering::Acquire) == NOTIFIED
     }
 
-    /// Note that the thread is about to sleep at its gate. Lock held.
-    pub fn sit_at_gate(&self) {
-        self.0.store(AT_GATE, Ordering::Release);
+    /// Note that the thread is about to park. Lock held.
+    pub fn park(&self) {
+        self.0.store(PARKED, Ordering::Release);
     }
 
-    /// Mark the thread, then say how to wake it. Lock held.
+    /// Mark the thread as notified, return how to wake it. Lock held.
     pub fn notify(&self) -> Wake {
         match self.0.swap(NOTIFIED, Ordering::AcqRel) {
             IN_POLL => Wake::Kick,
-            AT_GATE => Wake::Gate,
+            PARKED => Wake::Parked,
             _ => Wake::Needless,
         }
     }
 
-    /// Mark a thread that runs; return false if it does not. Lock held.
+    /// Mark a thread that runs as notified; return false if it does not run. Lock held.
     pub fn notify_running(&self) -> bool {
         if self.0.load(Ordering::Acquire) != RUNNING {
             return false;
@@ -68,15 +68,15 @@ impl Word {
         true
     }
 
-    /// Return what to sleep on at the gate; as an error if somebody was faster: then do not sleep.
-    pub fn before_gate(&self) -> Result<u32, u32> {
+    /// Return the value to park on; as an error if the thread was notified: it must not sleep.
+    pub fn parked_value(&self) -> Result<u32, u32> {
         match self.0.load(Ordering::Acquire) {
-            AT_GATE => Ok(AT_GATE),
+            PARKED => Ok(PARKED),
             other => Err(other),
         }
     }
 
-    /// Note that the leader is out of its poll, unless it was notified. No lock needed.
+    /// Note that the leader has left epoll, unless it was notified. No lock needed.
     pub fn rise(&self) {
         let _ = self
             .0
@@ -88,12 +88,12 @@ impl Word {
         self.0.swap(RUNNING, Ordering::AcqRel) == NOTIFIED
     }
 
-    /// Tell whether the thread is not in epoll, nor about to be: it looks before it sleeps.
+    /// Return whether the thread is not in epoll, nor about to be: it looks before it sleeps.
     pub fn is_out_of_poll(&self) -> bool {
         self.0.load(Ordering::Relaxed) != IN_POLL
     }
 
-    /// The word as the system call takes it.
+    /// The atomic that the futex call takes.
     pub fn atomic(&self) -> &AtomicU32 {
         &self.0
     }

@@ -1,18 +1,18 @@
-//! Who waits for what, who reads for everybody, and who is told.
+//! Leader/follower waiting of threads on one poll set.
 //!
 //! A thread that waits for its mailbox either becomes the *leader*, sleeps in `epoll` on the
-//! plane's set and serves whatever comes, or it is a *follower* and sleeps on its own word. The
-//! rules, each with a scenario in `tests/sockets/wakeup_compiled.py` that hangs without it:
+//! plane's set and makes progress on what is ready, or it is a *follower* and parks. The rules,
+//! each with a scenario in `tests/rds/sockets/wakeup_compiled.py` that hangs without it:
 //!
 //! - list before sleeping: a waiter lists itself in the critical section that found nothing
 //! - look after notice: to notify is to swap NOTIFIED in first; a waiter so marked does not sleep
 //! - kick the leader: a leader sleeps in epoll, so it is woken by the kick descriptor
 //! - only the leader reads the kick
-//! - name a successor: who leaves an empty chair with followers present names one and wakes it;
-//!   the named one may be leaving himself, so this holds for everybody
-//! - pass it on: who was notified and leaves without using it tells the next one
+//! - name a successor: a thread that leaves the leader slot empty wakes a follower, if there is
+//!   one; that one may be leaving too, so the rule holds for each
+//! - pass it on: a waiter that was notified and leaves without using it notifies the next one
 //!
-//! The lists are guarded by the plane's lock; descriptors and words are rung after it is released.
+//! The lists are guarded by the plane's lock; threads are woken after it is released.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,21 +24,21 @@ use parking_lot::Mutex;
 use crate::rules::{self, Rule};
 use crate::sys::eventfd::EventFd;
 use crate::sys::futex;
-use crate::word::{Wake, Word};
+use crate::waiter_state::{WaiterState, Wake};
 
-/// What a subscriber has called, once and without the lock.
+/// A subscriber's callback, called once and without the lock.
 pub type Callback = Arc<dyn Fn() + Send + Sync>;
 
-/// One per wait that is under way; its word says what its thread is doing.
+/// One per current wait; its state says what its thread is doing.
 ///
-/// The word goes to `IN_POLL` and `AT_GATE` under the plane's lock only. A waiter is never freed, but
-/// used again: a late wake-up finds another's word at worst, and everybody looks again after one.
+/// The state becomes `IN_POLL` or `PARKED` under the plane's lock only. A waiter is never freed but
+/// reused: at worst a late wake-up reaches another wait, and every thread looks again after one.
 #[derive(Debug)]
 pub struct Waiter {
-    word: Word,
+    word: WaiterState,
 }
 
-/// Waiters that no thread uses; those of a thread that ends come here.
+/// Waiters that no thread uses; a thread that ends puts its own here.
 static SPARE: Mutex<Vec<&'static Waiter>> = Mutex::new(Vec::new());
 
 struct Own(Vec<&'static Waiter>);
@@ -57,35 +57,38 @@ thread_local! {
 }
 
 impl Waiter {
-    /// Return a waiter that is the caller's until `give_back`; a wait within a wait gets another.
+    /// Return a waiter that is the caller's until `give_back`; a nested wait gets another.
     pub(crate) fn take() -> &'static Self {
         let own = OWN.try_with(|own| own.borrow_mut().0.pop()).ok().flatten();
-        own.or_else(|| SPARE.try_lock()?.pop())
-            .unwrap_or_else(|| Box::leak(Box::new(Self { word: Word::new() })))
+        own.or_else(|| SPARE.try_lock()?.pop()).unwrap_or_else(|| {
+            Box::leak(Box::new(Self {
+                word: WaiterState::new(),
+            }))
+        })
     }
 
     pub(crate) fn give_back(&'static self) {
-        // At the end of a thread its own are gone: then this one is lost, which costs four octets.
+        // At the end of a thread its list is gone: then this one is lost, which costs four bytes.
         let _ = OWN.try_with(|own| own.borrow_mut().0.push(self));
     }
 
-    /// Sleep until notified, at most so long. No lock held.
+    /// Park until notified, for a limited time. No lock held.
     ///
     /// # Errors
     /// `Interrupted` by a signal.
     pub(crate) fn sleep(&self, timeout_ns: Option<u64>) -> io::Result<()> {
-        match self.word.before_gate() {
+        match self.word.parked_value() {
             Err(_) if rules::holds(Rule::LookAfterNotice) => Ok(()),
             Ok(doing) | Err(doing) => futex::wait(self.word.atomic(), doing, timeout_ns),
         }
     }
 
-    /// Tell whether somebody notified us, of one that sits awake.
+    /// Return whether a leader that is awake was notified.
     pub(crate) fn is_notified(&self) -> bool {
         self.word.is_notified()
     }
 
-    /// Note that the leader is out of its poll. No lock needed: nobody else changes this.
+    /// Note that the leader is out of its poll. No lock needed: only it changes this.
     pub(crate) fn rise(&self) {
         self.word.rise();
     }
@@ -106,14 +109,14 @@ impl Listed {
     }
 }
 
-/// The waiters of one mailbox for one thing, first come first told.
+/// The waiters of one mailbox for one thing, notified in order of arrival.
 #[derive(Default)]
 pub struct Waiters {
     queue: VecDeque<Listed>,
 }
 
 impl Waiters {
-    /// List a thread once. Lock held.
+    /// Add a thread once. Lock held.
     pub(crate) fn add(&mut self, waiter: &'static Waiter) {
         if !self.queue.iter().any(|listed| listed.is(waiter)) {
             self.queue.push_back(Listed::Thread(waiter));
@@ -126,12 +129,12 @@ impl Waiters {
         }
     }
 
-    /// List a callback; it is called once, without the lock. Lock held.
+    /// Add a callback; it is called once, without the lock. Lock held.
     pub fn add_callback(&mut self, callback: Callback) {
         self.queue.push_back(Listed::Callback(callback));
     }
 
-    /// Take a callback off; return false if it was told and is off already. Lock held.
+    /// Remove a callback; return false if it was called, and so removed, before. Lock held.
     pub fn remove_callback(&mut self, callback: &Callback) -> bool {
         let at = self.queue.iter().position(|listed| listed.calls(callback));
         at.and_then(|at| self.queue.remove(at)).is_some()
@@ -139,39 +142,39 @@ impl Waiters {
 
     /// Notify at most `count` waiters; the reading thread counts: it looks before it sleeps.
     #[inline]
-    pub fn tell(&mut self, count: usize, desk: &mut WaitingDesk) {
+    pub fn tell(&mut self, count: usize, wait_queue: &mut WaitQueue) {
         if !self.queue.is_empty() {
-            self.tell_some(count, desk);
+            self.tell_some(count, wait_queue);
         }
     }
 
-    fn tell_some(&mut self, mut count: usize, desk: &mut WaitingDesk) {
-        if let Some(leader) = desk.leader
+    fn tell_some(&mut self, mut count: usize, wait_queue: &mut WaitQueue) {
+        if let Some(leader) = wait_queue.leader
             && let Some(at) = self.queue.iter().position(|listed| listed.is(leader))
             && leader.word.notify_running()
         {
-            // Should a signal end its wait, it passes this on.
+            // If a signal ends its wait, it passes this on.
             self.queue.remove(at);
             count = count.saturating_sub(1);
         }
         while count > 0
             && let Some(listed) = self.queue.pop_front()
         {
-            desk.notify(listed);
+            wait_queue.notify(listed);
             count -= 1;
         }
     }
 
-    /// Notify everybody: what they wait for changed for all.
-    pub fn tell_all(&mut self, desk: &mut WaitingDesk) {
+    /// Notify all waiters: a change that concerns each.
+    pub fn tell_all(&mut self, wait_queue: &mut WaitQueue) {
         while rules::holds(Rule::ClosingTells)
             && let Some(listed) = self.queue.pop_front()
         {
-            desk.notify(listed);
+            wait_queue.notify(listed);
         }
     }
 
-    /// Tell whether nobody waits.
+    /// Return whether there are no waiters.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -179,27 +182,27 @@ impl Waiters {
 
 /// Leader, followers and the wake-ups that are due once the lock is free.
 #[derive(Default)]
-pub struct WaitingDesk {
+pub struct WaitQueue {
     leader: Option<&'static Waiter>,
     followers: VecDeque<&'static Waiter>,
     wakes: Wakes,
 }
 
-/// Whom to wake, taken out under the lock and done without it.
+/// Threads to wake, taken out under the lock and woken without it.
 #[derive(Default)]
 pub(crate) struct Wakes {
     is_due: bool,
     kick: bool,
-    gate: Option<&'static Waiter>,
-    more_gates: Vec<&'static Waiter>, // of the rare pass that wakes several
+    parked: Option<&'static Waiter>,
+    more_parked: Vec<&'static Waiter>, // of the rare pass that wakes several
     callbacks: Vec<Callback>,
 }
 
 impl Wakes {
-    /// Wake them. No lock held.
+    /// Wake these threads. No lock held.
     pub(crate) fn deliver(self, kick: &EventFd) {
-        for gate in self.gate.iter().chain(&self.more_gates) {
-            futex::wake(gate.word.atomic());
+        for parked in self.parked.iter().chain(&self.more_parked) {
+            futex::wake(parked.word.atomic());
         }
         if self.kick && rules::holds(Rule::KickLeader) {
             kick.ring();
@@ -210,7 +213,7 @@ impl Wakes {
     }
 }
 
-impl WaitingDesk {
+impl WaitQueue {
     fn notify(&mut self, listed: Listed) {
         match listed {
             Listed::Thread(waiter) => self.notify_thread(waiter),
@@ -218,12 +221,12 @@ impl WaitingDesk {
         }
     }
 
-    /// Mark a waiter; what was there says how to wake it. Lock held.
+    /// Notify a waiter; its state before says how to wake it. Lock held.
     fn notify_thread(&mut self, waiter: &'static Waiter) {
         match waiter.word.notify() {
             Wake::Kick => self.wakes.kick = true,
-            Wake::Gate if self.wakes.gate.is_none() => self.wakes.gate = Some(waiter),
-            Wake::Gate => self.wakes.more_gates.push(waiter),
+            Wake::Parked if self.wakes.parked.is_none() => self.wakes.parked = Some(waiter),
+            Wake::Parked => self.wakes.more_parked.push(waiter),
             Wake::Needless => return,
         }
         self.wakes.is_due = true;
@@ -240,14 +243,14 @@ impl WaitingDesk {
         self.wakes.is_due
     }
 
-    /// Take out whom to wake. Lock held.
+    /// Take out the wake-ups that are due. Lock held.
     pub(crate) fn take_wakes(&mut self) -> Wakes {
         std::mem::take(&mut self.wakes)
     }
 
     /// Become the leader if there is none; return whether the waiter leads. Lock held.
     ///
-    /// A leader that is `awake` looks whether it was notified and sleeps nowhere.
+    /// A leader that is `awake` polls whether it was notified, and never sleeps.
     pub(crate) fn sit_down(&mut self, waiter: &'static Waiter, awake: bool) -> bool {
         if self
             .leader
@@ -269,11 +272,11 @@ impl WaitingDesk {
         {
             self.followers.push_back(waiter);
         }
-        waiter.word.sit_at_gate();
+        waiter.word.park();
         false
     }
 
-    /// Leave for whatever reason; return true if nobody leads now. Lock held.
+    /// Leave the wait for any reason; return true if there is no leader now. Lock held.
     pub(crate) fn stand_up(
         &mut self,
         waiter: &'static Waiter,
@@ -299,7 +302,7 @@ impl WaitingDesk {
         self.leader.is_none()
     }
 
-    /// Wake a follower so that it finds the chair empty and takes it. Lock held.
+    /// Wake a follower, so that it finds the leader slot empty and takes it. Lock held.
     fn name_leader(&mut self) {
         if self.leader.is_none()
             && rules::holds(Rule::NameSuccessor)
@@ -314,17 +317,17 @@ impl WaitingDesk {
             .is_some_and(|leader| std::ptr::eq(leader, waiter))
     }
 
-    /// Tell whether somebody reads for everybody.
+    /// Return whether there is a leader, which reads for all threads.
     pub fn has_leader(&self) -> bool {
         self.leader.is_some()
     }
 
-    /// Tell whether nobody waits.
+    /// Return whether no thread waits.
     pub fn is_empty(&self) -> bool {
         self.leader.is_none() && self.followers.is_empty()
     }
 
-    /// Tell whether somebody leads who will look at what is due before he sleeps.
+    /// Return whether there is a leader that will look at what is due before it sleeps.
     pub fn leader_looks_before_it_sleeps(&self) -> bool {
         self.leader
             .is_some_and(|leader| leader.word.is_out_of_poll())

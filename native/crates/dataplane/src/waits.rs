@@ -1,10 +1,10 @@
-//! How a call waits: it attempts under the lock until that gives something, and reads meanwhile.
+//! How a call waits: it attempts under the lock until that succeeds, with progress in between.
 
 use std::io;
 
+use crate::errors::{ErrorReason, Rejected};
 use crate::mailbox::Place;
 use crate::plane::{Locked, Plane};
-use crate::refusal::{Refusal, Refused};
 use crate::rules::{self, Moment, Rule};
 use crate::spinning::SPELL_NS;
 use crate::state::{MailboxId, State};
@@ -16,7 +16,7 @@ use crate::waiting::{Waiter, Waiters};
 pub enum WaitFor {
     Arrival,
     Room,
-    /// For room, where the last attempt to send was refused.
+    /// For room, where the last attempt to send found none.
     Send,
 }
 
@@ -34,23 +34,23 @@ impl State {
         Some(self.mailboxes.get_mut(mailbox)?.waiters_at(place))
     }
 
-    /// End a wait, whatever for; see `waiting`.
+    /// End a wait for any reason; see `waiting`.
     fn leave(&mut self, seat: &Seat<'_>, used: bool) {
         let record = self.mailboxes.get_mut(seat.mailbox);
         let waiters = record.map(|record| record.waiters_at(seat.place));
-        let unled = self.desk.stand_up(seat.waiter, waiters, used);
+        let unled = self.wait_queue.stand_up(seat.waiter, waiters, used);
         self.driven = true;
-        if unled && self.helper.asleep {
-            if self.dirty.is_empty() && self.owing.is_empty() && self.looks.is_empty() {
-                self.helper.leader_left();
+        if unled && self.progress_thread.asleep {
+            if self.dirty.is_empty() && self.ack_deadlines.is_empty() && self.looks.is_empty() {
+                self.progress_thread.leader_left();
             } else {
-                self.helper.want();
+                self.progress_thread.want();
             }
         }
     }
 }
 
-/// A thread's part in a wait; dropped, it leaves without having used what it was told.
+/// A thread's part in a wait; a dropped one leaves without using a notification.
 struct Seat<'a> {
     plane: &'a Plane,
     mailbox: MailboxId,
@@ -70,8 +70,8 @@ impl<'a> Seat<'a> {
         }
     }
 
-    /// Put us on the list of who is to be told, in the critical section that found nothing; return
-    /// false if there is none any more.
+    /// Add this thread to the waiters, in the critical section that found nothing; return false if
+    /// the list is gone.
     fn list(&mut self, state: &mut State, what: WaitFor) -> bool {
         let Some(place) = state.place(self.mailbox, what) else {
             return false;
@@ -110,20 +110,20 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// A signal that comes while a thread is awake in here interrupts no sleep: how long afterwards it
-/// is asked for.
+/// A signal that arrives while the thread is awake here interrupts no sleep: it is looked for this
+/// long after.
 const UNSEEN_SIGNAL_NS: u64 = 50_000_000;
 
-/// How one sleep of a wait is to be.
+/// Parameters of one sleep of a wait.
 struct Sleep {
     leads: bool,
     now_ns: u64,
     /// When something of the plane is due.
     wake_ns: Option<u64>,
     deadline_ns: Option<u64>,
-    /// When to ask for signals.
+    /// When to look for signals.
     look_ns: Option<u64>,
-    /// Until then it is none: see `spinning`.
+    /// Until then the thread polls instead: see `spinning`.
     awake_until_ns: Option<u64>,
 }
 
@@ -134,7 +134,7 @@ impl Sleep {
         Some(until_ns.saturating_sub(self.now_ns))
     }
 
-    /// Return when to stop looking without sleep, `None` to sleep.
+    /// Return when to stop polling, `None` to sleep.
     fn spell_until_ns(&self) -> Option<u64> {
         let awake_until_ns = self.awake_until_ns.filter(|_| self.leads)?;
         let ends = [self.wake_ns, self.deadline_ns, self.look_ns];
@@ -143,7 +143,7 @@ impl Sleep {
     }
 }
 
-/// How long a wait looks without sleeping: from its first attempt in vain on.
+/// How long a wait polls without sleeping, from its first empty attempt on.
 struct Awake {
     mailbox: MailboxId,
     what: WaitFor,
@@ -159,7 +159,7 @@ impl Awake {
         }
     }
 
-    /// Return until when, `None` once it is over or if nobody asked for it. Lock held.
+    /// Return until when to poll, `None` once that is over or if it is off. Lock held.
     fn until_ns(&mut self, state: &State, now_ns: u64) -> Option<u64> {
         if self.what != WaitFor::Arrival {
             return None;
@@ -173,34 +173,34 @@ impl Awake {
 }
 
 impl Plane {
-    /// Attempt under the lock until it gives something or `wait_ns` is over (`None`: never, 0: at
-    /// once, after one pass); read for everybody meanwhile.
+    /// Attempt under the lock until it succeeds or `wait_ns` is over (`None`: never, 0: at once,
+    /// after one pass); make progress for all threads meanwhile.
     ///
-    /// `interrupted` is asked without the lock after a signal; true ends the wait with
-    /// `Refusal::Interrupted`. With a clock of the caller's there is one attempt.
+    /// `interrupted` is called without the lock after a signal; true ends the wait with
+    /// `ErrorReason::Interrupted`. With a virtual clock there is one attempt.
     ///
     /// # Errors
-    /// What `attempt` refuses, and `Interrupted`. `Ok(None)`: the time is over.
+    /// The errors of `attempt`, and `Interrupted`. `Ok(None)`: the time is over.
     pub fn wait<T>(
         &self,
         mailbox: MailboxId,
         what: WaitFor,
         wait_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
-        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refused>,
-    ) -> Result<Option<T>, Refused> {
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Rejected>,
+    ) -> Result<Option<T>, Rejected> {
         let result = attempt(&mut self.lock())?;
         if result.is_some() || self.is_virtual() {
             return Ok(result);
         }
         if wait_ns == Some(0) {
-            self.pump(); // a call that never waits still looks at what has arrived
+            self.pump(); // a call that never waits still makes one pass
             return attempt(&mut self.lock());
         }
         self.wait_reading(mailbox, what, wait_ns, interrupted, attempt)
     }
 
-    /// Wait as `wait` does, after an attempt that gave nothing; `wait_ns` is not 0.
+    /// Wait as `wait` does, after an empty attempt; `wait_ns` is not 0.
     ///
     /// # Errors
     /// As `wait`.
@@ -210,12 +210,12 @@ impl Plane {
         what: WaitFor,
         wait_ns: Option<u64>,
         interrupted: &mut dyn FnMut() -> bool,
-        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refused>,
-    ) -> Result<Option<T>, Refused> {
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Rejected>,
+    ) -> Result<Option<T>, Rejected> {
         let deadline_ns = wait_ns.map(|wait_ns| self.now_ns().saturating_add(wait_ns));
         let mut seat = Seat::new(self, mailbox);
         let mut awake = Awake::new(mailbox, what);
-        // Python runs its handlers in the main thread only.
+        // Python runs signal handlers in the main thread only.
         let is_main = signals::is_main_thread();
         let mut unseen_ns = is_main.then(|| self.now_ns());
         loop {
@@ -228,12 +228,14 @@ impl Plane {
                 return result;
             }
             if !seat.list(&mut state, what) {
-                let refusal = state.closed_refusal;
+                let reason = state.closed_reason;
                 seat.leave(&mut state, false);
-                return Err(refusal.into());
+                return Err(reason.into());
             }
             let awake_until_ns = awake.until_ns(&state, now_ns);
-            let leads = state.desk.sit_down(seat.waiter, awake_until_ns.is_some());
+            let leads = state
+                .wait_queue
+                .sit_down(seat.waiter, awake_until_ns.is_some());
             let wake_ns = if leads { state.next_due_ns() } else { None };
             drop(state);
             let look_ns = unseen_ns.map(|since_ns| since_ns + UNSEEN_SIGNAL_NS);
@@ -248,10 +250,10 @@ impl Plane {
             let is_interrupted = self.sleep(&seat, &sleep).is_err();
             if is_interrupted || look_ns.is_some_and(|at_ns| at_ns <= self.now_ns()) {
                 rules::pass(Moment::Interrupted);
-                // Nobody may lead while his signal handler runs: it may come back in here.
+                // A thread must not lead while its signal handler runs: that may call in here.
                 seat.leave(&mut self.lock(), false);
                 if interrupted() {
-                    return Err(Refusal::Interrupted.into());
+                    return Err(ErrorReason::Interrupted.into());
                 }
                 unseen_ns = None;
             } else if is_main && unseen_ns.is_none() {
@@ -261,18 +263,18 @@ impl Plane {
         }
     }
 
-    /// Take the lock, with no message left that waits for others to join it.
+    /// Take the lock once every batch has been flushed.
     fn lock_flushed(&self) -> Locked<'_> {
         let state = self.lock();
-        if !state.tails || !rules::holds(Rule::WaitFlushesTails) {
+        if !state.batches || !rules::holds(Rule::WaitFlushesBatches) {
             return state;
         }
         drop(state);
-        self.flush_tails();
+        self.flush_batches();
         self.lock()
     }
 
-    /// Sleep once: as the leader in the poll set, serving what comes, else at the waiter's gate.
+    /// Sleep once: as the leader in the poll set, with progress on what is ready, else parked.
     ///
     /// Fails if a signal interrupted the sleep.
     fn sleep(&self, seat: &Seat<'_>, sleep: &Sleep) -> io::Result<()> {
@@ -301,11 +303,11 @@ impl Plane {
         }
         match told {
             Err(failure) if failure.kind() == io::ErrorKind::Interrupted => Err(failure),
-            _ => Ok(()), // or closed meanwhile: then the mailbox is, too
+            _ => Ok(()), // or closed meanwhile, with the mailbox
         }
     }
 
-    /// The window between the lists and the sleep, for tests; nothing in a release.
+    /// The moment between the lists and the sleep, for tests; nothing in a release.
     #[inline]
     fn before_sleep(&self, seat: &Seat<'_>, leads: bool) {
         rules::pass(if leads {
@@ -347,36 +349,36 @@ mod tests {
         (plane, mailbox)
     }
 
-    fn put(plane: &Plane, mailbox: MailboxId, octet: u8) {
+    fn put(plane: &Plane, mailbox: MailboxId, byte: u8) {
         let mut state = plane.lock();
         let record = state.mailboxes.get_mut(mailbox).expect("it is open");
         let source = SocketAddress::new(local(), 9);
         record.inbox.push(
             source,
             NO_EXTENSION,
-            ArrivingPayload::Borrowed(&[octet]),
+            ArrivingPayload::Borrowed(&[byte]),
             0,
             0,
         );
         state.note_arrival(mailbox, 1);
     }
 
-    /// Return the octet of the next message, `None` when the time is over.
+    /// Return the byte of the next message, `None` when the time is over.
     fn take(
         plane: &Plane,
         mailbox: MailboxId,
         wait_ns: Option<u64>,
-    ) -> Result<Option<u8>, Refused> {
+    ) -> Result<Option<u8>, Rejected> {
         plane.wait(mailbox, WaitFor::Arrival, wait_ns, &mut || false, |state| {
             let Some(record) = state.mailboxes.get_mut(mailbox) else {
-                return Err(state.closed_refusal.into());
+                return Err(state.closed_reason.into());
             };
             if record.closed {
-                return Err(state.closed_refusal.into());
+                return Err(state.closed_reason.into());
             }
-            let octet = record.inbox.front().map(|front| front.payload[0]);
+            let byte = record.inbox.front().map(|front| front.payload[0]);
             record.inbox.pop();
-            Ok(octet)
+            Ok(byte)
         })
     }
 
@@ -396,7 +398,7 @@ mod tests {
         assert!(start.elapsed() >= Duration::from_millis(20) && start.elapsed() < LATE);
         assert_eq!(take(&plane, mailbox, Some(0)), Ok(None));
         let state = plane.lock();
-        assert!(state.desk.is_empty());
+        assert!(state.wait_queue.is_empty());
         assert!(
             state
                 .mailboxes
@@ -435,7 +437,7 @@ mod tests {
             }
             until(|| taken.load(Ordering::Relaxed) == threads_max * rounds);
         });
-        assert!(plane.lock().desk.is_empty());
+        assert!(plane.lock().wait_queue.is_empty());
     }
 
     #[test]
@@ -446,7 +448,7 @@ mod tests {
             for index in 0..4u64 {
                 let (plane, taken) = (&plane, &taken);
                 scope.spawn(move || {
-                    // Half of them give up all the time, perhaps just when they are told.
+                    // Half of them give up all the time, perhaps just when they are notified.
                     let wait_ns = if index % 2 == 0 { None } else { Some(50_000) };
                     while taken.load(Ordering::Relaxed) < 400 {
                         match take(plane, mailbox, wait_ns).expect("it is open") {
@@ -473,10 +475,10 @@ mod tests {
         let other = plane.mailbox(local(), PORT + 1, MailboxSettings::default());
         thread::scope(|scope| {
             let leader = scope.spawn(|| take(&plane, other, Some(30_000_000)));
-            until(|| plane.lock().desk.has_leader());
+            until(|| plane.lock().wait_queue.has_leader());
             let follower = scope.spawn(|| take(&plane, mailbox, None));
             assert_eq!(leader.join().expect("no panic"), Ok(None));
-            until(|| plane.lock().desk.has_leader());
+            until(|| plane.lock().wait_queue.has_leader());
             put(&plane, mailbox, 3);
             assert_eq!(follower.join().expect("no panic"), Ok(Some(3)));
         });
@@ -487,12 +489,12 @@ mod tests {
         let (plane, mailbox) = bound();
         thread::scope(|scope| {
             let waiters = [(); 3].map(|()| scope.spawn(|| take(&plane, mailbox, None)));
-            until(|| plane.lock().desk.has_leader());
+            until(|| plane.lock().wait_queue.has_leader());
             plane.close(0);
             for waiter in waiters {
                 assert_eq!(
                     waiter.join().expect("no panic"),
-                    Err(Refusal::Closed.into())
+                    Err(ErrorReason::Closed.into())
                 );
             }
         });
@@ -503,10 +505,10 @@ mod tests {
         let (plane, _) = bound();
         assert!(plane.help(Some(plane.now_ns() + 5_000_000)).is_empty());
         thread::scope(|scope| {
-            let helper = scope.spawn(|| plane.help(None));
+            let progress_thread = scope.spawn(|| plane.help(None));
             thread::sleep(Duration::from_millis(20));
             plane.wake();
-            assert!(helper.join().expect("no panic").is_empty());
+            assert!(progress_thread.join().expect("no panic").is_empty());
         });
     }
 }

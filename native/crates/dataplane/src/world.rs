@@ -1,4 +1,4 @@
-//! A plane with a clock of the test's, one address, and peers that the test plays.
+//! A plane with a virtual clock, one address, and peers that the test plays.
 
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use urds_path::constants::HEADER_BYTES;
 use urds_path::{Address, Header, Hold, Limits, NO_EXTENSION, Payload, Release, SocketAddress};
 
+use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
 use crate::mailbox::{MailboxSettings, Route};
 use crate::path_calls::Agreement;
 use crate::plane::Plane;
 use crate::receiving::Taken;
-use crate::refusal::{Refusal, Refused};
 use crate::sending::{Message, Sent};
 use crate::snapshot::Snapshot;
 use crate::state::{MailboxId, PathId};
@@ -37,7 +37,7 @@ pub(crate) fn peer(port: u16) -> SocketAddress {
 /// The peer's end of a stream.
 pub(crate) struct Remote {
     pub(crate) socket: UnixStream,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 impl Remote {
@@ -54,32 +54,32 @@ impl Remote {
         self.say(message(sequence), payload);
     }
 
-    pub(crate) fn say_map(&mut self, octets: &[u8]) {
+    pub(crate) fn say_map(&mut self, bytes: &[u8]) {
         let header = Header {
             flags: 1,
             ..Header::default()
         };
-        self.say(header, octets);
+        self.say(header, bytes);
     }
 
-    pub(crate) fn write(&mut self, octets: &[u8]) {
-        self.socket.write_all(octets).unwrap();
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).unwrap();
     }
 
     /// Read what is there; take the whole frames of it.
     pub(crate) fn frames(&mut self) -> Vec<(Header, Vec<u8>)> {
         let mut piece = vec![0; 65536];
-        while let Ok(octets @ 1..) = self.socket.read(&mut piece) {
-            self.octets.extend_from_slice(&piece[..octets]);
+        while let Ok(bytes @ 1..) = self.socket.read(&mut piece) {
+            self.bytes.extend_from_slice(&piece[..bytes]);
         }
         let mut found = Vec::new();
-        while let Some(header) = Header::peek(&self.octets) {
+        while let Some(header) = Header::peek(&self.bytes) {
             let end = HEADER_BYTES + header.payload_bytes;
-            if self.octets.len() < end {
+            if self.bytes.len() < end {
                 break;
             }
-            let payload = self.octets[HEADER_BYTES..end].to_vec();
-            self.octets.drain(..end);
+            let payload = self.bytes[HEADER_BYTES..end].to_vec();
+            self.bytes.drain(..end);
             found.push((header, payload));
         }
         found
@@ -145,7 +145,7 @@ impl World {
         self.clock.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Let time pass, then one pass of the plane; return what it reports.
+    /// Advance the clock, then make one pass of the plane; return its events.
     pub(crate) fn turn(&self, ns: u64) -> Vec<Event> {
         self.pass(ns);
         self.plane.pump();
@@ -180,12 +180,12 @@ impl World {
         self.pass(MS); // a pause: the next two sends leave at once
         Remote {
             socket: theirs,
-            octets: Vec::new(),
+            bytes: Vec::new(),
         }
     }
 
     /// Send without waiting.
-    pub(crate) fn send(&self, mailbox: MailboxId, payload: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn send(&self, mailbox: MailboxId, payload: &[u8]) -> Result<(), ErrorReason> {
         self.send_to(mailbox, peer(PEER_PORT), payload)
     }
 
@@ -194,7 +194,7 @@ impl World {
         mailbox: MailboxId,
         target: SocketAddress,
         payload: &[u8],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorReason> {
         let message = Message::new(mailbox, target, Payload::copy_of(payload), NO_EXTENSION);
         match self.plane.send_now(message, Some(0)) {
             Ok(Sent::Done) => Ok(()),
@@ -202,9 +202,9 @@ impl World {
                 self.plane.finish_send(leaving);
                 Ok(())
             }
-            Ok(Sent::NoRoute(_)) => Err(Refusal::NoRoute),
-            Ok(Sent::Waits(_)) => Err(Refusal::TimedOut),
-            Err(Refused { refusal, .. }) => Err(refusal),
+            Ok(Sent::NoRoute(_)) => Err(ErrorReason::NoRoute),
+            Ok(Sent::Waits(_)) => Err(ErrorReason::TimedOut),
+            Err(Rejected { reason, .. }) => Err(reason),
         }
     }
 
@@ -213,7 +213,7 @@ impl World {
         let mut payloads = Vec::new();
         while let Taken::Message(payload) = self
             .plane
-            .take(mailbox, false, |message| message.payload.octets().to_vec())
+            .take(mailbox, false, |message| message.payload.bytes().to_vec())
             .unwrap()
         {
             payloads.push(payload);

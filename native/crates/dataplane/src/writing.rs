@@ -1,13 +1,13 @@
 //! How a path is written to: by one thread at a time, without the lock, until nothing is left.
 //!
-//! Whoever finds `writing` set leaves; the writer looks again before it clears it, in the same
-//! critical section, so nothing stays. A write error does not end the stream, for what the peer
-//! sent before is acknowledged to it already and must be read first.
+//! A thread that finds `writing` set leaves; the writer looks again before it clears it, in the
+//! same critical section, so nothing stays. A write error does not end the stream, for what the
+//! peer sent before is acknowledged to it already and must be read first.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 
-use urds_path::{Offer, Release};
+use urds_path::{Release, WriteBuffer};
 
 use crate::dues::ACK_POLL_NS;
 use crate::plane::Plane;
@@ -15,38 +15,38 @@ use crate::rules::{self, Rule};
 use crate::state::{PathId, State};
 use crate::stream::Stream;
 
-/// Pieces of one write; what does not fit goes with the next one.
+/// Slices of one write; what does not fit goes with the next one.
 const SLICES_MAX: usize = 256;
 
-/// Octets on their way to a stream, in the hands of the only thread that writes there.
+/// Bytes on their way to a stream, owned by the only thread that writes there.
 ///
-/// Give it to [`Plane::finish_write`]: until then nobody else writes to this path.
+/// Pass it to [`Plane::finish_write`]: until then no other thread writes to this path.
 #[must_use]
 pub struct Writing {
     path: PathId,
     attachment: u64,
     stream: Arc<dyn Stream>,
-    offer: Offer,
-    /// The message had nothing beside it: its leaving says nothing about a burst.
+    write_buffer: WriteBuffer,
+    /// A single message: its write says nothing about a burst.
     alone: bool,
-    /// Superseded meanwhile; they are closed with us, without the lock.
+    /// Streams replaced meanwhile; closed when this is dropped, without the lock.
     dead: Vec<Arc<dyn Stream>>,
 }
 
 impl Writing {
-    /// Octets that are offered; many are better written without the interpreter's lock.
-    pub fn octets(&self) -> usize {
-        self.offer.len()
+    /// Bytes to be written; many are better written without the interpreter's lock.
+    pub fn bytes(&self) -> usize {
+        self.write_buffer.len()
     }
 
-    /// Write once; return the octets taken and why the stream takes no more. No lock held.
+    /// Write once; return the bytes taken and why the stream takes no more. No lock held.
     fn write(&self) -> (usize, Option<io::Error>) {
         loop {
-            let written = if let Some(octets) = self.offer.single() {
-                self.stream.write(&[IoSlice::new(octets)])
+            let written = if let Some(bytes) = self.write_buffer.single() {
+                self.stream.write(&[IoSlice::new(bytes)])
             } else {
                 let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-                let used = self.offer.fill(0, &mut slices);
+                let used = self.write_buffer.fill(0, &mut slices);
                 self.stream.write(&slices[..used])
             };
             match written {
@@ -54,7 +54,7 @@ impl Writing {
                 Err(failure) if failure.kind() == ErrorKind::Interrupted => {}
                 Err(failure) => {
                     if failure.kind() != ErrorKind::WouldBlock {
-                        // Whatever failed, the stream comes to its end and is read to it.
+                        // Whatever failed, the stream ends and is read to its end.
                         drop(self.stream.shutdown());
                     }
                     return (0, Some(failure));
@@ -73,9 +73,9 @@ impl Plane {
         }
     }
 
-    /// Write, as the one who does, until nothing is left or the stream takes no more.
+    /// Write, as the writer of the path, until nothing is left or the stream takes no more.
     ///
-    /// Returns whether the path is at its bound of messages.
+    /// Returns whether the path is at its limit of messages.
     pub fn finish_write(&self, mut writing: Writing) -> bool {
         loop {
             let (taken, failure) = writing.write();
@@ -88,7 +88,7 @@ impl Plane {
 }
 
 impl State {
-    /// Become the one who writes to a path; `None` if somebody does or there is nothing to do.
+    /// Become the writer of a path; `None` if another thread is or there is nothing to do.
     pub(crate) fn begin_write(&mut self, id: PathId, alone: bool) -> Option<Writing> {
         let path = self.paths.get_mut(id)?;
         if path.writing || path.blocked || path.broken || path.stream.is_none() {
@@ -98,22 +98,22 @@ impl State {
         path.writing = true;
         let stream = Arc::clone(path.stream.as_ref()?);
         let attachment = path.attachment;
-        let offer = self.next_offer(id, alone, true)?;
+        let write_buffer = self.next_write(id, alone, true)?;
         Some(Writing {
             path: id,
             attachment,
             stream,
-            offer,
+            write_buffer,
             alone,
             dead: Vec::new(),
         })
     }
 
-    /// Write a message that is alone: no clock is read, no credit spent, nothing is left over.
+    /// Write a single message: no clock is read, no credit spent, nothing is left over.
     pub(crate) fn begin_alone(&mut self, id: PathId) -> Option<Writing> {
         self.dirty.remove(id);
         let path = self.paths.get_mut(id)?;
-        path.settled = false;
+        path.is_batching = false;
         path.core.outgoing.lone = true;
         let writing = self.begin_write(id, true);
         self.paths.get_mut(id)?.core.outgoing.lone = false;
@@ -124,14 +124,14 @@ impl State {
     ///
     /// One critical section for the last look and for clearing `writing`: a message queued in
     /// between would find a writer that has looked already.
-    fn next_offer(&mut self, id: PathId, alone: bool, is_first: bool) -> Option<Offer> {
+    fn next_write(&mut self, id: PathId, alone: bool, is_first: bool) -> Option<WriteBuffer> {
         let path = self.paths.get_mut(id)?;
         if path.stream.is_some()
             && (is_first || rules::holds(Rule::WriterLooksAgain))
             && let Some(host) = self.hosts.get(path.host)
-            && let Some(offer) = path.core.poll_transmit(&host.congested, &mut self.counters)
+            && let Some(write_buffer) = path.core.poll_transmit(&host.congested, &mut self.counters)
         {
-            return Some(offer);
+            return Some(write_buffer);
         }
         self.written(id, alone);
         None
@@ -148,14 +148,14 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return false;
         };
-        writing.alone &= taken == writing.offer.len() && !path.left_to_writer;
+        writing.alone &= taken == writing.write_buffer.len() && !path.left_to_writer;
         path.core
-            .transmitted(std::mem::take(&mut writing.offer), taken);
+            .transmitted(std::mem::take(&mut writing.write_buffer), taken);
         match &path.stream {
             Some(_) if path.attachment == writing.attachment => {
                 if let Some(failure) = failure {
                     let is_full = failure.kind() == ErrorKind::WouldBlock;
-                    // Room may have come, and been told of, before it is known that we wait.
+                    // Room may have come, and been reported, before `blocked` is set.
                     if !(is_full && writing.stream.has_room()) {
                         path.blocked = is_full;
                         path.broken = !is_full;
@@ -175,14 +175,14 @@ impl State {
             }
             None => {}
         }
-        let Some(offer) = self.next_offer(id, writing.alone, false) else {
+        let Some(write_buffer) = self.next_write(id, writing.alone, false) else {
             return false;
         };
-        writing.offer = offer;
+        writing.write_buffer = write_buffer;
         true
     }
 
-    /// Settle after a write: the tail is gone, acknowledgements may come.
+    /// Update the path after a write: the batch is gone, acknowledgements may come.
     fn written(&mut self, id: PathId, alone: bool) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
@@ -191,9 +191,9 @@ impl State {
         path.left_to_writer = false;
         path.tail_since_ns = None;
         path.plain = path.core.is_plain() && !(path.blocked || path.broken);
-        path.settled = false; // also without a stream: the next send must ask for one
+        path.is_batching = false; // also without a stream: the next send must request one
         if path.core.poll_timeout().is_none() {
-            self.owing.remove(id); // what was owed has left
+            self.ack_deadlines.remove(id); // the pending acknowledgement has left
         }
         if alone {
             return;
@@ -206,7 +206,7 @@ impl State {
             path.ack_poll_delay_ns = ACK_POLL_NS;
             path.ack_poll_ns = path.idle_since_ns + ACK_POLL_NS;
         }
-        self.judge_full(id);
+        self.check_full(id);
         if ask {
             self.mark_dirty(id);
         }

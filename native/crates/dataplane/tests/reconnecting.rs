@@ -1,4 +1,4 @@
-//! Streams come and go while messages of all lengths cross: each arrives once, in its order.
+//! Streams are replaced while messages of all lengths cross: each arrives once, in its order.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -64,9 +64,9 @@ impl Side {
 
     fn send_all(&self) {
         for number in 0..MESSAGES {
-            let mut octets = vec![0; LENGTHS[number as usize % LENGTHS.len()]];
-            octets[..4].copy_from_slice(&number.to_le_bytes());
-            let payload = Payload::copy_of(&octets);
+            let mut bytes = vec![0; LENGTHS[number as usize % LENGTHS.len()]];
+            bytes[..4].copy_from_slice(&number.to_le_bytes());
+            let payload = Payload::copy_of(&bytes);
             let message = Message::new(self.mailbox, self.target, payload, NO_EXTENSION);
             let mut sent = self.plane.send_now(message, None).expect("it may be sent");
             if let Sent::Waits(message) = sent {
@@ -89,10 +89,10 @@ impl Side {
             let taken =
                 self.plane
                     .receive(self.mailbox, wait_ns, false, &mut || false, |message| {
-                        let octets = message.payload.octets();
-                        let (number, rest) = octets.split_first_chunk().expect("4 octets");
-                        assert!(rest.iter().all(|&octet| octet == 0));
-                        (u32::from_le_bytes(*number), octets.len())
+                        let bytes = message.payload.bytes();
+                        let (number, rest) = bytes.split_first_chunk().expect("4 bytes");
+                        assert!(rest.iter().all(|&byte| byte == 0));
+                        (u32::from_le_bytes(*number), bytes.len())
                     });
             let expected = (number, LENGTHS[number as usize % LENGTHS.len()]);
             assert_eq!(taken, Ok(Taken::Message(expected)));
@@ -106,7 +106,7 @@ impl Side {
     }
 }
 
-/// Give both sides new streams; in turn the old ones are superseded, taken back, or cut in between.
+/// Give both sides new streams; by round the old ones are superseded, detached, or cut in between.
 fn reconnect(one: &Side, other: &Side, turn: u32) {
     if turn % 3 == 1 {
         drop(one.plane.detach(one.path));
@@ -115,7 +115,7 @@ fn reconnect(one: &Side, other: &Side, turn: u32) {
         drop(other.plane.detach(other.path));
         drop(one.plane.detach(one.path));
     }
-    // Octets of an old stream must not arrive behind those of its successor.
+    // Bytes of an old stream must not arrive behind those of its successor.
     drop(other.plane.detach(other.path));
     let (end, far) = UnixStream::pair().expect("two descriptors");
     one.attach(end);
@@ -141,14 +141,14 @@ fn each_message_arrives_once_however_often_streams_end() {
             work.join().expect("it went well");
         }
         for side in [&one, &other] {
-            assert_eq!(side.plane.drain(SECOND_NS), 0); // the other's helper answers
+            assert_eq!(side.plane.drain(SECOND_NS), 0); // the other's progress thread answers
         }
         for side in [&one, &other] {
             side.done.store(true, Ordering::Relaxed);
             side.plane.wake();
         }
-        for helper in helpers {
-            helper.join().expect("it went well");
+        for progress_thread in helpers {
+            progress_thread.join().expect("it went well");
         }
     });
     let repeated = one.plane.snapshot().counters;

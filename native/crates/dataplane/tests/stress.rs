@@ -1,4 +1,4 @@
-//! Two planes over a pair of sockets, with senders and receivers that block, give up and crowd.
+//! Two planes over a pair of sockets; senders and receivers block, give up and compete.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -71,9 +71,9 @@ impl Side {
         self.plane.agree(self.path, agreement);
     }
 
-    fn send(&self, from: u16, to: u16, octets: &[u8]) {
+    fn send(&self, from: u16, to: u16, bytes: &[u8]) {
         let target = SocketAddress::new(self.peer, PORT + to);
-        let payload = Payload::copy_of(octets);
+        let payload = Payload::copy_of(bytes);
         let message = Message::new(self.boxes[usize::from(from)], target, payload, NO_EXTENSION);
         let mut sent = self.plane.send_now(message, None).expect("it may be sent");
         if let Sent::Waits(message) = sent {
@@ -89,15 +89,15 @@ impl Side {
         }
     }
 
-    /// Return the first octets of the next message as numbers, `None` when the time is over.
+    /// Return the first bytes of the next message as numbers, `None` when the time is over.
     fn receive(&self, at: u16, wait_ns: Option<u64>) -> Option<(u64, u64)> {
         let mailbox = self.boxes[usize::from(at)];
-        let number = |octets: &[u8]| u64::from_le_bytes(octets.try_into().expect("8 octets"));
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         let taken = self
             .plane
             .receive(mailbox, wait_ns, false, &mut || false, |message| {
-                let octets = message.payload.octets();
-                (number(&octets[..8]), number(&octets[8..16]))
+                let bytes = message.payload.bytes();
+                (number(&bytes[..8]), number(&bytes[8..16]))
             });
         match taken {
             Ok(Taken::Message(numbers)) => {
@@ -127,22 +127,22 @@ fn pair() -> (Side, Side) {
 
 /// Senders to the other side until the time is over; each numbers its messages.
 fn send_until(side: &Side, sender: u16, until: Instant, sent: &AtomicU64) {
-    let mut octets = vec![0; 20_000];
-    octets[..8].copy_from_slice(&u64::from(sender).to_le_bytes());
+    let mut bytes = vec![0; 20_000];
+    bytes[..8].copy_from_slice(&u64::from(sender).to_le_bytes());
     let mut number = 0u64;
     while Instant::now() < until {
-        octets[8..16].copy_from_slice(&number.to_le_bytes());
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
         let length = if number.is_multiple_of(97) {
             20_000
         } else {
             64
         };
         let to = u16::try_from(number % u64::from(BOXES)).expect("less than a few");
-        side.send(sender % BOXES, to, &octets[..length]);
+        side.send(sender % BOXES, to, &bytes[..length]);
         number += 1;
         sent.fetch_add(1, Ordering::Relaxed);
         if number % 1000 < 3 {
-            thread::sleep(Duration::from_micros(300)); // the sparse message that nothing repairs
+            thread::sleep(Duration::from_micros(300)); // sparse: nothing repairs a lost wake-up
         }
     }
 }
@@ -171,7 +171,7 @@ fn crowd(seconds: f64) {
         scope.spawn(|| other.help());
         for at in 0..BOXES {
             let other = &other;
-            // The first has one reader, the others have two, of whom one gives up all the time.
+            // The first has one reader, the others have two, one of which gives up all the time.
             scope.spawn(move || receive_all(other, at, Some(SECOND_NS / 5), at == 0));
             if at > 0 {
                 scope.spawn(move || receive_all(other, at, Some(200_000), false));
@@ -203,12 +203,12 @@ fn crowd(seconds: f64) {
     assert_ne!(one.local, other.local);
 }
 
-/// One message in flight in each of some conversations: nothing else wakes anybody.
-fn converse(seconds: f64, with_helper: bool) {
+/// One message in flight in each of some conversations: nothing else wakes any thread.
+fn converse(seconds: f64, with_progress_thread: bool) {
     let (one, other) = pair();
     let until = Instant::now() + Duration::from_secs_f64(seconds);
     thread::scope(|scope| {
-        if with_helper {
+        if with_progress_thread {
             scope.spawn(|| one.help());
             scope.spawn(|| other.help());
         }
@@ -216,18 +216,18 @@ fn converse(seconds: f64, with_helper: bool) {
             let (one, other) = (&one, &other);
             scope.spawn(move || {
                 while let Some((sender, number)) = other.receive(at, Some(SECOND_NS)) {
-                    let mut octets = [0; 16];
-                    octets[..8].copy_from_slice(&sender.to_le_bytes());
-                    octets[8..].copy_from_slice(&number.to_le_bytes());
-                    other.send(at, at, &octets);
+                    let mut bytes = [0; 16];
+                    bytes[..8].copy_from_slice(&sender.to_le_bytes());
+                    bytes[8..].copy_from_slice(&number.to_le_bytes());
+                    other.send(at, at, &bytes);
                 }
             });
             scope.spawn(move || {
                 let mut number = 0u64;
                 while Instant::now() < until {
-                    let mut octets = [0; 16];
-                    octets[8..].copy_from_slice(&number.to_le_bytes());
-                    one.send(at, at, &octets);
+                    let mut bytes = [0; 16];
+                    bytes[8..].copy_from_slice(&number.to_le_bytes());
+                    one.send(at, at, &bytes);
                     let reply = one.receive(at, Some(SECOND_NS));
                     assert_eq!(reply, Some((0, number)), "a reply within a second");
                     number += 1;

@@ -1,4 +1,4 @@
-//! What one message costs in an inbox: `cargo run --release -p urds-path --example inbox_rate`.
+//! Cost of one message in an inbox: `cargo run --release -p urds-path --example inbox_rate`.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;
@@ -25,6 +25,6 @@ fn main() {
             }
         }
         let each_ns = began.elapsed().as_secs_f64() * 1e9 / f64::from(MESSAGES);
-        println!("bursts of {burst:5}: {each_ns:5.1} ns for each message of 64 octets");
+        println!("bursts of {burst:5}: {each_ns:5.1} ns for each message of 64 bytes");
     }
 }

@@ -1,4 +1,4 @@
-//! What one message costs on its way out: `cargo run --release -p urds-path --example sending_rate`.
+//! Cost of sending one message: `cargo run --release -p urds-path --example sending_rate`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,20 +9,20 @@ use urds_path::{
 
 const MESSAGES: u32 = 2_000_000;
 
-/// How long each burst took in queueing, in framing, in freeing.
+/// How long each burst took to queue, to frame, to free.
 type Spent = [Vec<Duration>; 3];
 
 fn main() {
     for payload_bytes in [64, 200, 8192] {
         for burst in [1, 16, 512, 8192, 32768] {
             let spent = measure(&vec![7; payload_bytes], burst);
-            // The median: what else runs on the machine is not in it.
+            // The median: it leaves out the load of other processes.
             let [queue, frame, free] = spent.map(|mut bursts| {
                 bursts.sort_unstable();
                 bursts[bursts.len() / 2].as_secs_f64() * 1e9 / f64::from(burst)
             });
             println!(
-                "{payload_bytes:5} octets, bursts of {burst:5}: queue {queue:5.1} ns, \
+                "{payload_bytes:5} bytes, bursts of {burst:5}: queue {queue:5.1} ns, \
                  frame {frame:5.1} ns, free {free:5.1} ns"
             );
         }
@@ -48,9 +48,9 @@ fn measure(payload: &[u8], burst: u32) -> Spent {
             );
         }
         let queued = Instant::now();
-        while let Some(offer) = core.poll_transmit(&map, &mut counters) {
-            let taken = black_box(&offer).len();
-            core.transmitted(offer, taken);
+        while let Some(write_buffer) = core.poll_transmit(&map, &mut counters) {
+            let taken = black_box(&write_buffer).len();
+            core.transmitted(write_buffer, taken);
         }
         let framed = Instant::now();
         let newest = core.outgoing.sequence_next - 1;

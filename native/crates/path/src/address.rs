@@ -1,4 +1,4 @@
-//! Addresses of hosts and of sockets, small enough to be copied with each message.
+//! Addresses of hosts and of sockets, small enough to copy with each message.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     pub ip: IpAddr,
-    /// Zero where there is none.
+    /// Zero for none.
     pub scope: u32,
 }
 

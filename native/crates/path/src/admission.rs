@@ -1,17 +1,17 @@
-//! What becomes of a message that is not plainly the next one, and whose life its number is of.
+//! Admission of a message that is not plainly the next one, and detection of a peer's restart.
 //!
 //! Numbers. A sequence may skip forward (a cancelled message leaves a hole). It falls back only in
-//! two cases: a new stream repeats what the old one carried, flagged RETRANSMITTED, and such
-//! repeats below the expected number are dropped; or the peer began a new life. A new life of an
-//! own node says so in the header of each map, and a map opens each stream: its numbers count
-//! afresh, whatever its clock says. A new life of a Linux kernel must be recognised *before* the
-//! duplicate rule, else its first messages look like old repeats (Source: observed with linux
-//! v6.1, v6.12, v7.2, see docs/protocol/rds-tcp.md):
+//! two cases: a new stream retransmits messages of the old one, flagged RETRANSMITTED, and those
+//! below the expected number are dropped; or the peer restarted. A urds node sends its generation
+//! in the header of each map, and a map opens each stream: its numbers count afresh, whatever its
+//! clock says. A Linux kernel's restart must be detected *before* the duplicate rule, else its
+//! first messages look like old duplicates (Source: observed with linux v6.1, v6.12, v7.2, see
+//! docs/protocol/rds-tcp.md):
 //!
 //! ```text
 //! a  a number below the expected one without the flag: taken, the expected number follows
 //! b  a probe with another generation, or without one although a probe was seen before
-//! c  a repeat below everything that the last stream with traffic carried
+//! c  a retransmission below every number on the last stream with traffic
 //! ```
 
 use crate::constants::{CONGESTION_MAP_BYTES, FLAG_CONG_BITMAP, FLAG_RETRANSMITTED, PROBE_PORT};
@@ -22,10 +22,10 @@ use crate::kinds::DownReason;
 
 const CONTROL_PAYLOAD_BYTES: usize = 64;
 
-/// What a path knows of its peer's numbers: it tells a repeat from a new message.
+/// The peer's numbers on a path: they tell a retransmission from a new message.
 ///
-/// It outlives a path: taken out of one that is closed and put into the next one to the same peer,
-/// which then judges as if it had been there all the time.
+/// They outlive a path: taken out of a closed one and put into the next one to the same peer, which
+/// then decides as if it had existed all the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     pub sequence_expected: u64,
@@ -33,11 +33,11 @@ pub struct Received {
     pub floor: Option<u64>,
     /// Of a kernel's probe.
     pub probe_sequence: Option<u64>,
-    /// That a kernel told.
+    /// The kernel's generation.
     pub generation: Option<u64>,
-    /// That an own node told in its maps.
-    pub life: Option<u64>,
-    /// By its numbers, for a kernel does not always tell.
+    /// The generation in a urds node's maps.
+    pub map_generation: Option<u64>,
+    /// By its numbers, since a kernel does not always send its generation.
     pub watch_restarts: bool,
 }
 
@@ -47,44 +47,44 @@ impl Incoming {
         Received {
             sequence_expected: self.sequence_expected,
             floor: self.lowest.or(self.floor),
-            probe_sequence: self.lives.probe_sequence,
-            generation: self.lives.generation,
-            life: self.lives.life,
+            probe_sequence: self.generations.probe_sequence,
+            generation: self.generations.generation,
+            map_generation: self.generations.map_generation,
             watch_restarts: self.watch_restarts,
         }
     }
 
-    /// Go on with these numbers; before the first stream.
+    /// Continue with these numbers; before the first stream.
     pub fn expect(&mut self, received: Received) {
         self.sequence_expected = received.sequence_expected;
         self.floor = received.floor;
-        self.lives.probe_sequence = received.probe_sequence;
-        self.lives.generation = received.generation;
-        self.lives.life = received.life;
+        self.generations.probe_sequence = received.probe_sequence;
+        self.generations.generation = received.generation;
+        self.generations.map_generation = received.map_generation;
         self.watch_restarts = received.watch_restarts;
     }
 
-    /// Begin a new life of an own node.
+    /// Note the restart of a urds node.
     ///
-    /// The expected number stays: it is the new life's since its first map, and its messages may
-    /// have been arriving for several streams before it could say hello.
+    /// The expected number stays: it counts the new generation since its first map, and its
+    /// messages may have been arriving for several streams before its hello.
     pub fn restart_peer(&mut self) {
         self.floor = None;
     }
 
     /// Note a kernel's generation; `None` if it sends none (up to linux v6.19).
     pub fn remember_generation(&mut self, generation: Option<u64>) {
-        self.lives.generation = generation;
+        self.generations.generation = generation;
     }
 
-    /// Decide on a message that is not plainly next: true if it is for a mailbox.
+    /// Check a message that is not plainly next: true if it is for a mailbox.
     ///
-    /// Its number then counts as received once it lies there, which the caller sees to, as to
-    /// what the header acknowledges and asks for.
+    /// The caller counts its number as received once it is in the mailbox, and handles the
+    /// acknowledgement and the request in its header.
     ///
     /// # Errors
-    /// A map that is none.
-    pub(crate) fn judge(
+    /// A congestion map of a wrong length.
+    pub(crate) fn accept_or_drop(
         &mut self,
         header: &Header,
         payload: &[u8],
@@ -96,15 +96,15 @@ impl Incoming {
         }
         let sequence = header.sequence;
         let from_or_to_socket = header.source_port != 0 || header.target_port != 0;
-        let is_repeat = header.flags & FLAG_RETRANSMITTED != 0;
+        let is_retransmit = header.flags & FLAG_RETRANSMITTED != 0;
         let is_control = header.target_port == 0
             || (header.source_port == 0 && header.target_port == PROBE_PORT);
-        // Before anything else, for it may tell of another life.
+        // First, since it may announce a restart.
         if is_control && from_or_to_socket && !self.admits_control(header, counters) {
             return Ok(false);
         }
-        if sequence == 0 && !is_repeat && is_control {
-            // A hello, its answer, or an acknowledgement of an own node: outside the numbers.
+        if sequence == 0 && !is_retransmit && is_control {
+            // A hello, its answer, or an acknowledgement of a urds node: outside the numbers.
             if from_or_to_socket {
                 self.keep_control(header, payload);
             } else {
@@ -112,17 +112,17 @@ impl Incoming {
             }
             return Ok(false);
         }
-        if self.watch_restarts && self.is_new_life(header) {
+        if self.watch_restarts && self.is_restart(header) {
             self.sequence_expected = 0;
             self.floor = None;
             self.restarted = true;
         }
-        // Dropped repeats count: a stream may be cut before it repeats what the next one repeats.
+        // Dropped duplicates count: a stream may be cut before it retransmits the next ones.
         self.lowest = Some(self.lowest.map_or(sequence, |lowest| lowest.min(sequence)));
         if header.source_port == PROBE_PORT && header.target_port == 0 {
-            self.lives.probe_sequence = Some(sequence);
+            self.generations.probe_sequence = Some(sequence);
         }
-        if is_repeat && sequence < self.sequence_expected {
+        if is_retransmit && sequence < self.sequence_expected {
             counters.recv_drop_old_seq += 1;
             return Ok(false);
         }
@@ -137,31 +137,31 @@ impl Incoming {
         Ok(false)
     }
 
-    /// Keep the peer's map. Of an own node it may tell another life, whose numbers count afresh.
+    /// Keep the peer's map. A urds node's map with another generation counts its numbers afresh.
     fn keep_map(&mut self, header: &Header, payload: &[u8]) -> Result<(), DownReason> {
-        let Ok(octets) = <&[u8; CONGESTION_MAP_BYTES]>::try_from(payload) else {
+        let Ok(bytes) = <&[u8; CONGESTION_MAP_BYTES]>::try_from(payload) else {
             return Err(DownReason::BadMap);
         };
         match &mut self.peer_map {
-            Some(kept) => kept.copy_from_slice(octets),
-            none => *none = Some(Box::new(*octets)),
+            Some(kept) => kept.copy_from_slice(bytes),
+            none => *none = Some(Box::new(*bytes)),
         }
-        if self.lives.is_new_by_map(&header.extension) {
+        if self.generations.is_new_by_map(&header.extension) {
             self.sequence_expected = 0;
             self.floor = None;
         }
         Ok(())
     }
 
-    /// Tell whether a kernel began anew (rules b and c); looked at before the duplicates.
-    fn is_new_life(&mut self, header: &Header) -> bool {
-        let is_repeat = header.flags & FLAG_RETRANSMITTED != 0;
-        let is_old = is_repeat && header.sequence < self.sequence_expected;
+    /// Return whether a kernel restarted (rules b and c); checked before the duplicates.
+    fn is_restart(&mut self, header: &Header) -> bool {
+        let is_retransmit = header.flags & FLAG_RETRANSMITTED != 0;
+        let is_old = is_retransmit && header.sequence < self.sequence_expected;
         let is_below = self.floor.is_some_and(|floor| header.sequence < floor);
-        (is_old && is_below) || self.lives.is_new_by_probe(header)
+        (is_old && is_below) || self.generations.is_new_by_probe(header)
     }
 
-    /// Count a ping, pong or probe; tell whether it is within the budget.
+    /// Count a ping, pong or probe; return whether it is within the budget.
     fn admits_control(&mut self, header: &Header, counters: &mut Counters) -> bool {
         counters.recv_ping += u64::from(header.target_port == 0);
         let is_handshake = [header.source_port, header.target_port].contains(&PROBE_PORT);

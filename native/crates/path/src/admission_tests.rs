@@ -1,12 +1,12 @@
-//! Repeats, gaps and new lives: a peer that began anew is recognised before its messages can pass
-//! for old repeats.
+//! Duplicates, gaps and restarts: a peer's restart is detected before its messages can pass for old
+//! retransmissions.
 
 use crate::Header;
 use crate::Limits;
 use crate::constants::*;
 use crate::incoming_world::*;
 
-/// A side that heard those numbers from a kernel, whose connection then broke.
+/// A side that received those numbers from a kernel, whose connection then broke.
 fn kernel(numbers: &[u64]) -> Side {
     let mut side = Side::new(Limits::default());
     side.receive(&numbered(numbers.iter().copied(), 0))
@@ -16,11 +16,11 @@ fn kernel(numbers: &[u64]) -> Side {
     side
 }
 
-fn repeats(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+fn retransmits(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbered(numbers, FLAG_RETRANSMITTED)
 }
 
-/// A side whose peer's life 7 sent 100 and 101 on a stream that broke.
+/// A side whose peer of generation 7 sent 100 and 101 on a stream that broke.
 fn own_node() -> Side {
     let mut side = Side::of_own_node();
     side.receive(&map_frame(Some(7), &[0; CONGESTION_MAP_BYTES]))
@@ -32,14 +32,14 @@ fn own_node() -> Side {
 }
 
 impl Side {
-    fn hears(&mut self, octets: &[u8]) -> Vec<u64> {
-        self.receive(octets).expect("a healthy stream");
+    fn hears(&mut self, bytes: &[u8]) -> Vec<u64> {
+        self.receive(bytes).expect("a healthy stream");
         self.numbers()
     }
 
-    fn hears_life(&mut self, generation: Option<u32>) {
-        let octets = map_frame(generation, &[0; CONGESTION_MAP_BYTES]);
-        assert!(self.hears(&octets).is_empty());
+    fn hears_generation(&mut self, generation: Option<u32>) {
+        let bytes = map_frame(generation, &[0; CONGESTION_MAP_BYTES]);
+        assert!(self.hears(&bytes).is_empty());
     }
 }
 
@@ -60,7 +60,7 @@ fn repeats_of_what_is_here_are_dropped_and_counted() {
     let mut side = Side::of_own_node();
     assert_eq!(side.hears(&numbered(1..6, 0)), [1, 2, 3, 4, 5]);
     side.reconnect();
-    assert_eq!(side.hears(&repeats(1..8)), [6, 7]);
+    assert_eq!(side.hears(&retransmits(1..8)), [6, 7]);
     assert_eq!(side.counters.recv_drop_old_seq, 5);
     let long = frame(
         Header {
@@ -84,16 +84,16 @@ fn a_lower_number_without_the_flag_is_taken_and_followed() {
 #[test]
 fn a_repeat_below_the_whole_last_stream_is_a_new_life() {
     let mut side = kernel(&[100, 101]);
-    assert_eq!(side.hears(&repeats([1, 2])), [1, 2]);
+    assert_eq!(side.hears(&retransmits([1, 2])), [1, 2]);
     assert!(side.incoming.restarted);
     side.reconnect();
-    assert_eq!(side.hears(&repeats([1, 2, 3])), [3]);
+    assert_eq!(side.hears(&retransmits([1, 2, 3])), [3]);
 }
 
 #[test]
 fn repeats_within_the_last_stream_are_old() {
     let mut side = kernel(&[100, 101, 102]);
-    assert_eq!(side.hears(&repeats([101, 102, 103])), [103]);
+    assert_eq!(side.hears(&retransmits([101, 102, 103])), [103]);
     assert!(!side.incoming.restarted);
 }
 
@@ -101,16 +101,16 @@ fn repeats_within_the_last_stream_are_old() {
 fn a_stream_without_traffic_does_not_forget_the_one_before() {
     let mut side = kernel(&[100, 101]);
     side.reconnect();
-    assert_eq!(side.hears(&repeats([1])), [1]);
+    assert_eq!(side.hears(&retransmits([1])), [1]);
 }
 
 #[test]
 fn dropped_repeats_count_as_traffic_of_their_stream() {
     let mut side = kernel(&[100, 101, 102]);
-    assert!(side.hears(&repeats([100, 101])).is_empty());
+    assert!(side.hears(&retransmits([100, 101])).is_empty());
     assert_eq!(side.hears(&numbered([103], 0)), [103]);
     side.reconnect();
-    assert_eq!(side.hears(&repeats([101, 102, 103, 104])), [104]);
+    assert_eq!(side.hears(&retransmits([101, 102, 103, 104])), [104]);
     assert!(!side.incoming.restarted);
 }
 
@@ -130,9 +130,9 @@ fn a_kernel_that_numbers_its_lives_begins_one() {
         side.hears(&probe(1, Some(7), 0));
         side.hears(&numbered(2..50, 0));
         side.reconnect();
-        side.hears(&repeats([49]));
+        side.hears(&retransmits([49]));
         side.hears(&probe(sequence, Some(generation), FLAG_RETRANSMITTED));
-        assert_eq!(side.hears(&repeats([3])), heard);
+        assert_eq!(side.hears(&retransmits([3])), heard);
         assert_eq!(side.incoming.restarted, generation == 8);
     }
 }
@@ -145,7 +145,7 @@ fn an_older_kernel_begins_one_with_a_second_probe() {
         side.hears(&numbered(2..50, 0));
         side.reconnect();
         side.hears(&probe(sequence, None, FLAG_RETRANSMITTED));
-        assert_eq!(side.hears(&repeats([3])), heard);
+        assert_eq!(side.hears(&retransmits([3])), heard);
         assert_eq!(side.incoming.restarted, sequence == 2);
     }
 }
@@ -154,7 +154,7 @@ fn an_older_kernel_begins_one_with_a_second_probe() {
 fn old_repeats_of_an_own_node_stay_old_however_low() {
     for numbers in [[1, 2], [50, 51]] {
         let mut side = own_node();
-        assert!(side.hears(&repeats(numbers)).is_empty());
+        assert!(side.hears(&retransmits(numbers)).is_empty());
         assert!(!side.incoming.restarted);
     }
 }
@@ -164,11 +164,11 @@ fn another_life_of_an_own_node_counts_afresh() {
     for generation in [6, 8] {
         for numbers in [[1, 2], [99, 100], [101, 102], [500, 501]] {
             let mut side = own_node();
-            side.hears_life(Some(generation));
-            assert_eq!(side.hears(&repeats(numbers)), numbers);
+            side.hears_generation(Some(generation));
+            assert_eq!(side.hears(&retransmits(numbers)), numbers);
             side.reconnect();
-            side.hears_life(Some(generation));
-            assert!(side.hears(&repeats(numbers)).is_empty());
+            side.hears_generation(Some(generation));
+            assert!(side.hears(&retransmits(numbers)).is_empty());
         }
     }
 }
@@ -177,17 +177,17 @@ fn another_life_of_an_own_node_counts_afresh() {
 fn the_same_life_goes_on_and_a_first_word_begins_none() {
     for generation in [Some(7), None] {
         let mut side = own_node();
-        side.hears_life(generation);
-        assert_eq!(side.hears(&repeats([100, 101, 102])), [102]);
-        side.hears_life(generation);
-        assert!(side.hears(&repeats([102])).is_empty());
+        side.hears_generation(generation);
+        assert_eq!(side.hears(&retransmits([100, 101, 102])), [102]);
+        side.hears_generation(generation);
+        assert!(side.hears(&retransmits([102])).is_empty());
     }
     let mut side = Side::of_own_node();
-    side.hears_life(None);
+    side.hears_generation(None);
     side.hears(&numbered([100, 101], 0));
     side.reconnect();
-    side.hears_life(Some(7));
-    assert_eq!(side.hears(&repeats([100, 101, 102])), [102]);
+    side.hears_generation(Some(7));
+    assert_eq!(side.hears(&retransmits([100, 101, 102])), [102]);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn what_came_before_an_own_node_said_hello_stays_received() {
     assert_eq!(side.hears(&numbered([500], 0)), [500]);
     side.reconnect();
     side.incoming.restart_peer();
-    assert_eq!(side.hears(&repeats([500, 501])), [501]);
+    assert_eq!(side.hears(&retransmits([500, 501])), [501]);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn hellos_leave_the_numbers_alone_and_numbered_pings_do_not() {
         (106, 3)
     );
     assert_eq!(
-        side.incoming.messages_owed, 1,
+        side.incoming.ack_pending_messages, 1,
         "only what goes to a mailbox is owed"
     );
 }
@@ -258,7 +258,7 @@ fn the_numbers_outlive_a_path() {
     let mut after = Side::new(Limits::default());
     after.incoming.expect(received);
     assert_eq!(after.incoming.received(), received);
-    assert_eq!(after.hears(&repeats([103, 104])), [104]);
+    assert_eq!(after.hears(&retransmits([103, 104])), [104]);
     assert!(!after.incoming.restarted);
-    assert_eq!(own_node().incoming.received().life, Some(7));
+    assert_eq!(own_node().incoming.received().map_generation, Some(7));
 }

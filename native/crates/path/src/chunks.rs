@@ -1,15 +1,15 @@
-//! Octets of small messages, first in first out, packed into pieces of memory.
+//! Bytes of small messages, first in first out, packed into pieces of memory.
 //!
-//! A piece holds whole messages and goes when its last one is taken, so that one slow socket pins
-//! no more than it holds. The first piece is small, and it alone is kept while nothing is queued:
-//! a socket that answers one message at a time allocates nothing.
+//! A piece holds whole messages and is freed when its last one is taken, so that one slow socket
+//! pins no more than it holds. The first piece is small, and it alone is kept while nothing is
+//! queued: a socket that answers one message at a time allocates nothing.
 
 use std::collections::VecDeque;
 
 const FIRST_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 65536;
 
-/// A queue of octets; who asks knows the length of each message.
+/// A queue of bytes; the caller knows the length of each message.
 #[derive(Debug, Default)]
 pub struct Chunks {
     full: VecDeque<Vec<u8>>, // ahead of `last`
@@ -18,47 +18,47 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Copy one message to the end; it may not be longer than a piece of 64 KiB.
+    /// Append a copy of one message; it may not be longer than a piece of 64 KiB.
     #[inline]
-    pub fn push(&mut self, octets: &[u8]) {
-        if self.last.capacity() - self.last.len() < octets.len() {
-            self.begin_chunk(octets.len());
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.last.capacity() - self.last.len() < bytes.len() {
+            self.begin_chunk(bytes.len());
         }
-        self.last.extend_from_slice(octets);
+        self.last.extend_from_slice(bytes);
     }
 
-    /// Return the first message, of which `octets` is the length.
+    /// Return the first message, which is `bytes` long.
     #[inline]
-    pub fn front(&self, octets: usize) -> &[u8] {
-        &self.full.front().unwrap_or(&self.last)[self.offset..self.offset + octets]
+    pub fn front(&self, bytes: usize) -> &[u8] {
+        &self.full.front().unwrap_or(&self.last)[self.offset..self.offset + bytes]
     }
 
-    /// Take the first message off.
+    /// Remove the first message.
     #[inline]
-    pub fn pop(&mut self, octets: usize) {
-        self.offset += octets;
+    pub fn pop(&mut self, bytes: usize) {
+        self.offset += bytes;
         if self.offset == self.full.front().unwrap_or(&self.last).len() {
             self.end_chunk();
         }
     }
 
-    /// Forget all messages and give the memory back.
+    /// Drop all messages and free the memory.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Return the octets of memory held.
+    /// Return the bytes of memory held.
     pub fn held_bytes(&self) -> usize {
         self.full.iter().map(Vec::capacity).sum::<usize>() + self.last.capacity()
     }
 
     #[cold]
-    fn begin_chunk(&mut self, octets: usize) {
-        let first = self.last.capacity() == 0 && octets <= FIRST_BYTES;
+    fn begin_chunk(&mut self, bytes: usize) {
+        let first = self.last.capacity() == 0 && bytes <= FIRST_BYTES;
         let bytes = if first {
             FIRST_BYTES
         } else {
-            CHUNK_BYTES.max(octets)
+            CHUNK_BYTES.max(bytes)
         };
         let before = std::mem::replace(&mut self.last, Vec::with_capacity(bytes));
         if !before.is_empty() {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_without_octets_take_no_room() {
+    fn messages_without_bytes_take_no_room() {
         let mut chunks = Chunks::default();
         chunks.push(b"");
         chunks.push(b"a");

@@ -1,82 +1,82 @@
 //! The congestion map: one bit per port of one address, set while that port's socket is full.
 //!
-//! On the wire 8192 octets, port p in octet p / 8, bit p % 8 from the low end; as 64-bit
+//! On the wire 8192 bytes, port p in byte p / 8, bit p % 8 from the low end; as 64-bit
 //! little-endian words, port p is bit p % 64 of word p / 64. A map is sent whole and replaces the
-//! one before it. Nearly every map is empty, and an empty one holds no octets here.
+//! one before it. Nearly every map is empty, and an empty one holds no bytes here.
 //! Source: linux v6.12 `net/rds/cong.c`, `net/rds/tcp_recv.c`.
 
 use crate::constants::CONGESTION_MAP_BYTES;
 
-/// The octets of a map.
-pub type MapOctets = [u8; CONGESTION_MAP_BYTES];
+/// The bytes of a map.
+pub type MapBytes = [u8; CONGESTION_MAP_BYTES];
 
-static EMPTY: MapOctets = [0; CONGESTION_MAP_BYTES];
+static EMPTY: MapBytes = [0; CONGESTION_MAP_BYTES];
 
 /// A set of ports, mutable, at most 8 KiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CongestionMap {
-    octets: Option<Box<MapOctets>>, // never all zero
+    bytes: Option<Box<MapBytes>>, // never all zero
 }
 
 impl CongestionMap {
-    /// Return the 8192 octets; those of an empty map cost no memory.
-    pub fn emit(&self) -> &MapOctets {
-        self.octets.as_deref().unwrap_or(&EMPTY)
+    /// Return the 8192 bytes; those of an empty map cost no memory.
+    pub fn emit(&self) -> &MapBytes {
+        self.bytes.as_deref().unwrap_or(&EMPTY)
     }
 
-    /// Mark `port` congested; tell whether that is news.
+    /// Mark `port` congested; return whether that is new.
     pub fn set(&mut self, port: u16) -> bool {
         let (index, bit) = place(port);
-        let octets = self.octets.get_or_insert_with(|| Box::new(EMPTY));
-        let news = octets[index] & bit == 0;
-        octets[index] |= bit;
+        let bytes = self.bytes.get_or_insert_with(|| Box::new(EMPTY));
+        let news = bytes[index] & bit == 0;
+        bytes[index] |= bit;
         news
     }
 
-    /// Mark `port` free; tell whether that is news.
+    /// Mark `port` free; return whether that is new.
     pub fn clear(&mut self, port: u16) -> bool {
         let (index, bit) = place(port);
-        let Some(octets) = self
-            .octets
+        let Some(bytes) = self
+            .bytes
             .as_deref_mut()
-            .filter(|octets| octets[index] & bit != 0)
+            .filter(|bytes| bytes[index] & bit != 0)
         else {
             return false;
         };
-        octets[index] ^= bit;
-        if *octets == EMPTY {
-            self.octets = None;
+        bytes[index] ^= bit;
+        if *bytes == EMPTY {
+            self.bytes = None;
         }
         true
     }
 
-    /// Tell whether `port` is congested.
+    /// Return whether `port` is congested.
     pub fn test(&self, port: u16) -> bool {
         let (index, bit) = place(port);
-        self.octets
+        self.bytes
             .as_deref()
-            .is_some_and(|octets| octets[index] & bit != 0)
+            .is_some_and(|bytes| bytes[index] & bit != 0)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.octets.is_none()
+        self.bytes.is_none()
     }
 
-    /// Take the payload of the next map message in place of what is here.
+    /// Replace the content by the payload of the next map message.
     ///
-    /// Return the monitor mask of the ports that were congested and are not any more.
-    pub fn replace(&mut self, octets: &MapOctets) -> u64 {
+    /// Return the monitor mask of the ports that were congested and no longer are.
+    pub fn replace(&mut self, bytes: &MapBytes) -> u64 {
         let cleared = fold(
             self.words()
-                .zip(words(octets))
+                .zip(words(bytes))
                 .map(|(before, now)| before & !now),
         );
-        if *octets == EMPTY {
-            self.octets = None;
+        if *bytes == EMPTY {
+            self.bytes = None;
         } else {
-            self.octets
+            self.bytes
                 .get_or_insert_with(|| Box::new(EMPTY))
-                .copy_from_slice(octets);
+                .copy_from_slice(bytes);
         }
         cleared
     }
@@ -95,8 +95,8 @@ fn place(port: u16) -> (usize, u8) {
     (usize::from(port >> 3), 1 << (port & 7))
 }
 
-fn words(octets: &MapOctets) -> impl Iterator<Item = u64> {
-    octets
+fn words(bytes: &MapBytes) -> impl Iterator<Item = u64> {
+    bytes
         .as_chunks()
         .0
         .iter()
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_its_octet_and_bit() {
+    fn a_port_has_its_byte_and_bit() {
         let map = of(&[0, 9, 65535]);
         assert_eq!(
             (map.emit()[0], map.emit()[1], map.emit()[8191]),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_map_holds_no_octets() {
+    fn an_empty_map_holds_no_bytes() {
         let mut map = of(&[7]);
         assert!(map.clear(7) && map.is_empty());
         assert!(!map.clear(7) && !map.test(7));

@@ -1,19 +1,19 @@
-//! How many control messages of one path become events: some at once, then so many a second.
+//! Limit on a path's control messages that become events: a burst, then a rate.
 //!
-//! Each ping, pong or handshake costs the control thread a wake-up, a turn under the control lock
-//! and an answer. What a peer sends beyond its budget is dropped and counted before any of that.
+//! Each ping, pong or handshake costs the control thread a wake-up, a pass under the control lock
+//! and an answer. A peer's messages beyond its budget are dropped and counted before any of that.
 //!
-//! Two things are never dropped. The first handshake messages of a stream: without them an own
-//! node is taken for a kernel, and what a reset then interrupts is lost; a new stream costs far
-//! more than they do, and streams have bounds of their own. Congestion maps: the plane itself puts
-//! the newest one of a read into force, and without it a sender could wait for good.
+//! Two kinds are never dropped. The first handshake messages of a stream: without them a urds node
+//! is taken for a kernel, and what a reset then interrupts is lost; a new stream costs far more
+//! than they do, and streams have limits of their own. Congestion maps: the plane itself puts the
+//! newest one of a read into force, and without it a sender could wait for good.
 
 use crate::limits::Limits;
 
-/// The peer's own and its answer to ours, and each once more.
+/// The peer's own and its answer to the local one, each once more.
 const HANDSHAKES_OF_STREAM: u8 = 4;
 
-/// A leaky bucket. It outlives streams, so that to connect again buys no pings.
+/// A leaky bucket. It outlives streams, so that a reconnect gains no pings.
 ///
 /// Source: the generic cell rate algorithm, ITU-T I.371 annex A.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct ControlBudget {
 }
 
 impl ControlBudget {
-    /// Begin with the whole burst.
+    /// Return a budget with its whole burst.
     pub fn new(limits: &Limits) -> Self {
         Self {
             interval_ns: limits.control_interval_ns,
@@ -41,7 +41,7 @@ impl ControlBudget {
         self.handshakes_left = HANDSHAKES_OF_STREAM;
     }
 
-    /// Tell whether one more control message is within the budget, and charge it if so.
+    /// Return whether one more control message is within the budget; charge it if so.
     pub fn admits(&mut self, now_ns: u64, is_handshake: bool) -> bool {
         if is_handshake && self.handshakes_left > 0 {
             self.handshakes_left -= 1;

@@ -1,98 +1,98 @@
-//! One ordered stream to a peer, as a value machine: octets and calls go in, octets come out.
+//! One ordered stream to a peer, as a value machine: bytes and calls go in, bytes come out.
 //!
-//! `PathCore` joins the two directions: what is received acknowledges what was sent, what is sent
-//! carries the acknowledgement of what was received. It knows nothing of sockets, threads or
-//! clocks; the shell drives it:
+//! `PathCore` joins the two directions: a received frame acknowledges sent messages, a sent frame
+//! acknowledges received ones. It knows nothing of sockets, threads or clocks; the shell calls it:
 //!
 //! - `attach`, `detach`: a stream came, a stream went;
-//! - `receive`, `resume_body`: octets off the stream;
-//! - `poll_transmit`, `transmitted`: octets for the stream, and how many of them it took;
+//! - `receive`, `resume_body`: bytes off the stream;
+//! - `poll_transmit`, `transmitted`: bytes for the stream, and how many of them it took;
 //! - `handle_stream_acknowledged`, `poll_timeout`, `handle_timeout`.
 //!
-//! Order on a fresh stream: our congestion map; the hello, if any; then, once not held, repeats and
-//! new messages. Acknowledgements and maps are not numbered and stand between whole messages only.
+//! Order on a fresh stream: local congestion map; hello, if any; then, once not held,
+//! retransmissions and new messages. Acknowledgements and maps are not numbered and stand between
+//! messages only.
 //!
-//! Numbers belong to a life of the node that gave them. The header of a map tells the life, so that
-//! the first octets of a stream say whose numbers follow; and nothing acknowledges before the
-//! peer's first frame, which says whose numbers it would be about. See
+//! Numbers belong to a generation of the node that gave them. The header of a map has it, so that
+//! the first bytes of a stream identify the numbers that follow; and nothing acknowledges before
+//! the peer's first frame, which carries its generation. See
 //! docs/adr/0008-the-map-tells-the-life.md.
 
 use crate::congestion_map::CongestionMap;
 use crate::constants::{FLAG_ACK_REQUIRED, LONG_BYTES, PROBE_PORT};
 use crate::counters::Counters;
-use crate::extension::emit_life;
+use crate::extension::emit_generation;
 use crate::fence::Fence;
 use crate::framing::{frame_map, frame_word};
-use crate::incoming::{BodyReading, Ground, Incoming};
+use crate::incoming::{BodyReading, Incoming, MessageSink};
 use crate::kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
 use crate::limits::Limits;
-use crate::offer::Offer;
 use crate::outgoing::{Freed, Outgoing};
 use crate::payload::Payload;
+use crate::write_buffer::WriteBuffer;
 
-/// Octets of one write.
+/// Bytes of one write.
 const WRITE_BYTES: usize = 65536;
-/// The same of long messages: a write of them costs by their number, so more of them fit.
+/// The same of long messages: their number is the cost of a write, so more of them fit.
 const LONG_WRITE_BYTES: usize = 524_288;
 const NO_PORTS: (u16, u16) = (0, 0);
 
-/// State of one path; no locks, whoever drives it serialises the calls.
+/// State of one path; no locks: the caller serialises the calls.
 #[derive(Debug)]
 pub struct PathCore {
     limits: Limits,
     pub outgoing: Outgoing,
     pub incoming: Incoming,
-    life: Extension,
+    map_generation: Extension,
     /// There is a stream.
     pub attached: bool,
     pub hold: Hold,
-    /// Our congestion map is to be sent.
+    /// The local congestion map is to be sent.
     pub map_due: bool,
     hellos: Vec<((u16, u16), Extension)>, // by their ports
-    out: Offer,
-    out_octets: usize, // framed and not taken by the stream, also while an offer is out
+    out: WriteBuffer,
+    out_bytes: usize, // framed and not taken by the stream, also while a write buffer is out
     is_out: bool,
-    stream: u64, // counts streams, so that an offer of an earlier one is known
-    /// Octets handed to the current stream.
-    pub octets_written: u64,
-    owed_since_ns: Option<u64>,
+    stream: u64, // counts streams, to tell a write buffer of an earlier one
+    /// Bytes handed to the current stream.
+    pub bytes_written: u64,
+    ack_pending_since_ns: Option<u64>,
 }
 
 impl PathCore {
-    /// A path without a stream. `generation` names the life of this node in its maps.
+    /// Return a path without a stream. The maps of this node carry `generation`.
     pub fn new(limits: Limits, sequence_first: u64, generation: Option<u32>) -> Self {
         Self {
             limits,
             outgoing: Outgoing::new(limits, sequence_first),
             incoming: Incoming::new(limits),
-            life: generation.map_or(NO_EXTENSION, emit_life),
+            map_generation: generation.map_or(NO_EXTENSION, emit_generation),
             attached: false,
             hold: Hold::Nothing,
             map_due: false,
             hellos: Vec::new(),
-            out: Offer::default(),
-            out_octets: 0,
+            out: WriteBuffer::default(),
+            out_bytes: 0,
             is_out: false,
             stream: 0,
-            octets_written: 0,
-            owed_since_ns: None,
+            bytes_written: 0,
+            ack_pending_since_ns: None,
         }
     }
 
     // -- the stream comes and goes
 
-    /// Begin a stream with our congestion map; nothing else leaves while held.
+    /// Begin a stream with the local congestion map; nothing else leaves while held.
     pub fn attach(&mut self, hold: Hold) {
         debug_assert!(!self.attached, "the shell detaches first");
         self.attached = true;
         self.hold = hold;
         self.map_due = true;
         self.hellos.clear();
-        self.octets_written = 0;
+        self.bytes_written = 0;
         self.incoming.begin_stream();
     }
 
-    /// End the stream: what is unacknowledged will be repeated, what is partial is forgotten.
+    /// End the stream: queue unacknowledged messages to retransmit, drop partial ones.
     pub fn detach(&mut self, counters: &mut Counters) {
         self.attached = false;
         self.hold = Hold::Nothing;
@@ -100,26 +100,26 @@ impl PathCore {
         self.hellos.clear();
         self.out.clear();
         self.out.rest();
-        self.out_octets = 0;
+        self.out_bytes = 0;
         self.is_out = false;
         self.stream += 1;
-        self.owed_since_ns = None;
+        self.ack_pending_since_ns = None;
         self.outgoing.end_stream();
         self.incoming.end_stream();
         counters.conn_reset += 1;
     }
 
-    /// End `Hold::Release`; what the peer says it has is not repeated.
+    /// End `Hold::Release`; messages that the peer reports received are not retransmitted.
     pub fn release(&mut self, received_by_peer: Option<u64>) {
         if let Some(sequence) = received_by_peer {
-            self.outgoing.forget_repeats(sequence);
+            self.outgoing.forget_retransmits(sequence);
         }
         if self.hold == Hold::Release {
             self.hold = Hold::Nothing;
         }
     }
 
-    /// Set what the handshake found out about the peer.
+    /// Set what the handshake agreed with the peer.
     pub fn agree(&mut self, release: Release, checksum: bool) {
         let own_node = release == Release::PeerAcknowledged;
         self.outgoing.release = release;
@@ -127,8 +127,8 @@ impl PathCore {
         self.incoming.checksum = checksum;
         self.incoming.acknowledging = own_node;
         self.incoming.watch_restarts = !own_node;
-        // What arrived before the agreement was not counted as owed; tell it at once. The peer may
-        // have done so already.
+        // Messages that arrived before the agreement did not count as pending acknowledgement; send
+        // it at once. The peer may have done so already.
         self.incoming.acknowledgement_due = own_node && self.incoming.frames > 0;
         if own_node && self.incoming.acknowledged > 0 {
             self.outgoing
@@ -136,15 +136,15 @@ impl PathCore {
         }
     }
 
-    /// Begin a new life of the peer; return how many messages its old life took with it.
+    /// Note the peer's restart; return how many sent messages are lost with it.
     pub fn restart_peer(&mut self) -> usize {
         self.incoming.restart_peer();
         self.outgoing.drop_handed_over()
     }
 
-    // -- what goes out
+    // -- sending
 
-    /// Queue a message of a socket; the caller has checked every bound and adds to the account.
+    /// Queue a message of a socket; the caller has checked every limit and adds to the account.
     #[inline]
     pub fn send(
         &mut self,
@@ -160,7 +160,7 @@ impl PathCore {
 
     /// Queue a message of the control plane.
     ///
-    /// A hello waits for the peer's first frame; it replaces one of its ports that has not left.
+    /// A hello waits for the peer's first frame; it replaces an unsent one of its ports.
     pub fn control(
         &mut self,
         source_port: u16,
@@ -186,15 +186,15 @@ impl PathCore {
 
     /// Hold new messages back until another path's fence is open.
     pub fn hold_behind(&mut self, fence: Fence) {
-        self.outgoing.gate = Some(fence);
+        self.outgoing.fence = Some(fence);
     }
 
-    /// Whether `poll_transmit` would return octets, or an offer is out.
+    /// Whether `poll_transmit` would return bytes, or a write buffer is out.
     pub fn wants_to_write(&self) -> bool {
         if !self.attached {
             return false;
         }
-        if self.out_octets > 0 || self.map_due || self.incoming.acknowledgement_due {
+        if self.out_bytes > 0 || self.map_due || self.incoming.acknowledgement_due {
             return true;
         }
         if self.outgoing.asks() {
@@ -207,25 +207,25 @@ impl PathCore {
             return false;
         }
         let outgoing = &self.outgoing;
-        !outgoing.repeats.is_empty() || (!outgoing.unsent.is_empty() && !outgoing.is_gated())
+        !outgoing.retransmits.is_empty() || (!outgoing.unsent.is_empty() && !outgoing.is_gated())
     }
 
-    /// Whether a message may leave at once if it finds nothing queued and nothing unacknowledged.
+    /// Whether a message may leave at once if no message is queued or unacknowledged.
     pub fn is_plain(&self) -> bool {
         let outgoing = &self.outgoing;
         self.attached
             && self.hold == Hold::Nothing
             && outgoing.release == Release::PeerAcknowledged
-            && self.out_octets == 0
+            && self.out_bytes == 0
             && !self.map_due
             && self.hellos.is_empty()
-            && outgoing.repeats.is_empty()
-            && outgoing.gate.is_none()
+            && outgoing.retransmits.is_empty()
+            && outgoing.fence.is_none()
             && !outgoing.has_fences()
             && !outgoing.acknowledgement_wanted
-            && !outgoing.question_due
+            && !outgoing.ack_request_due
             && self.limits.path_messages_max > 1 // else one more fills it
-            && self.limits.unacked_packets_max > 1 // else each asks for an acknowledgement
+            && self.limits.unacked_packets_max > 1 // else each requests an acknowledgement
             && self.limits.unacked_bytes_max > LONG_BYTES
     }
 
@@ -234,16 +234,20 @@ impl PathCore {
         self.outgoing.is_gated()
     }
 
-    /// Take octets for the stream, 64 KiB or some long messages; `None` if there are none.
+    /// Take bytes for the stream, 64 KiB or some long messages; `None` if there are none.
     ///
-    /// The offer is the caller's until it is given back with `transmitted`; meanwhile there is no
-    /// other. What it did not take comes first in the next one.
-    pub fn poll_transmit(&mut self, map: &CongestionMap, counters: &mut Counters) -> Option<Offer> {
+    /// The caller has the write buffer until it is returned with `transmitted`; meanwhile there is
+    /// no other. Bytes not taken come first in the next one.
+    pub fn poll_transmit(
+        &mut self,
+        map: &CongestionMap,
+        counters: &mut Counters,
+    ) -> Option<WriteBuffer> {
         debug_assert!(!self.is_out, "one offer at a time");
-        if self.attached && !self.is_out && self.out_octets < WRITE_BYTES {
+        if self.attached && !self.is_out && self.out_bytes < WRITE_BYTES {
             self.frame(map, counters);
         }
-        if self.is_out || self.out_octets == 0 {
+        if self.is_out || self.out_bytes == 0 {
             return None;
         }
         self.is_out = true;
@@ -259,22 +263,26 @@ impl PathCore {
             self.frame_hellos();
         }
         let outgoing = &self.outgoing;
-        let waits = !(outgoing.unsent.is_empty() && outgoing.repeats.is_empty());
+        let waits = !(outgoing.unsent.is_empty() && outgoing.retransmits.is_empty());
         if waits && self.hold == Hold::Nothing {
             self.frame_messages(counters);
         }
         if self.incoming.acknowledgement_due || self.outgoing.asks() {
             self.frame_acknowledgement(counters);
         }
-        self.out_octets = self.out.len();
+        self.out_bytes = self.out.len();
     }
 
-    /// Frame our map; it tells our life unless the peer is known to be a kernel.
+    /// Frame the local map, with the generation unless the peer is known to be a kernel.
     fn frame_map(&mut self, map: &CongestionMap, counters: &mut Counters) {
         self.map_due = false;
         let to_kernel = self.outgoing.release == Release::StreamAcknowledged;
-        let extension = if to_kernel { NO_EXTENSION } else { self.life };
-        // Frames without a number count as stream octets: Linux frees by the stream's count.
+        let extension = if to_kernel {
+            NO_EXTENSION
+        } else {
+            self.map_generation
+        };
+        // Frames without a number count as stream bytes: Linux frees by the stream's count.
         self.outgoing.position += frame_map(&mut self.out, map, extension, self.outgoing.checksum);
         counters.cong_update_queued += 1;
     }
@@ -300,27 +308,27 @@ impl PathCore {
         } else {
             0
         };
-        let octets_max = if self.outgoing.is_long() {
+        let bytes_max = if self.outgoing.is_long() {
             LONG_WRITE_BYTES
         } else {
             WRITE_BYTES
         };
-        let octets_max = octets_max.saturating_sub(self.out.len());
+        let bytes_max = bytes_max.saturating_sub(self.out.len());
         let made = self
             .outgoing
-            .frame(&mut self.out, octets_max, acknowledgement, counters);
+            .frame(&mut self.out, bytes_max, acknowledgement, counters);
         if made > 0 && acknowledging {
-            self.forget_owed(); // every data header carries it
+            self.forget_ack_pending(); // every data header carries it
         }
     }
 
-    /// At most one: it tells the newest number, and counts as sent once it is octets. It asks for
-    /// the peer's if somebody waits for that.
+    /// Frame one acknowledgement at most: the newest number, sent once it is bytes. It requests the
+    /// peer's if a thread waits for that.
     fn frame_acknowledgement(&mut self, counters: &mut Counters) {
         if self.incoming.acknowledging {
             let mut flags = 0;
             if self.outgoing.asks() {
-                self.outgoing.question_due = false;
+                self.outgoing.ack_request_due = false;
                 flags = FLAG_ACK_REQUIRED;
                 counters.send_ack_required += 1;
             }
@@ -329,67 +337,67 @@ impl PathCore {
                 frame_word(&mut self.out, ack, flags, NO_PORTS, NO_EXTENSION, checksum);
             counters.ack_sent += 1;
         }
-        self.forget_owed();
+        self.forget_ack_pending();
     }
 
     fn newest_received(&self) -> u64 {
         self.incoming.sequence_expected.saturating_sub(1)
     }
 
-    fn forget_owed(&mut self) {
-        self.incoming.reset_owed();
-        self.owed_since_ns = None;
+    fn forget_ack_pending(&mut self) {
+        self.incoming.reset_ack_pending();
+        self.ack_pending_since_ns = None;
     }
 
-    /// Give an offer back of which the stream took the first `taken` octets.
+    /// Return a write buffer of which the stream took the first `taken` bytes.
     ///
-    /// One of an earlier stream is dropped: its messages are repeated on this one.
-    pub fn transmitted(&mut self, offer: Offer, taken: usize) {
-        if offer.stream != self.stream || !self.is_out {
+    /// One of an earlier stream is dropped: this stream retransmits its messages.
+    pub fn transmitted(&mut self, write_buffer: WriteBuffer, taken: usize) {
+        if write_buffer.stream != self.stream || !self.is_out {
             return;
         }
         self.is_out = false;
-        self.octets_written += taken as u64;
-        self.out = offer;
+        self.bytes_written += taken as u64;
+        self.out = write_buffer;
         self.out.advance(taken);
-        self.out_octets = self.out.len();
+        self.out_bytes = self.out.len();
     }
 
-    // -- what comes in
+    // -- receiving
 
-    /// Take octets off the stream, any number.
+    /// Take bytes off the stream, any number.
     ///
     /// # Errors
-    /// Why the stream must end; what came before the fault is delivered.
-    pub fn receive<G: Ground>(
+    /// Why the stream must end; messages before the protocol error are delivered.
+    pub fn receive<G: MessageSink>(
         &mut self,
         data: &[u8],
         now_ns: u64,
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
         self.incoming.now_ns = now_ns;
-        let result = self.incoming.receive(data, ground, counters);
-        self.settle_received(now_ns, result)
+        let result = self.incoming.receive(data, sink, counters);
+        self.finish_received(now_ns, result)
     }
 
-    /// Go on with a long body that the reader had; see `Incoming::take_body`.
+    /// Continue with a long body that the reader had; see `Incoming::take_body`.
     ///
     /// # Errors
     /// As `receive`.
-    pub fn resume_body<G: Ground>(
+    pub fn resume_body<G: MessageSink>(
         &mut self,
         body: BodyReading,
         now_ns: u64,
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
         self.incoming.now_ns = now_ns;
-        let result = self.incoming.resume_body(body, ground, counters);
-        self.settle_received(now_ns, result)
+        let result = self.incoming.resume_body(body, sink, counters);
+        self.finish_received(now_ns, result)
     }
 
-    fn settle_received(
+    fn finish_received(
         &mut self,
         now_ns: u64,
         result: Result<(), DownReason>,
@@ -399,8 +407,8 @@ impl PathCore {
             self.hold = Hold::Nothing;
         }
         if incoming.acknowledging {
-            if incoming.messages_owed > 0 && self.owed_since_ns.is_none() {
-                self.owed_since_ns = Some(now_ns);
+            if incoming.ack_pending_messages > 0 && self.ack_pending_since_ns.is_none() {
+                self.ack_pending_since_ns = Some(now_ns);
             }
             let acknowledged = incoming.acknowledged;
             if acknowledged > 0 && !self.outgoing.handle_peer_acknowledged(acknowledged) {
@@ -410,27 +418,28 @@ impl PathCore {
         result
     }
 
-    /// Free what lies in the first `octets`, which the peer's TCP has.
+    /// Free messages within the first `bytes`, which the peer's TCP has.
     ///
-    /// Nothing is freed before the peer's first frame: TCP acknowledges also what a peer that then
-    /// refuses the connection never reads.
-    pub fn handle_stream_acknowledged(&mut self, octets: u64) {
+    /// Nothing is freed before the peer's first frame: TCP also acknowledges bytes that a peer
+    /// which then rejects the connection never reads.
+    pub fn handle_stream_acknowledged(&mut self, bytes: u64) {
         if self.incoming.frames > 0 && self.outgoing.release == Release::StreamAcknowledged {
-            self.outgoing.handle_stream_acknowledged(octets);
+            self.outgoing.handle_stream_acknowledged(bytes);
         }
     }
 
-    /// Make an acknowledgement due at once if one is owed: later there may be no stream.
+    /// Make a pending acknowledgement due at once: later there may be no stream.
     pub fn acknowledge(&mut self) {
-        self.incoming.acknowledgement_due |= self.attached && self.incoming.messages_owed > 0;
+        self.incoming.acknowledgement_due |=
+            self.attached && self.incoming.ack_pending_messages > 0;
     }
 
-    /// Have the peer acknowledge what is queued or sent as soon as it has it: somebody waits.
+    /// Request acknowledgement of every message here as soon as the peer has it.
     pub fn ask(&mut self) {
-        self.outgoing.question_due = self.outgoing.message_count() > 0;
+        self.outgoing.ack_request_due = self.outgoing.message_count() > 0;
     }
 
-    /// Exchange what messages freed since the last call for `spare`, which is emptied first.
+    /// Exchange the freed messages since the last call for `spare`, which is emptied first.
     pub fn take_freed(&mut self, spare: &mut Vec<Freed>) {
         self.outgoing.take_freed(spare);
     }
@@ -445,12 +454,12 @@ impl PathCore {
     /// When `handle_timeout` has something to do.
     pub fn poll_timeout(&self) -> Option<u64> {
         Some(
-            self.owed_since_ns?
+            self.ack_pending_since_ns?
                 .saturating_add(self.limits.acknowledge_delay_ns),
         )
     }
 
-    /// Make an acknowledgement due that found no message to ride on.
+    /// Make an acknowledgement due that no message carried.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         if self
             .poll_timeout()
@@ -460,7 +469,7 @@ impl PathCore {
         }
     }
 
-    /// Give back memory that a path which was idle for a while does not need.
+    /// Free memory that a path does not need after it was idle for a while.
     pub fn rest(&mut self) {
         self.out.rest();
         self.outgoing.rest();

@@ -1,8 +1,8 @@
-//! Counters of the plane, named as rds-info prints them, and ours for every drop with its reason.
+//! Counters of the plane, named as rds-info prints them, and urds counters of every drop by reason.
 //!
 //! Source of names and meanings: linux v6.12 net/rds/stats.c and net/rds/rds.h.
 
-/// Declare the record and the order in which its counters are told.
+/// Declare the record and the order of its counters.
 macro_rules! counters {
     ($($(#[$note:meta])* $name:ident,)+) => {
         /// Plain integers under the plane's lock; never negative, never reset.
@@ -21,8 +21,8 @@ macro_rules! counters {
 }
 
 counters! {
-    // Linux's names, in its order. What concerns its pages, workers and RDMA never counts here,
-    // and recv_drop_dead_sock neither: a closing socket leaves its port at once.
+    // Linux's names, in its order. Those of its pages, workers and RDMA stay 0, as does
+    // recv_drop_dead_sock: a closing socket leaves its port at once.
     conn_reset,
     recv_drop_bad_checksum,
     recv_drop_old_seq,
@@ -65,12 +65,12 @@ counters! {
     tcp_sndbuf_full,
     tcp_connect_raced,
     tcp_listen_closed_stale,
-    // Ours.
+    // Counters of urds alone.
     ack_sent,
     ack_received,
     send_repeated,
     send_cancelled,
-    /// Of them, of sockets whose time after close was over.
+    /// Of them, of sockets past their linger time.
     send_linger_over,
     send_given_up,
     recv_drop_control_full,
@@ -81,7 +81,7 @@ counters! {
     recv_drop_notices_full,
     recv_paused,
     peer_restarted,
-    helper_passes,
+    progress_thread_passes,
 }
 
 #[cfg(test)]
@@ -92,12 +92,12 @@ mod tests {
     fn names_come_in_the_order_of_linux() {
         let counters = Counters {
             conn_reset: 3,
-            helper_passes: 4,
+            progress_thread_passes: 4,
             ..Counters::default()
         };
         let named: Vec<_> = counters.named().collect();
         assert_eq!(named.first(), Some(&("conn_reset", 3)));
-        assert_eq!(named.last(), Some(&("helper_passes", 4)));
+        assert_eq!(named.last(), Some(&("progress_thread_passes", 4)));
         assert_eq!(named.iter().map(|&(_, value)| value).sum::<u64>(), 7);
     }
 }

@@ -3,22 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Shut until everything that was queued before it on its path is with the peer.
+/// Closed until the peer has every message queued before it on its path.
 ///
-/// Fan-out moves a socket from path 0 to another; what it sends there must not overtake what it
-/// left behind. Clones are the same fence. Read and opened under the plane's lock only, which is
-/// what orders it; the atomic makes it `Send` and nothing more.
-/// Source: linux v7.0 (mprds catch-up, see docs/protocol/rds-tcp.md).
+/// Fan-out moves a socket from path 0 to another; later messages there must not overtake those left
+/// behind. Clones are the same fence. Read and opened under the plane's lock only, which orders it;
+/// the atomic makes it `Send` and nothing more. Source: linux v7.0 (mprds catch-up, see
+/// docs/protocol/rds-tcp.md).
 #[derive(Clone, Debug, Default)]
 pub struct Fence(Arc<AtomicBool>);
 
 impl Fence {
-    /// A shut fence.
+    /// Return a closed fence.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether what waits for it may leave.
+    /// Whether messages that wait for it may leave.
     pub fn is_open(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

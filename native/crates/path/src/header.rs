@@ -1,10 +1,10 @@
-//! The 48 octets before each message, and their checksum.
+//! The 48 bytes before each message, and their checksum.
 //!
-//! Nothing here bounds the payload length: who takes memory for a payload checks it first. The
-//! checksum is that of RFC 1071: a sum modulo 65535, in which an integer of any width counts as
-//! much as its 16-bit words. A zero in its field means "not checked", so a sum that comes out as
-//! zero goes out as 65535, the other zero of ones-complement arithmetic.
-//! Source: linux v6.12 net/rds/rds.h (struct `rds_header`), net/rds/message.c (checksum).
+//! Nothing here limits the payload length: the code that allocates memory for a payload checks it
+//! first. The checksum is that of RFC 1071: a sum modulo 65535, in which an integer of any width
+//! counts as much as its 16-bit words. A zero in its field means "not checked", so a sum that comes
+//! out as zero goes out as 65535, the other zero of ones-complement arithmetic. Source: linux v6.12
+//! net/rds/rds.h (struct `rds_header`), net/rds/message.c (checksum).
 
 use crate::constants::{EXTENSION_BYTES, HEADER_BYTES};
 use crate::kinds::{Extension, NO_EXTENSION};
@@ -32,30 +32,30 @@ pub struct Header {
 }
 
 impl Header {
-    /// Read one header. Every combination of octets is one; `verify` judges the checksum.
-    pub fn parse(octets: &[u8; HEADER_BYTES]) -> Self {
+    /// Read one header. Every combination of bytes is valid; `verify` checks the checksum.
+    pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Self {
         Self {
-            sequence: u64::from_be_bytes(part(octets, 0)),
-            ack: u64::from_be_bytes(part(octets, 8)),
-            payload_bytes: u32::from_be_bytes(part(octets, 16)) as usize,
-            source_port: u16::from_be_bytes(part(octets, 20)),
-            target_port: u16::from_be_bytes(part(octets, 22)),
-            flags: octets[24],
-            credit: octets[25],
-            padding: u32::from_be_bytes(part(octets, 26)),
-            checksum: u16::from_be_bytes(part(octets, 30)),
-            extension: part(octets, 32),
+            sequence: u64::from_be_bytes(part(bytes, 0)),
+            ack: u64::from_be_bytes(part(bytes, 8)),
+            payload_bytes: u32::from_be_bytes(part(bytes, 16)) as usize,
+            source_port: u16::from_be_bytes(part(bytes, 20)),
+            target_port: u16::from_be_bytes(part(bytes, 22)),
+            flags: bytes[24],
+            credit: bytes[25],
+            padding: u32::from_be_bytes(part(bytes, 26)),
+            checksum: u16::from_be_bytes(part(bytes, 30)),
+            extension: part(bytes, 32),
         }
     }
 
-    /// Read the header at the front of `octets`; `None` if not all 48 are there.
-    pub fn peek(octets: &[u8]) -> Option<Self> {
-        octets.first_chunk().map(Self::parse)
+    /// Read the header at the front of `bytes`; `None` if not all 48 are there.
+    pub fn peek(bytes: &[u8]) -> Option<Self> {
+        bytes.first_chunk().map(Self::parse)
     }
 
-    /// Write the 48 octets; with `checksum` the field is computed, else it goes out as it is.
+    /// Write the 48 bytes; with `checksum` the field is computed, else it goes out as it is.
     ///
-    /// A payload of 4 GiB or more does not exist: the limits on messages are below it.
+    /// No payload has 4 GiB or more: the limits on messages are below it.
     pub fn emit(&self, checksum: bool) -> [u8; HEADER_BYTES] {
         let payload_bytes = u32::try_from(self.payload_bytes).unwrap_or(u32::MAX);
         debug_assert_eq!(payload_bytes as usize, self.payload_bytes);
@@ -64,21 +64,21 @@ impl Header {
         } else {
             self.checksum
         };
-        let mut octets = [0; HEADER_BYTES];
-        octets[0..8].copy_from_slice(&self.sequence.to_be_bytes());
-        octets[8..16].copy_from_slice(&self.ack.to_be_bytes());
-        octets[16..20].copy_from_slice(&payload_bytes.to_be_bytes());
-        octets[20..22].copy_from_slice(&self.source_port.to_be_bytes());
-        octets[22..24].copy_from_slice(&self.target_port.to_be_bytes());
-        octets[24] = self.flags;
-        octets[25] = self.credit;
-        octets[26..30].copy_from_slice(&self.padding.to_be_bytes());
-        octets[30..32].copy_from_slice(&field.to_be_bytes());
-        octets[32..48].copy_from_slice(&self.extension);
-        octets
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..8].copy_from_slice(&self.sequence.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.ack.to_be_bytes());
+        bytes[16..20].copy_from_slice(&payload_bytes.to_be_bytes());
+        bytes[20..22].copy_from_slice(&self.source_port.to_be_bytes());
+        bytes[22..24].copy_from_slice(&self.target_port.to_be_bytes());
+        bytes[24] = self.flags;
+        bytes[25] = self.credit;
+        bytes[26..30].copy_from_slice(&self.padding.to_be_bytes());
+        bytes[30..32].copy_from_slice(&field.to_be_bytes());
+        bytes[32..48].copy_from_slice(&self.extension);
+        bytes
     }
 
-    /// Tell whether the checksum agrees with the rest; one of 0 agrees with everything.
+    /// Return whether the checksum agrees with the rest; one of 0 agrees with everything.
     pub fn verify(&self) -> bool {
         self.checksum == 0
             || (self.sum_without_checksum() + u64::from(self.checksum)).is_multiple_of(MODULUS)
@@ -90,7 +90,7 @@ impl Header {
         u16::try_from(field).unwrap_or(u16::MAX) // never: at most 65535
     }
 
-    /// Tell whether the message carries an extension header.
+    /// Return whether the message carries an extension header.
     pub fn has_extension(&self) -> bool {
         self.extension != NO_EXTENSION
     }
@@ -111,10 +111,10 @@ impl Header {
     }
 }
 
-/// Return `N` octets from `offset` on, which the caller knows to be there.
-fn part<const N: usize>(octets: &[u8], offset: usize) -> [u8; N] {
+/// Return `N` bytes from `offset` on; the caller knows that they exist.
+fn part<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     let mut found = [0; N];
-    found.copy_from_slice(&octets[offset..offset + N]);
+    found.copy_from_slice(&bytes[offset..offset + N]);
     found
 }
 
@@ -129,8 +129,8 @@ mod tests {
 
     use super::*;
 
-    fn ones_complement(octets: &[u8]) -> u64 {
-        let words = octets
+    fn ones_complement(bytes: &[u8]) -> u64 {
+        let words = bytes
             .chunks(2)
             .map(|pair| u64::from(pair[0]) << 8 | u64::from(pair[1]));
         words.sum::<u64>() % MODULUS
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn each_field_has_its_place() {
-        let mut octets = [0; HEADER_BYTES];
-        for (place, octet) in octets.iter_mut().enumerate() {
-            *octet = u8::try_from(place).unwrap_or(0);
+        let mut bytes = [0; HEADER_BYTES];
+        for (place, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::try_from(place).unwrap_or(0);
         }
-        let header = Header::parse(&octets);
+        let header = Header::parse(&bytes);
         assert_eq!(header.sequence, 0x0001_0203_0405_0607);
         assert_eq!(header.ack, 0x0809_0A0B_0C0D_0E0F);
         assert_eq!(header.payload_bytes, 0x1011_1213);
@@ -181,15 +181,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn octets_come_back(octets: [[u8; 16]; 3]) {
-            let octets: [u8; HEADER_BYTES] = octets.concat().try_into().unwrap_or([0; 48]);
-            prop_assert_eq!(Header::parse(&octets).emit(false), octets);
+        fn bytes_come_back(bytes: [[u8; 16]; 3]) {
+            let bytes: [u8; HEADER_BYTES] = bytes.concat().try_into().unwrap_or([0; 48]);
+            prop_assert_eq!(Header::parse(&bytes).emit(false), bytes);
         }
 
         #[test]
-        fn the_checksum_is_that_of_rfc_1071(octets: [[u8; 16]; 3], bit in 0_usize..384) {
-            let octets: [u8; HEADER_BYTES] = octets.concat().try_into().unwrap_or([0; 48]);
-            let mut sent = Header::parse(&octets).emit(true);
+        fn the_checksum_is_that_of_rfc_1071(bytes: [[u8; 16]; 3], bit in 0_usize..384) {
+            let bytes: [u8; HEADER_BYTES] = bytes.concat().try_into().unwrap_or([0; 48]);
+            let mut sent = Header::parse(&bytes).emit(true);
             prop_assert_eq!(ones_complement(&sent), 0);
             prop_assert!(sent[30..32] != [0, 0]);
             prop_assert!(Header::parse(&sent).verify());

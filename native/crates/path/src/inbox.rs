@@ -1,17 +1,17 @@
 //! The receive queue of a bound socket, and when its port counts as congested.
 //!
-//! Small payloads lie in chunks, long ones in memory of their own; what most messages do not have
-//! (an extension, times) lies in a queue beside.
+//! Small payloads lie in chunks, long ones in memory of their own; the rare parts of a message (an
+//! extension, times) lie in a second queue.
 //!
-//! Messages without payload fill no buffer, so no congestion map stops who sends them. Once many
+//! Messages without payload fill no buffer, so no congestion map stops their sender. Once many
 //! messages are queued, a run of them from one source is one item with a count: else a queue of
 //! them would be over its hard bound, its path would pause, and with it the acknowledgements that
-//! the program here may be waiting for.
+//! the local program may wait for.
 //!
 //! Congestion. Linux sets the port's bit as soon as the queue exceeds the buffer; with fast senders
-//! that costs more octets of maps than of messages. Here the bit is judged at the end of a pass,
-//! and set when the queue is over its buffer at two looks a millisecond apart, or over four times
-//! at once. It is cleared when less than half of the buffer is queued. Messages are never refused.
+//! that costs more bytes of maps than of messages. Here the bit is checked at the end of a pass,
+//! and set when the queue is over its buffer at two checks a millisecond apart, or over four times
+//! at once. It is cleared when less than half of the buffer is queued. Messages are never rejected.
 //! Source: linux v6.12 `net/rds/recv.c` (`rds_recv_rcvbuf_delta`); docs/differences.md.
 
 use std::collections::VecDeque;
@@ -26,11 +26,11 @@ use crate::payload::{ArrivingPayload, Body};
 pub const LOOK_AGAIN_NS: u64 = 1_000_000;
 const AT_ONCE_FACTOR: usize = 4;
 const MANY_MESSAGES: usize = 4096;
-/// What a queued message costs beside its payload, for the hard bound. Both planes count the same,
-/// so that they pause at the same message: what it takes in the Python plane, whose messages are
-/// objects. Measured there, with Python 3.11: 122 octets; here 51.
+/// Overhead of a queued message beside its payload, for the hard bound. Both planes count the same,
+/// so that they pause at the same message: the cost in the Python plane, whose messages are
+/// objects. Measured there, with Python 3.11: 122 bytes; here 51.
 const OVERHEAD_BYTES: usize = 128;
-/// What an extension or times cost beside. Measured in Python 126 octets, here 16.
+/// Overhead of an extension or times. Measured in Python 126 bytes, here 16.
 const DETAIL_BYTES: usize = 128;
 /// Room in the queue that an empty inbox keeps, in messages.
 const KEPT_MESSAGES: usize = 64;
@@ -41,14 +41,14 @@ pub struct Front<'a> {
     pub payload: &'a [u8],
     pub source: SocketAddress,
     pub extension: Extension,
-    /// Both times are zero unless they were given to `push`.
+    /// Both times are zero unless passed to `push`.
     pub wall_ns: u64,
     pub arrived_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Item {
-    octets: u32, // of a payload in the chunks
+    bytes: u32, // of a payload in the chunks
     kind: Kind,
     source: SocketAddress,
 }
@@ -73,7 +73,7 @@ pub struct Inbox {
     pub receive_queued_bytes: usize,
     pub buffer_bytes: usize,
     pub congested: bool,
-    /// A take that leaves less has our bit cleared.
+    /// A take that leaves less clears the local bit.
     pub clear_below_bytes: usize,
     /// When the queue was first seen over its buffer.
     pub over_since_ns: Option<u64>,
@@ -125,13 +125,13 @@ impl Inbox {
             } else {
                 None
             };
-            let repeats = if item.kind.is_run { runs.next() } else { None };
-            let row = (body.map_or(item.octets as usize, Body::len), item.source);
-            std::iter::repeat_n(row, 1 + repeats.copied().unwrap_or(0))
+            let retransmits = if item.kind.is_run { runs.next() } else { None };
+            let row = (body.map_or(item.bytes as usize, Body::len), item.source);
+            std::iter::repeat_n(row, 1 + retransmits.copied().unwrap_or(0))
         })
     }
 
-    /// Queue a message and count it. Copies a borrowed payload; the times are zero if unwanted.
+    /// Queue a message and count it. Copies a borrowed payload; times not requested are zero.
     #[inline]
     pub fn push(
         &mut self,
@@ -149,22 +149,22 @@ impl Inbox {
                 arrived_ns,
             });
         }
-        let (octets, has_body) = match payload {
+        let (bytes, has_body) = match payload {
             ArrivingPayload::Borrowed([]) if !has_detail && self.joins_run(source) => return,
-            ArrivingPayload::Borrowed(octets) if octets.len() < LONG_BYTES => {
-                self.chunks.push(octets);
-                (octets.len(), false)
+            ArrivingPayload::Borrowed(bytes) if bytes.len() < LONG_BYTES => {
+                self.chunks.push(bytes);
+                (bytes.len(), false)
             }
             long => (self.keep_body(long), true),
         };
-        self.receive_queued_bytes += octets;
+        self.receive_queued_bytes += bytes;
         let kind = Kind {
             has_body,
             has_detail,
             is_run: false,
         };
         self.items.push_back(Item {
-            octets: if has_body { 0 } else { narrow(octets) },
+            bytes: if has_body { 0 } else { narrow(bytes) },
             kind,
             source,
         });
@@ -175,9 +175,9 @@ impl Inbox {
     pub fn front(&self) -> Option<Front<'_>> {
         let item = self.items.front()?;
         let payload = if item.kind.has_body {
-            self.bodies.front().map_or(&[][..], Body::octets)
+            self.bodies.front().map_or(&[][..], Body::bytes)
         } else {
-            self.chunks.front(item.octets as usize)
+            self.chunks.front(item.bytes as usize)
         };
         let detail = if item.kind.has_detail {
             self.details.front()
@@ -198,7 +198,7 @@ impl Inbox {
         })
     }
 
-    /// Take the next message off the queue and out of the account.
+    /// Take the next message out of the queue and the account.
     #[inline]
     pub fn pop(&mut self) {
         let Some(&item) = self.items.front() else {
@@ -212,8 +212,8 @@ impl Inbox {
         if item.kind.has_body {
             self.pop_body();
         } else {
-            self.chunks.pop(item.octets as usize);
-            self.receive_queued_bytes -= item.octets as usize;
+            self.chunks.pop(item.bytes as usize);
+            self.receive_queued_bytes -= item.bytes as usize;
         }
         if item.kind.has_detail {
             self.details.pop_front();
@@ -221,7 +221,7 @@ impl Inbox {
         self.rest();
     }
 
-    /// Take the next message if its payload has memory of its own, and return that.
+    /// Take and return the body of the next message if it has memory of its own.
     pub fn take_body(&mut self) -> Option<Body> {
         let item = *self.items.front().filter(|item| item.kind.has_body)?;
         self.items.pop_front();
@@ -233,7 +233,7 @@ impl Inbox {
         body
     }
 
-    /// Drop everything that is queued; the state of congestion stays.
+    /// Drop every queued message; the congestion state stays.
     pub fn clear(&mut self) {
         *self = Self {
             congested: self.congested,
@@ -243,8 +243,8 @@ impl Inbox {
         };
     }
 
-    /// Look at the queue; return the new state of our bit if it changed.
-    pub fn judge_congestion(&mut self, now_ns: u64) -> Option<bool> {
+    /// Check the queue; return the new state of the local bit if it changed.
+    pub fn check_congestion(&mut self, now_ns: u64) -> Option<bool> {
         let queued = self.receive_queued_bytes;
         if self.congested {
             if queued != 0 && queued >= self.buffer_bytes / 2 {
@@ -268,7 +268,7 @@ impl Inbox {
         Some(true)
     }
 
-    /// Return when `judge_congestion` wants to be asked again.
+    /// Return the time of the next due `check_congestion`.
     pub fn look_again_ns(&self) -> Option<u64> {
         if self.congested {
             None
@@ -277,21 +277,21 @@ impl Inbox {
         }
     }
 
-    /// Tell cheaply whether the hard bound is worth a look.
+    /// Return cheaply whether the hard bound needs a check.
     #[inline]
     pub fn may_be_too_full(&self) -> bool {
         self.receive_queued_bytes > self.buffer_bytes || self.items.len() > MANY_MESSAGES
     }
 
-    /// Return what the queue weighs against the hard bound.
+    /// Return the bytes that count against the hard bound.
     pub fn hard_bytes(&self) -> usize {
         self.receive_queued_bytes
             + OVERHEAD_BYTES * self.items.len()
             + DETAIL_BYTES * self.details.len()
     }
 
-    /// Count a message without payload to the run at the end, if many messages are queued and the
-    /// last one is such a message from the same source; return whether it was.
+    /// Count an empty message to the last run, if many messages are queued and the last one is
+    /// empty and from the same source; return whether it was counted.
     #[cold]
     fn joins_run(&mut self, source: SocketAddress) -> bool {
         if self.items.len() <= MANY_MESSAGES {
@@ -300,12 +300,12 @@ impl Inbox {
         let Some(last) = self.items.back_mut() else {
             return false;
         };
-        let is_plain = last.octets == 0 && !last.kind.has_body && !last.kind.has_detail;
+        let is_plain = last.bytes == 0 && !last.kind.has_body && !last.kind.has_detail;
         if !is_plain || last.source != source {
             return false;
         }
         match self.runs.back_mut().filter(|_| last.kind.is_run) {
-            Some(repeats) => *repeats += 1,
+            Some(retransmits) => *retransmits += 1,
             None => self.runs.push_back(1),
         }
         last.kind.is_run = true;
@@ -316,12 +316,13 @@ impl Inbox {
     /// Take one message off the run at the front.
     #[cold]
     fn shorten_run(&mut self) {
-        let (Some(repeats), Some(item)) = (self.runs.front_mut(), self.items.front_mut()) else {
+        let (Some(retransmits), Some(item)) = (self.runs.front_mut(), self.items.front_mut())
+        else {
             return;
         };
-        *repeats -= 1;
+        *retransmits -= 1;
         self.repeated -= 1;
-        if *repeats == 0 {
+        if *retransmits == 0 {
             item.kind.is_run = false;
             self.runs.pop_front();
         }
@@ -330,12 +331,12 @@ impl Inbox {
     #[cold]
     fn keep_body(&mut self, payload: ArrivingPayload<'_>) -> usize {
         let body = match payload {
-            ArrivingPayload::Borrowed(octets) => Body::Owned(octets.into()),
+            ArrivingPayload::Borrowed(bytes) => Body::Owned(bytes.into()),
             ArrivingPayload::Whole(body) => body,
         };
-        let octets = body.len();
+        let bytes = body.len();
         self.bodies.push_back(body);
-        octets
+        bytes
     }
 
     fn pop_body(&mut self) -> Option<Body> {
@@ -344,7 +345,7 @@ impl Inbox {
         body
     }
 
-    /// Give back the room of a long queue once it is empty.
+    /// Free the room of a long queue once it is empty.
     #[inline]
     fn rest(&mut self) {
         if self.items.is_empty() && self.items.capacity() > KEPT_MESSAGES {
@@ -357,8 +358,8 @@ impl Inbox {
 }
 
 /// Return the length of a payload that is shorter than `LONG_BYTES`.
-fn narrow(octets: usize) -> u32 {
-    u32::try_from(octets).unwrap_or(u32::MAX)
+fn narrow(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! The receiving half of a path: octets to messages, repeats dropped, restarts noticed.
+//! The receive side of a path: bytes to messages, duplicates dropped, restarts detected.
 //!
 //! A value machine: no I/O, no clock, no lock. Whole messages go straight to the mailbox of their
-//! target port, by [`Ground::deliver`]; what is for the control plane is kept for the shell to
-//! fetch. A message dies with its stream unless it is complete. How a number is judged stands in
-//! `judging`, what is begun and not whole in `partial`.
+//! target port, by [`MessageSink::deliver`]; messages for the control plane are kept until the
+//! shell takes them. A message is lost with its stream unless it is complete. `admission` decides
+//! by number, `partial` holds incomplete messages.
 //!
-//! Nothing here trusts an octet: a length is checked before memory is taken for it, and every drop
-//! has a counter. The counters of a breach of the protocol are the shell's, which ends the stream.
+//! No byte is trusted: a length is checked before memory is allocated for it, and every drop has a
+//! counter. The shell, which ends the stream, counts a protocol error.
 
 use std::collections::VecDeque;
 
@@ -20,18 +20,18 @@ use crate::kinds::{DownReason, Extension};
 use crate::limits::Limits;
 use crate::partial::Partial;
 use crate::payload::ArrivingPayload;
-use crate::peer_lives::PeerLives;
+use crate::peer_generations::PeerGenerations;
 
-pub use crate::judging::Received;
+pub use crate::admission::Received;
 pub use crate::partial::BodyReading;
 
-/// What lies around a path: the mailboxes of its address.
-pub trait Ground {
+/// The surroundings of a path: the mailboxes of its address.
+pub trait MessageSink {
     /// Put a message into the mailbox of a port; false if no socket has it.
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool;
 }
 
-/// A message on its way into a mailbox.
+/// A message for a mailbox.
 #[derive(Debug)]
 pub struct Arriving<'a> {
     pub source_port: u16,
@@ -48,11 +48,11 @@ pub struct ControlMessage {
     pub source_port: u16,
     pub target_port: u16,
     pub extension: Extension,
-    /// Cut at 64 octets.
+    /// Truncated to 64 bytes.
     pub payload: Vec<u8>,
 }
 
-/// State of one receiving direction; whoever drives it serialises the calls.
+/// State of one receive direction; the caller serialises the calls.
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -60,50 +60,50 @@ pub struct ControlMessage {
 )]
 pub struct Incoming {
     pub(crate) limits: Limits,
-    // What the handshake agreed.
-    /// Checksums of headers are checked.
+    // Handshake results.
+    /// Header checksums are checked.
     pub checksum: bool,
-    /// An own node: it wants to know what lies in our inboxes.
+    /// A urds node: acknowledgements report messages in local inboxes.
     pub acknowledging: bool,
-    /// A new life of the peer must be found out by its numbers: a kernel does not tell.
+    /// A peer's restart must be detected by its numbers: a kernel does not announce it.
     pub watch_restarts: bool,
-    // Numbers; see `judging`.
-    /// The number behind the highest one received.
+    // Numbers; see `admission`.
+    /// The number after the highest one received.
     pub sequence_expected: u64,
     pub(crate) lowest: Option<u64>,
     pub(crate) accepted: bool,
     pub(crate) floor: Option<u64>,
-    pub(crate) lives: PeerLives,
+    pub(crate) generations: PeerGenerations,
     // The stream.
     /// Whole frames of this stream.
     pub frames: u64,
     partial: Partial,
     stream: u64,
-    // What we owe.
-    /// Messages that no acknowledgement covered yet, of an own node.
-    pub messages_owed: usize,
-    /// Their octets.
-    pub bytes_owed: usize,
-    /// An acknowledgement is to be sent with the next write.
+    // Pending acknowledgements.
+    /// Messages of a urds node that no acknowledgement covered yet.
+    pub ack_pending_messages: usize,
+    /// Their bytes.
+    pub ack_pending_bytes: usize,
+    /// The next write sends an acknowledgement.
     pub acknowledgement_due: bool,
-    // For the shell to fetch.
-    /// Highest number of ours that the peer acknowledged on this stream.
+    // Taken by the shell.
+    /// Highest local number that the peer acknowledged on this stream.
     pub acknowledged: u64,
-    /// Pings, pongs and probes that were within the budget.
+    /// Pings, pongs and probes within the budget.
     pub controls: VecDeque<ControlMessage>,
     pub(crate) control_budget: ControlBudget,
     /// At the last read.
     pub now_ns: u64,
     /// The newest congestion map of the peer.
     pub peer_map: Option<Box<[u8; CONGESTION_MAP_BYTES]>>,
-    /// A kernel began a new life.
+    /// A kernel restarted.
     pub restarted: bool,
     /// A message of the peer reached a socket, on any stream.
     pub has_delivered: bool,
 }
 
 impl Incoming {
-    /// Begin without numbers, towards a peer of unknown kind.
+    /// Return a state without numbers, for a peer of unknown kind.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -114,12 +114,12 @@ impl Incoming {
             lowest: None,
             accepted: false,
             floor: None,
-            lives: PeerLives::default(),
+            generations: PeerGenerations::default(),
             frames: 0,
             partial: Partial::Nothing,
             stream: 0,
-            messages_owed: 0,
-            bytes_owed: 0,
+            ack_pending_messages: 0,
+            ack_pending_bytes: 0,
             acknowledgement_due: false,
             acknowledged: 0,
             controls: VecDeque::new(),
@@ -131,20 +131,20 @@ impl Incoming {
         }
     }
 
-    /// Octets still missing of a begun header and of a begun payload.
+    /// Bytes still missing of a begun header and of a begun payload.
     pub fn remaining(&self) -> (usize, usize) {
         match &self.partial {
             Partial::Nothing => (0, 0),
-            Partial::Short(octets) => match octets.first_chunk() {
-                None => (HEADER_BYTES - octets.len(), 0),
-                Some(header) => (0, HEADER_BYTES + payload_bytes(header) - octets.len()),
+            Partial::Short(bytes) => match bytes.first_chunk() {
+                None => (HEADER_BYTES - bytes.len(), 0),
+                Some(header) => (0, HEADER_BYTES + payload_bytes(header) - bytes.len()),
             },
             Partial::Long(body) => (0, body.missing()),
             Partial::Lent { missing } => (0, *missing),
         }
     }
 
-    /// Begin anew what is known of a stream; it outlives the stream until the next one.
+    /// Reset the state of a stream; it outlives its stream until the next begins.
     pub fn begin_stream(&mut self) {
         if let Some(lowest) = self.lowest.take() {
             self.floor = Some(lowest);
@@ -153,7 +153,7 @@ impl Incoming {
         self.control_budget.begin_stream();
     }
 
-    /// Forget the partial message and what was owed on the stream; the numbers stay.
+    /// Drop the partial message and the stream's pending acknowledgements; numbers stay.
     ///
     /// A body that the reader has is no longer wanted: `resume_body` drops it.
     pub fn end_stream(&mut self) {
@@ -161,49 +161,44 @@ impl Incoming {
         self.stream += 1;
         self.frames = 0;
         self.acknowledged = 0;
-        self.reset_owed();
+        self.reset_ack_pending();
     }
 
-    /// Owe nothing any more: an acknowledgement left.
-    pub fn reset_owed(&mut self) {
-        self.messages_owed = 0;
-        self.bytes_owed = 0;
+    /// Clear pending acknowledgements: one left.
+    pub fn reset_ack_pending(&mut self) {
+        self.ack_pending_messages = 0;
+        self.ack_pending_bytes = 0;
         self.acknowledgement_due = false;
     }
 
-    /// Take octets off the stream, any number.
+    /// Take bytes off the stream, any number.
     ///
     /// # Errors
-    /// Why the stream must end; what came before the fault is delivered.
-    pub fn receive<G: Ground>(
+    /// Why the stream must end; messages before the protocol error are delivered.
+    pub fn receive<G: MessageSink>(
         &mut self,
         data: &[u8],
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
         let mut rest = match self.partial {
             Partial::Nothing => data,
-            _ => self.complete(data, ground, counters)?,
+            _ => self.complete(data, sink, counters)?,
         };
-        while let Some((octets, behind)) = rest.split_first_chunk::<HEADER_BYTES>() {
-            let header = self.checked(octets)?;
-            let Some((payload, next)) = behind.split_at_checked(payload_bytes(octets)) else {
+        while let Some((bytes, behind)) = rest.split_first_chunk::<HEADER_BYTES>() {
+            let header = self.checked(bytes)?;
+            let Some((payload, next)) = behind.split_at_checked(payload_bytes(bytes)) else {
                 break;
             };
             rest = next;
-            self.take(
-                &header,
-                ArrivingPayload::Borrowed(payload),
-                ground,
-                counters,
-            )?;
+            self.take(&header, ArrivingPayload::Borrowed(payload), sink, counters)?;
         }
         self.keep(rest);
         Ok(())
     }
 
-    /// Take a long body under way, to be read into without the lock. `None` if none is begun or
-    /// fewer than 8 KiB of it are here. Give it back with `resume_body`, and give no octets to
+    /// Take an incomplete long body, to read into without the lock. `None` if none is begun or
+    /// fewer than 8 KiB of it are here. Return it with `resume_body`, and pass no bytes to
     /// `receive` meanwhile.
     pub fn take_body(&mut self) -> Option<BodyReading> {
         match std::mem::take(&mut self.partial) {
@@ -220,18 +215,18 @@ impl Incoming {
         }
     }
 
-    /// Go on with a body that the reader had: judged and delivered if it is whole.
+    /// Continue with a body that the reader had: checked and delivered if it is whole.
     ///
     /// # Errors
     /// As `receive`; `DownReason::Error` for memory of another length than the payload's.
-    pub fn resume_body<G: Ground>(
+    pub fn resume_body<G: MessageSink>(
         &mut self,
         mut body: BodyReading,
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
         if body.stream != self.stream || !matches!(self.partial, Partial::Lent { .. }) {
-            return Ok(()); // it died with its stream
+            return Ok(()); // lost with its stream
         }
         self.partial = Partial::Nothing;
         if !body.settle() {
@@ -245,22 +240,22 @@ impl Incoming {
         self.take(
             &header,
             ArrivingPayload::Whole(body.into_body()),
-            ground,
+            sink,
             counters,
         )
     }
 
-    /// Complete what was begun; return the octets behind it, none if it is not whole yet.
+    /// Complete a begun message; return the bytes behind it, none if it is not whole yet.
     #[cold]
-    fn complete<'a, G: Ground>(
+    fn complete<'a, G: MessageSink>(
         &mut self,
         data: &'a [u8],
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<&'a [u8], DownReason> {
         match std::mem::take(&mut self.partial) {
             Partial::Nothing => Ok(data),
-            Partial::Short(octets) => self.complete_short(octets, data, ground, counters),
+            Partial::Short(bytes) => self.complete_short(bytes, data, sink, counters),
             Partial::Long(mut body) => {
                 let (_, rest) = data.split_at(body.append(data));
                 if body.missing() > 0 {
@@ -269,98 +264,88 @@ impl Incoming {
                 }
                 let header = body.header;
                 let payload = ArrivingPayload::Whole(body.into_body());
-                self.take(&header, payload, ground, counters)?;
+                self.take(&header, payload, sink, counters)?;
                 Ok(rest)
             }
-            Partial::Lent { .. } => Err(DownReason::Error), // the reader's mistake
+            Partial::Lent { .. } => Err(DownReason::Error), // an error of the reader
         }
     }
 
-    /// The same for a header or a short message. Only what belongs to it is copied.
-    fn complete_short<'a, G: Ground>(
+    /// The same for a header or a short message. Copies only its own bytes.
+    fn complete_short<'a, G: MessageSink>(
         &mut self,
-        mut octets: Vec<u8>,
+        mut bytes: Vec<u8>,
         data: &'a [u8],
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<&'a [u8], DownReason> {
-        let missing = HEADER_BYTES.saturating_sub(octets.len()).min(data.len());
+        let missing = HEADER_BYTES.saturating_sub(bytes.len()).min(data.len());
         let (head, data) = data.split_at(missing);
-        octets.extend_from_slice(head);
-        let Some(header_octets) = octets.first_chunk() else {
-            self.partial = Partial::Short(octets);
+        bytes.extend_from_slice(head);
+        let Some(header_bytes) = bytes.first_chunk() else {
+            self.partial = Partial::Short(bytes);
             return Ok(data);
         };
-        let header = self.checked(header_octets)?;
-        let total = payload_bytes(header_octets);
-        let here = octets.len() - HEADER_BYTES;
+        let header = self.checked(header_bytes)?;
+        let total = payload_bytes(header_bytes);
+        let here = bytes.len() - HEADER_BYTES;
         if here == 0
             && let Some((payload, rest)) = data.split_at_checked(total)
         {
-            self.take(
-                &header,
-                ArrivingPayload::Borrowed(payload),
-                ground,
-                counters,
-            )?;
+            self.take(&header, ArrivingPayload::Borrowed(payload), sink, counters)?;
             return Ok(rest);
         }
         let (body, rest) = data.split_at((total - here).min(data.len()));
         if total >= LONG_BYTES {
-            // Only a header was kept of a long message.
+            // Of a long message only a header was kept.
             self.partial = Partial::Long(BodyReading::new(header, total, body, self.stream));
             return Ok(rest);
         }
-        octets.extend_from_slice(body);
-        match octets.get(HEADER_BYTES..HEADER_BYTES + total) {
-            None => self.partial = Partial::Short(octets),
+        bytes.extend_from_slice(body);
+        match bytes.get(HEADER_BYTES..HEADER_BYTES + total) {
+            None => self.partial = Partial::Short(bytes),
             Some(payload) => {
-                self.take(
-                    &header,
-                    ArrivingPayload::Borrowed(payload),
-                    ground,
-                    counters,
-                )?;
+                self.take(&header, ArrivingPayload::Borrowed(payload), sink, counters)?;
             }
         }
         Ok(rest)
     }
 
-    /// Keep an incomplete message whose header, if it is whole, was checked.
+    /// Keep an incomplete message; a whole header was checked.
     fn keep(&mut self, rest: &[u8]) {
         if rest.is_empty() {
             return;
         }
-        if let Some((octets, head)) = rest.split_first_chunk()
-            && payload_bytes(octets) >= LONG_BYTES
+        if let Some((bytes, head)) = rest.split_first_chunk()
+            && payload_bytes(bytes) >= LONG_BYTES
         {
-            let header = Header::parse(octets);
-            let body = BodyReading::new(header, payload_bytes(octets), head, self.stream);
+            let header = Header::parse(bytes);
+            let body = BodyReading::new(header, payload_bytes(bytes), head, self.stream);
             self.partial = Partial::Long(body);
             return;
         }
         self.partial = Partial::Short(rest.to_vec());
     }
 
-    /// Read a header that may be taken further: of a bounded length and not damaged.
+    /// Read a header; check its length and checksum.
     #[inline]
-    fn checked(&self, octets: &[u8; HEADER_BYTES]) -> Result<Header, DownReason> {
-        if payload_bytes(octets) > self.limits.frame_bytes_max {
+    fn checked(&self, bytes: &[u8; HEADER_BYTES]) -> Result<Header, DownReason> {
+        if payload_bytes(bytes) > self.limits.frame_bytes_max {
             return Err(DownReason::TooLong);
         }
-        if self.checksum && !is_intact(octets) {
+        if self.checksum && !is_intact(bytes) {
             return Err(DownReason::BadChecksum);
         }
-        Ok(Header::parse(octets))
+        Ok(Header::parse(bytes))
     }
 
     /// Take one whole message; every message comes through here.
     #[inline]
-    fn take<G: Ground>(
+    fn take<G: MessageSink>(
         &mut self,
         header: &Header,
         payload: ArrivingPayload<'_>,
-        ground: &mut G,
+        sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
         self.frames += 1;
@@ -374,60 +359,60 @@ impl Incoming {
             && header.target_port != 0
             && self.accepted
             && header.sequence >= self.sequence_expected;
-        if !is_plain && !self.judge(header, payload.octets(), counters)? {
+        if !is_plain && !self.accept_or_drop(header, payload.bytes(), counters)? {
             return Ok(());
         }
-        // No number is above the last one: it is expected for ever, and a repeat of it not dropped.
+        // The last number has no successor: it stays expected, and its duplicate is not dropped.
         self.sequence_expected = header.sequence.saturating_add(1);
-        let octets = payload.octets().len();
+        let bytes = payload.bytes().len();
         let message = Arriving {
             source_port: header.source_port,
             extension: header.extension,
             payload,
         };
-        if ground.deliver(header.target_port, message) {
+        if sink.deliver(header.target_port, message) {
             self.has_delivered = true;
             counters.recv_queued += 1;
-            counters.recv_bytes_added_to_sock += octets as u64;
+            counters.recv_bytes_added_to_sock += bytes as u64;
         } else {
             counters.recv_drop_no_sock += 1;
         }
         if self.acknowledging {
-            self.owe(octets);
+            self.ack_pending(bytes);
         }
         Ok(())
     }
 
-    /// Count what an own node's acknowledgement will cover; make it due at the bounds.
+    /// Count messages pending acknowledgement to a urds node; make it due at the bounds.
     #[inline]
-    fn owe(&mut self, octets: usize) {
-        self.messages_owed += 1;
-        self.bytes_owed += octets;
-        if self.messages_owed >= self.limits.acknowledge_messages
-            || self.bytes_owed >= self.limits.acknowledge_bytes
+    fn ack_pending(&mut self, bytes: usize) {
+        self.ack_pending_messages += 1;
+        self.ack_pending_bytes += bytes;
+        if self.ack_pending_messages >= self.limits.acknowledge_messages
+            || self.ack_pending_bytes >= self.limits.acknowledge_bytes
         {
             self.acknowledgement_due = true;
         }
     }
 }
 
-/// The announced length, which may be anything up to 4 GiB.
+/// The announced length, up to 4 GiB.
 #[inline]
 fn payload_bytes(header: &[u8; HEADER_BYTES]) -> usize {
-    let [.., a, b, c, d] = header.first_chunk::<20>().expect("20 of 48 octets");
+    let [.., a, b, c, d] = header.first_chunk::<20>().expect("20 of 48 bytes");
     u32::from_be_bytes([*a, *b, *c, *d]) as usize
 }
 
-/// Tell whether the checksum agrees; one of 0 agrees with everything.
+/// Return whether the checksum agrees; one of 0 agrees with everything.
 ///
-/// The sum is taken modulo 65535 over native words: the order of octets only turns the sum round,
-/// and zero stays zero. `Header::verify` says the same field by field.
+/// The sum is taken modulo 65535 over native words: byte order only swaps its bytes, and zero stays
+/// zero. `Header::verify` computes the same field by field.
 #[inline]
-fn is_intact(octets: &[u8; HEADER_BYTES]) -> bool {
-    if octets[30] == 0 && octets[31] == 0 {
+fn is_intact(bytes: &[u8; HEADER_BYTES]) -> bool {
+    if bytes[30] == 0 && bytes[31] == 0 {
         return true;
     }
-    let (words, _) = octets.as_chunks::<4>();
+    let (words, _) = bytes.as_chunks::<4>();
     let sum: u64 = words
         .iter()
         .map(|word| u64::from(u32::from_ne_bytes(*word)))

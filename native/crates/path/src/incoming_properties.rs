@@ -1,5 +1,5 @@
-//! However the octets of a stream are cut into reads, and wherever a reader takes a body, they are
-//! the same messages; and no octets make anything panic, or memory grow without bound.
+//! The bytes of a stream give the same messages in any reads, and wherever a reader takes a body;
+//! no bytes cause a panic, or memory growth without limit.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,14 +8,14 @@ use crate::constants::*;
 use crate::incoming_world::*;
 use crate::{ControlMessage, Counters, DownReason, Header, Limits, Received};
 
-/// Everything that a receiver has learnt.
+/// The results of a receiver.
 #[derive(Debug, PartialEq)]
 struct Learnt {
     result: Result<(), DownReason>,
     got: Vec<Got>,
     controls: Vec<ControlMessage>,
     received: Received,
-    owed: (usize, usize, bool, u64),
+    ack_pending: (usize, usize, bool, u64),
     frames: u64,
     remaining: Option<(usize, usize)>,
     map: Option<Vec<u8>>,
@@ -36,8 +36,8 @@ fn any_peer() -> impl Strategy<Value = Peer> {
     })
 }
 
-/// Take octets in, cut at those places; bodies are read into their memory if `lent`.
-fn learnt(peer: Peer, octets: &[u8], cuts: &[usize], lent: bool) -> Learnt {
+/// Receive bytes, cut at those places; bodies are read into their memory if `lent`.
+fn learnt(peer: Peer, bytes: &[u8], cuts: &[usize], lent: bool) -> Learnt {
     let mut side = Side::new(Limits {
         frame_bytes_max: 200_000,
         control_events_max: 4,
@@ -46,11 +46,11 @@ fn learnt(peer: Peer, octets: &[u8], cuts: &[usize], lent: bool) -> Learnt {
     side.incoming.acknowledging = peer.acknowledging;
     side.incoming.watch_restarts = !peer.acknowledging;
     side.incoming.checksum = peer.checksum;
-    let mut places: Vec<_> = cuts.iter().map(|cut| cut % (octets.len() + 1)).collect();
-    places.extend([0, octets.len()]);
+    let mut places: Vec<_> = cuts.iter().map(|cut| cut % (bytes.len() + 1)).collect();
+    places.extend([0, bytes.len()]);
     places.sort_unstable();
     let mut result = Ok(());
-    for piece in places.windows(2).map(|ends| &octets[ends[0]..ends[1]]) {
+    for piece in places.windows(2).map(|ends| &bytes[ends[0]..ends[1]]) {
         result = if lent {
             side.receive_by_body(piece)
         } else {
@@ -66,9 +66,9 @@ fn learnt(peer: Peer, octets: &[u8], cuts: &[usize], lent: bool) -> Learnt {
         got: side.mailboxes.got,
         controls: incoming.controls.iter().cloned().collect(),
         received: incoming.received(),
-        owed: (
-            incoming.messages_owed,
-            incoming.bytes_owed,
+        ack_pending: (
+            incoming.ack_pending_messages,
+            incoming.ack_pending_bytes,
             incoming.acknowledgement_due,
             incoming.acknowledged,
         ),
@@ -108,7 +108,7 @@ fn any_ports() -> impl Strategy<Value = (u16, u16)> {
     ]
 }
 
-/// A message, its number being about where it stands. One in forty has a wrong checksum.
+/// A message with a number near its place. One in forty has a wrong checksum.
 fn any_frame() -> impl Strategy<Value = (Header, usize, bool)> {
     let fields = (
         any_flags(),
@@ -140,9 +140,9 @@ fn any_frame() -> impl Strategy<Value = (Header, usize, bool)> {
     )
 }
 
-/// The octets of a stream; numbers rise by one and sometimes stay or jump back.
+/// The bytes of a stream; numbers rise by one and sometimes stay or jump back.
 fn stream_of(frames: &[(Header, usize, bool)], kept: usize) -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for (place, (header, payload_bytes, is_wrong)) in frames.iter().enumerate() {
         let step = header.sequence;
         let sequence = if step < 7 { place as u64 + 1 } else { step - 7 };
@@ -153,11 +153,11 @@ fn stream_of(frames: &[(Header, usize, bool)], kept: usize) -> Vec<u8> {
         };
         let mut one = checked_frame(header, &vec![fill; *payload_bytes]);
         one[31] ^= u8::from(*is_wrong);
-        octets.extend(one);
+        bytes.extend(one);
     }
     let last = checked_frame(header(99), &vec![3; 60_000]);
-    octets.extend(&last[..kept]);
-    octets
+    bytes.extend(&last[..kept]);
+    bytes
 }
 
 proptest! {
@@ -170,44 +170,44 @@ proptest! {
         kept in 0_usize..60_000,
         cuts in vec(any::<usize>(), 0..12),
     ) {
-        let octets = stream_of(&frames, kept);
-        let whole = learnt(peer, &octets, &[], false);
-        prop_assert_eq!(&learnt(peer, &octets, &cuts, false), &whole);
-        prop_assert_eq!(&learnt(peer, &octets, &cuts, true), &whole);
+        let bytes = stream_of(&frames, kept);
+        let whole = learnt(peer, &bytes, &[], false);
+        prop_assert_eq!(&learnt(peer, &bytes, &cuts, false), &whole);
+        prop_assert_eq!(&learnt(peer, &bytes, &cuts, true), &whole);
     }
 
     #[test]
-    fn octet_by_octet_gives_the_same_result(
+    fn byte_by_byte_gives_the_same_result(
         peer in any_peer(),
         frames in vec(any_frame(), 1..3),
     ) {
-        let frames: Vec<_> = frames.into_iter().map(|(header, octets, is_wrong)| {
-            (header, octets % 9000, is_wrong)
+        let frames: Vec<_> = frames.into_iter().map(|(header, bytes, is_wrong)| {
+            (header, bytes % 9000, is_wrong)
         }).collect();
-        let octets = stream_of(&frames, 20);
-        let cuts: Vec<usize> = (0..octets.len()).collect();
-        prop_assert_eq!(learnt(peer, &octets, &cuts, false), learnt(peer, &octets, &[], true));
+        let bytes = stream_of(&frames, 20);
+        let cuts: Vec<usize> = (0..bytes.len()).collect();
+        prop_assert_eq!(learnt(peer, &bytes, &cuts, false), learnt(peer, &bytes, &[], true));
     }
 
     #[test]
-    fn no_octets_make_it_panic(
+    fn no_bytes_make_it_panic(
         peer in any_peer(),
-        octets in vec(any::<u8>(), 0..400),
+        bytes in vec(any::<u8>(), 0..400),
         cuts in vec(any::<usize>(), 0..6),
         lent: bool,
     ) {
-        let whole = learnt(peer, &octets, &[], false);
-        prop_assert_eq!(learnt(peer, &octets, &cuts, lent), whole);
+        let whole = learnt(peer, &bytes, &[], false);
+        prop_assert_eq!(learnt(peer, &bytes, &cuts, lent), whole);
     }
 
-    /// The payload length is small, so that the message is whole and gets to the judgement.
+    /// The payload length is small, so that the message is whole and gets checked.
     #[test]
     fn any_header_is_judged(
         peer in any_peer(),
         headers in vec(any::<[[u8; 16]; 3]>(), 1..20),
         cuts in vec(any::<usize>(), 0..6),
     ) {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for header in headers {
             let mut header: Vec<u8> = header.concat();
             let small = header[19] & 15;
@@ -215,10 +215,10 @@ proptest! {
             if peer.checksum {
                 header[30..32].copy_from_slice(&[0, 0]);
             }
-            octets.extend(&header);
-            octets.resize(octets.len() + usize::from(header[19]), 1);
+            bytes.extend(&header);
+            bytes.resize(bytes.len() + usize::from(header[19]), 1);
         }
-        let whole = learnt(peer, &octets, &[], false);
-        prop_assert_eq!(learnt(peer, &octets, &cuts, false), whole);
+        let whole = learnt(peer, &bytes, &[], false);
+        prop_assert_eq!(learnt(peer, &bytes, &cuts, false), whole);
     }
 }

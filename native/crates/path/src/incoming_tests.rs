@@ -1,4 +1,4 @@
-//! Framing, bounds before memory, what is for control; octets of Linux as its hosts sent them.
+//! Framing, limits before memory, control messages; bytes of Linux as its hosts sent them.
 
 use crate::constants::*;
 use crate::incoming_world::*;
@@ -10,21 +10,21 @@ const LINUX: [&str; 3] = [
     include_str!("../../../../tests/vectors/linux_7_2_tcp.hex"),
 ];
 
-/// Read a vector: groups of hexadecimal digits, `00*8192` repeats an octet.
+/// Read a vector: groups of hexadecimal digits, `00*8192` repeats a byte.
 fn vector(file: &str, name: &str) -> Vec<u8> {
     let line = file
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for group in line.expect("a vector of that name").split_whitespace() {
         let (digits, count) = group.split_once('*').unwrap_or((group, "1"));
         let one: Vec<u8> = (0..digits.len())
             .step_by(2)
             .map(|place| u8::from_str_radix(&digits[place..place + 2], 16).expect("digits"))
             .collect();
-        octets.extend(one.repeat(count.parse().expect("a count")));
+        bytes.extend(one.repeat(count.parse().expect("a count")));
     }
-    octets
+    bytes
 }
 
 #[test]
@@ -57,15 +57,15 @@ fn what_linux_sends_is_taken_as_it_means_it() {
 #[test]
 fn what_is_missing_is_told() {
     let mut side = Side::new(Limits::default());
-    let octets = frame(header(1), &[7; 10_000]);
-    side.receive(&octets[..20]).expect("well");
+    let bytes = frame(header(1), &[7; 10_000]);
+    side.receive(&bytes[..20]).expect("well");
     assert_eq!(side.incoming.remaining(), (28, 0));
-    side.receive(&octets[20..50]).expect("well");
+    side.receive(&bytes[20..50]).expect("well");
     assert_eq!(side.incoming.remaining(), (0, 9998));
-    side.receive(&octets[50..]).expect("well");
+    side.receive(&bytes[50..]).expect("well");
     assert_eq!(side.incoming.remaining(), (0, 0));
-    let octets = frame(header(2), &[7; 100]);
-    side.receive(&octets[..60]).expect("well");
+    let bytes = frame(header(2), &[7; 100]);
+    side.receive(&bytes[..60]).expect("well");
     assert_eq!(side.incoming.remaining(), (0, 88));
 }
 
@@ -119,7 +119,10 @@ fn each_message_reaches_its_mailbox_or_is_counted() {
     );
     assert_eq!(side.counters.recv_drop_no_sock, 3);
     assert_eq!(
-        (side.incoming.messages_owed, side.incoming.bytes_owed),
+        (
+            side.incoming.ack_pending_messages,
+            side.incoming.ack_pending_bytes
+        ),
         (9, 45)
     );
     assert_eq!(side.incoming.sequence_expected, 10);
@@ -138,14 +141,14 @@ fn only_exactly_the_map_flag_makes_a_map() {
 
 #[test]
 fn a_length_beyond_the_bound_ends_the_stream_before_memory_is_taken() {
-    for octets in [1001, 1 << 31, u32::MAX as usize] {
+    for bytes in [1001, 1 << 31, u32::MAX as usize] {
         let mut side = Side::new(Limits {
             frame_bytes_max: 1000,
             ..Limits::default()
         });
         let first = numbered([1, 2], 0);
         let bad = Header {
-            payload_bytes: octets,
+            payload_bytes: bytes,
             ..header(3)
         }
         .emit(false);
@@ -188,10 +191,10 @@ fn a_header_alone_reserves_nothing() {
 }
 
 #[test]
-fn a_map_of_another_length_is_a_breach() {
-    for octets in [0, 8191, 8193, 16_384] {
+fn a_map_of_another_length_is_a_protocol_error() {
+    for bytes in [0, 8191, 8193, 16_384] {
         let mut side = Side::new(Limits::default());
-        let stream = map_frame(None, &vec![0; octets]);
+        let stream = map_frame(None, &vec![0; bytes]);
         let results: Vec<_> = stream
             .chunks(4096)
             .map(|piece| side.receive(piece))
@@ -205,16 +208,16 @@ fn a_map_of_another_length_is_a_breach() {
 #[test]
 fn a_map_is_kept_and_takes_no_number() {
     let mut side = Side::new(Limits::default());
-    let mut octets = vec![0; CONGESTION_MAP_BYTES];
-    octets[0] = 0x10;
+    let mut bytes = vec![0; CONGESTION_MAP_BYTES];
+    bytes[0] = 0x10;
     side.receive(&numbered([1], 0)).expect("well");
     side.receive(&map_frame(None, &[0xFF; CONGESTION_MAP_BYTES]))
         .expect("well");
-    side.receive(&map_frame(None, &octets)).expect("well");
+    side.receive(&map_frame(None, &bytes)).expect("well");
     side.receive(&numbered([2], 0)).expect("well");
     assert_eq!(
         side.incoming.peer_map.as_deref().map(|map| map.to_vec()),
-        Some(octets)
+        Some(bytes)
     );
     assert_eq!(side.numbers(), [1, 2]);
 }
@@ -264,14 +267,14 @@ fn a_damaged_header_is_refused_and_zero_is_not_checked() {
         assert_eq!(side.receive(&whole), Ok(()));
         assert_eq!(side.receive(&frame(header(301), b"not checked")), Ok(()));
         for place in [0, 7, 15, 19, 21, 23, 30, 31, 32, 47] {
-            let mut octets = whole.clone();
-            octets[place] ^= 1;
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1;
             let mut side = Side::of_own_node();
             side.incoming.checksum = true;
-            assert_eq!(side.receive(&octets), Err(DownReason::BadChecksum));
+            assert_eq!(side.receive(&bytes), Err(DownReason::BadChecksum));
             assert!(side.got().is_empty());
             side = Side::of_own_node();
-            assert_ne!(side.receive(&octets), Err(DownReason::BadChecksum));
+            assert_ne!(side.receive(&bytes), Err(DownReason::BadChecksum));
         }
     }
 }
@@ -299,15 +302,18 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
     for flags in [FLAG_ACK_REQUIRED, FLAG_ACK_REQUIRED | FLAG_RETRANSMITTED] {
         for payload_bytes in [3, 20_000] {
             let mut side = Side::of_own_node();
-            let octets = frame(Header { flags, ..header(9) }, &vec![0; payload_bytes]);
-            side.receive(&octets[..50]).expect("well");
+            let bytes = frame(Header { flags, ..header(9) }, &vec![0; payload_bytes]);
+            side.receive(&bytes[..50]).expect("well");
             assert!(!side.incoming.acknowledgement_due);
-            side.receive(&octets[50..]).expect("well");
+            side.receive(&bytes[50..]).expect("well");
             assert!(side.incoming.acknowledgement_due);
             assert_eq!(side.counters.recv_ack_required, 1);
-            side.incoming.reset_owed();
+            side.incoming.reset_ack_pending();
             assert_eq!(
-                (side.incoming.messages_owed, side.incoming.bytes_owed),
+                (
+                    side.incoming.ack_pending_messages,
+                    side.incoming.ack_pending_bytes
+                ),
                 (0, 0)
             );
         }
@@ -319,7 +325,7 @@ fn a_stranger_is_owed_nothing() {
     let mut side = Side::new(Limits::default());
     side.receive(&numbered(1..600, 0)).expect("well");
     assert!(!side.incoming.acknowledgement_due);
-    assert_eq!(side.incoming.messages_owed, 0);
+    assert_eq!(side.incoming.ack_pending_messages, 0);
 }
 
 #[test]
@@ -363,7 +369,7 @@ fn a_body_of_an_ended_stream_is_not_wanted() {
         .expect("well");
     let mut body = side.incoming.take_body().expect("a body");
     assert_eq!(
-        side.receive(b"octets of it"),
+        side.receive(b"bytes of it"),
         Err(DownReason::Error),
         "the reader has it"
     );
@@ -400,25 +406,25 @@ fn a_body_of_an_earlier_stream_is_not_taken_for_the_next_one() {
 #[test]
 fn a_body_that_nobody_found_memory_for_goes_on() {
     let mut side = Side::of_own_node();
-    let octets = frame(header(1), &vec![9; 30_000]);
-    side.receive(&octets[..20_000]).expect("well");
+    let bytes = frame(header(1), &vec![9; 30_000]);
+    side.receive(&bytes[..20_000]).expect("well");
     let mut body = side.incoming.take_body().expect("a body");
     assert!(body.rest_mut().is_empty());
     assert!(body.carry_over(Body::zeroed(29_999)).is_err());
-    body.filled = 25_000; // the reader's mistake
+    body.filled = 25_000; // an error of the reader
     assert_eq!(side.resume(body), Ok(()));
-    side.receive(&octets[20_000..]).expect("well");
+    side.receive(&bytes[20_000..]).expect("well");
     assert_eq!(side.got(), [vec![9; 30_000]]);
 }
 
 #[test]
 fn memory_of_another_length_ends_the_stream() {
-    for octets in [0, 29_999, 30_001] {
+    for bytes in [0, 29_999, 30_001] {
         let mut side = Side::of_own_node();
         side.receive(&frame(header(1), &vec![9; 30_000])[..20_000])
             .expect("well");
         let mut body = side.incoming.take_body().expect("a body");
-        body.memory = Some(Body::zeroed(octets));
+        body.memory = Some(Body::zeroed(bytes));
         body.filled = 30_000;
         assert_eq!(side.resume(body), Err(DownReason::Error));
     }

@@ -1,8 +1,8 @@
-//! A receiving direction with mailboxes around it, for tests.
+//! A receive direction with mailboxes around it, for tests.
 
 use crate::constants::{FLAG_CONG_BITMAP, PROBE_PORT};
-use crate::extension::emit_life;
-use crate::incoming::{Arriving, BodyReading, Ground, Incoming};
+use crate::extension::emit_generation;
+use crate::incoming::{Arriving, BodyReading, Incoming, MessageSink};
 use crate::{Body, Counters, DownReason, Extension, Header, Limits};
 
 pub(crate) const SOURCE: u16 = 4000;
@@ -17,13 +17,13 @@ pub(crate) struct Got {
     pub payload: Vec<u8>,
 }
 
-/// Mailboxes at `TARGET` and above; nobody has the ports below.
+/// Mailboxes at `TARGET` and above; no socket has the ports below.
 #[derive(Debug, Default)]
 pub(crate) struct Mailboxes {
     pub got: Vec<Got>,
 }
 
-impl Ground for Mailboxes {
+impl MessageSink for Mailboxes {
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
         if target_port < TARGET {
             return false;
@@ -32,13 +32,13 @@ impl Ground for Mailboxes {
             target_port,
             source_port: message.source_port,
             extension: message.extension,
-            payload: message.payload.octets().to_vec(),
+            payload: message.payload.bytes().to_vec(),
         });
         true
     }
 }
 
-/// `Incoming` with its surroundings.
+/// `Incoming` with its mailboxes and counters.
 #[derive(Debug)]
 pub(crate) struct Side {
     pub incoming: Incoming,
@@ -47,7 +47,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// A side on its first stream, towards a peer of unknown kind.
+    /// Return a side on its first stream, towards a peer of unknown kind.
     pub fn new(limits: Limits) -> Self {
         let mut incoming = Incoming::new(limits);
         incoming.begin_stream();
@@ -58,7 +58,7 @@ impl Side {
         }
     }
 
-    /// The same towards an own node.
+    /// Return the same towards a urds node.
     pub fn of_own_node() -> Self {
         let mut side = Self::new(Limits::default());
         side.incoming.acknowledging = true;
@@ -76,7 +76,7 @@ impl Side {
             .resume_body(body, &mut self.mailboxes, &mut self.counters)
     }
 
-    /// Receive as a shell does that reads long bodies into their memory.
+    /// Receive as a shell that reads long bodies into their memory.
     pub fn receive_by_body(&mut self, mut data: &[u8]) -> Result<(), DownReason> {
         if let Some(mut body) = self.incoming.take_body() {
             if body.memory.is_none() {
@@ -84,10 +84,10 @@ impl Side {
                     .expect("memory of the right length");
             }
             let rest = body.rest_mut();
-            let octets = rest.len().min(data.len());
-            rest[..octets].copy_from_slice(&data[..octets]);
-            body.filled += octets;
-            data = &data[octets..];
+            let bytes = rest.len().min(data.len());
+            rest[..bytes].copy_from_slice(&data[..bytes]);
+            body.filled += bytes;
+            data = &data[bytes..];
             self.resume(body)?;
         }
         if data.is_empty() {
@@ -103,7 +103,7 @@ impl Side {
         self.incoming.begin_stream();
     }
 
-    /// Take what the mailboxes hold.
+    /// Take the messages of the mailboxes.
     pub fn got(&mut self) -> Vec<Vec<u8>> {
         self.mailboxes
             .got
@@ -112,7 +112,7 @@ impl Side {
             .collect()
     }
 
-    /// The same of messages whose payload is their number.
+    /// Take the same as numbers, which the payloads are.
     pub fn numbers(&mut self) -> Vec<u64> {
         let number = |payload: Vec<u8>| u64::from_be_bytes(payload.try_into().unwrap_or([0; 8]));
         self.got().into_iter().map(number).collect()
@@ -129,7 +129,7 @@ pub(crate) fn header(sequence: u64) -> Header {
     }
 }
 
-/// The octets of one message.
+/// The bytes of one message.
 pub(crate) fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
     let header = Header {
         payload_bytes: payload.len(),
@@ -161,16 +161,16 @@ pub(crate) fn numbered(numbers: impl IntoIterator<Item = u64>, flags: u8) -> Vec
     numbers.into_iter().flat_map(one).collect()
 }
 
-/// The map of an own node's life, or with `None` a kernel's.
-pub(crate) fn map_frame(generation: Option<u32>, octets: &[u8]) -> Vec<u8> {
-    let extension = generation.map_or([0; 16], emit_life);
+/// The map of a urds node's generation, or with `None` a kernel's.
+pub(crate) fn map_frame(generation: Option<u32>, bytes: &[u8]) -> Vec<u8> {
+    let extension = generation.map_or([0; 16], emit_generation);
     frame(
         Header {
             flags: FLAG_CONG_BITMAP,
             extension,
             ..Header::default()
         },
-        octets,
+        bytes,
     )
 }
 

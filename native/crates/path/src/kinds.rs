@@ -1,4 +1,4 @@
-//! Small words that the whole plane shares; they mean what they mean in `dataplane/base.py`.
+//! Small types that the whole plane shares, as in `src/urds/rds/plane/contract.py`.
 
 use crate::constants::EXTENSION_BYTES;
 
@@ -8,28 +8,28 @@ pub type Extension = [u8; EXTENSION_BYTES];
 /// No extension at all.
 pub const NO_EXTENSION: Extension = [0; EXTENSION_BYTES];
 
-/// Who queued a message: a number that only the shell understands.
+/// The sender of a message: a number that only the shell interprets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(pub u64);
 
-/// What a freshly attached path waits for before it sends anything but its congestion map.
+/// What a newly attached path waits for before it sends anything but its congestion map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     Nothing,
-    /// The lower side towards Linux: octets sent into a connection that the peer refuses are lost.
+    /// The lower address towards Linux: bytes into a connection that the peer rejects are lost.
     FirstFrame,
-    /// Between own nodes: until `release`, which follows the peer's hello.
+    /// Between urds nodes: until `release`, which follows the peer's hello.
     Release,
 }
 
-/// What frees a message of the sender.
+/// What frees a message at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
     /// Kind of peer unknown: keep everything.
     NotYet,
-    /// Linux: TCP acknowledged the last octet.
+    /// Linux: TCP acknowledged the last byte.
     StreamAcknowledged,
-    /// Own node: the header's acknowledgement field.
+    /// urds node: the header's acknowledgement field.
     PeerAcknowledged,
 }
 
@@ -37,13 +37,13 @@ pub enum Release {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DownReason {
     EndOfStream,
-    /// The errno stands in the event.
+    /// The event holds the errno.
     Error,
     /// A header announced more than `frame_bytes_max`.
     TooLong,
-    /// A congestion map that is not 8192 octets.
+    /// A congestion map that is not 8192 bytes.
     BadMap,
     BadChecksum,
-    /// Acknowledged more than was handed to the stream.
+    /// Acknowledged more than was sent on the stream.
     BadAcknowledgement,
 }

@@ -1,33 +1,33 @@
-//! Bounds of a plane, with the defaults of `dataplane/base.py`.
+//! Limits of a plane, with the defaults of `src/urds/rds/plane/contract.py`.
 
-/// Bounds of a plane; all octets unless named otherwise.
+/// Limits of a plane, in bytes unless named otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// That our sockets may send.
+    /// That sockets of this node may send.
     pub message_bytes_max: usize,
-    /// That a peer may announce; checked before memory is taken.
+    /// That a peer may announce; checked before memory is allocated.
     pub frame_bytes_max: usize,
     /// Queued and unacknowledged messages of one path.
     pub path_messages_max: usize,
     /// Messages for the control plane that a path may bring at once.
     pub control_events_max: usize,
-    /// After those, one in so long; more are dropped.
+    /// After those, one per interval; the rest are dropped.
     pub control_interval_ns: u64,
-    /// With `receive_hard_bytes`: the bound of a mailbox is this times its buffer, and those.
+    /// With `receive_hard_bytes`: a mailbox holds at most this times its buffer, plus those.
     pub receive_hard_factor: usize,
     pub receive_hard_bytes: usize,
-    /// Unsent octets that are written without waiting for more.
+    /// Unsent bytes that are written without waiting for more.
     pub flush_bytes: usize,
-    /// Messages that an own node's acknowledgement may wait for.
+    /// Messages for which the acknowledgement of a urds node may wait.
     pub acknowledge_messages: usize,
     pub acknowledge_bytes: usize,
-    /// As long as Linux's TCP at least waits for an answer to carry its acknowledgement. Source:
-    /// linux v6.12 include/net/tcp.h (`TCP_DELACK_MIN`).
+    /// The minimum that Linux's TCP waits for data to carry its acknowledgement. Source: linux
+    /// v6.12 include/net/tcp.h (`TCP_DELACK_MIN`).
     pub acknowledge_delay_ns: u64,
     /// Then `ACK_REQUIRED`; as `net.rds.max_unacked_packets`.
     pub unacked_packets_max: usize,
     pub unacked_bytes_max: usize,
-    /// A closed mailbox's queued messages get this long.
+    /// How long a closed mailbox's queued messages are kept.
     pub linger_ns: u64,
 }
 

@@ -1,18 +1,18 @@
-//! The sending half of a path: number, keep until acknowledged, repeat after a break.
+//! The send side of a path: number, keep until acknowledged, retransmit after a break.
 //!
 //! A value machine: no I/O, no clock, no lock. Messages wait in three queues, sent in this order:
 //!
-//! - `repeats`: were handed to an earlier stream and not acknowledged; keep their number, carry
+//! - `retransmits`: were sent on an earlier stream and not acknowledged; keep their number, carry
 //!   RETRANSMITTED, go first and restart from their header;
-//! - `unsent`: have no number yet; a message is numbered when it first becomes octets, so that
+//! - `unsent`: have no number yet; a message is numbered when it first becomes bytes, so that
 //!   cancelling an unsent message leaves no hole;
-//! - `unacked`: became octets of the current stream; kept until the peer has them.
+//! - `unacked`: became bytes of the current stream; kept until the peer has them.
 //!
 //! What "has them" means depends on the peer (`Release`): towards Linux the TCP stack's count of
-//! acknowledged octets, between own nodes the header's acknowledgement field. A message that was
-//! cut in the middle is repeated whole. Source: linux v6.12 net/rds/send.c (`rds_send_path_reset`).
+//! acknowledged bytes, between urds nodes the header's acknowledgement field. A message cut in the
+//! middle is retransmitted whole. Source: linux v6.12 net/rds/send.c (`rds_send_path_reset`).
 //!
-//! Accounts lie with the shell: what is queued it adds itself, what is freed it is told (`Freed`).
+//! The shell keeps the accounts: it adds queued messages, `Freed` reports those that left.
 
 use std::collections::VecDeque;
 
@@ -22,21 +22,21 @@ use crate::fence::Fence;
 use crate::header::Header;
 use crate::kinds::{Extension, Owner, Release};
 use crate::limits::Limits;
-use crate::offer::Offer;
 use crate::payload::Payload;
+use crate::write_buffer::WriteBuffer;
 
 /// Messages for which an idle path keeps room.
 const IDLE_MESSAGES: usize = 16;
-/// Room for more than these costs page faults to have again: it goes at every so manieth rest.
+/// More room than these costs page faults to get again: one `rest` in 32 frees it.
 const CHEAP_MESSAGES: usize = 8192;
 const RESTS: u8 = 32;
 
-/// One message on its way.
+/// One message that is sent or retransmitted.
 #[derive(Debug)]
 pub struct Message {
     /// Its number; 0 while it is unsent.
     pub sequence: u64,
-    /// Place in the octets of the current stream behind its last one.
+    /// Stream position behind its last byte.
     pub end: u64,
     /// The socket that sent it; `None`: the control plane's own.
     pub owner: Option<Owner>,
@@ -46,20 +46,20 @@ pub struct Message {
     pub extension: Extension,
 }
 
-/// What waits to be numbered.
+/// An item that waits for its number.
 #[derive(Debug)]
 pub enum Queued {
     Message(Message),
     Fence(Fence),
 }
 
-/// What messages that left a path mean for the account of their socket.
+/// The change to a socket's account when messages left a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
     pub owner: Owner,
-    /// Payload octets to take off the account.
+    /// Payload bytes to take off the account.
     pub bytes: usize,
-    /// Of the messages, those that the peer will never have.
+    /// Of the messages, those that the peer will never get.
     pub given_up: u64,
 }
 
@@ -72,28 +72,28 @@ pub struct Freed {
 pub struct Outgoing {
     limits: Limits,
     pub unsent: VecDeque<Queued>,
-    pub repeats: VecDeque<Message>,
+    pub retransmits: VecDeque<Message>,
     pub unacked: VecDeque<Message>,
     /// The number of the next message that gets one.
     pub sequence_next: u64,
-    /// Octets made for the current stream.
+    /// Bytes framed for the current stream.
     pub position: u64,
-    /// Octets of `unsent`, headers included.
+    /// Bytes of `unsent`, headers included.
     pub pending_bytes: usize,
     pub release: Release,
     /// Every header carries a checksum.
     pub checksum: bool,
-    /// A send account crossed half of its bound: have the last message ask.
+    /// A send account crossed half of its limit: the last message requests an acknowledgement.
     pub acknowledgement_wanted: bool,
-    /// Somebody waits for the acknowledgement of all that is here: ask for it behind the last.
-    pub question_due: bool,
-    /// The next message that is framed has nothing beside it: its reply acknowledges it, so it
-    /// counts, but does not ask.
+    /// A thread waits until every message here is acknowledged: the last one requests it.
+    pub ack_request_due: bool,
+    /// The next framed message is the only one: its reply acknowledges it, so it counts, but
+    /// requests nothing.
     pub lone: bool,
     unacked_packets_left: usize,
     unacked_bytes_left: usize,
     fences: Vec<(Fence, Option<u64>)>, // number of the last message before it
-    pub(crate) gate: Option<Fence>,    // on another path: nothing new leaves before it opens
+    pub(crate) fence: Option<Fence>,   // on another path: it holds new messages back
     freed: Vec<Freed>,
     rests: u8,
 }
@@ -103,7 +103,7 @@ impl Outgoing {
         Self {
             limits,
             unsent: VecDeque::new(),
-            repeats: VecDeque::new(),
+            retransmits: VecDeque::new(),
             unacked: VecDeque::new(),
             sequence_next: sequence_first,
             position: 0,
@@ -111,12 +111,12 @@ impl Outgoing {
             release: Release::NotYet,
             checksum: false,
             acknowledgement_wanted: false,
-            question_due: false,
+            ack_request_due: false,
             lone: false,
             unacked_packets_left: limits.unacked_packets_max,
             unacked_bytes_left: limits.unacked_bytes_max,
             fences: Vec::new(),
-            gate: None,
+            fence: None,
             freed: Vec::new(),
             rests: 0,
         }
@@ -124,7 +124,7 @@ impl Outgoing {
 
     // -- queueing
 
-    /// Queue a message behind all others. The caller has checked every bound and adds to accounts.
+    /// Queue a message behind all others. The caller has checked every limit and adds to accounts.
     #[inline]
     pub fn queue(
         &mut self,
@@ -148,7 +148,7 @@ impl Outgoing {
         self.unsent.push_back(Queued::Message(message));
     }
 
-    /// Queue an empty message of the control plane before other new ones, behind repeats.
+    /// Queue an empty message of the control plane before other new ones, behind retransmissions.
     pub(crate) fn queue_ahead(&mut self, source_port: u16, target_port: u16, extension: Extension) {
         let payload = Payload::empty();
         let message = Message {
@@ -164,17 +164,17 @@ impl Outgoing {
         self.unsent.push_front(Queued::Message(message));
     }
 
-    /// Whether what waits has 8 KiB on the average: then each costs a slice or two.
+    /// Whether the queue averages 8 KiB a message: each then takes a slice or two.
     pub fn is_long(&self) -> bool {
         self.pending_bytes >= LONG_BYTES * self.unsent.len()
     }
 
     /// Messages that are queued or unacknowledged.
     pub fn message_count(&self) -> usize {
-        self.unsent.len() + self.unacked.len() + self.repeats.len()
+        self.unsent.len() + self.unacked.len() + self.retransmits.len()
     }
 
-    /// A fence behind everything that is queued now.
+    /// Return a fence behind every message queued now.
     pub fn fence(&mut self) -> Fence {
         let fence = Fence::new();
         self.unsent.push_back(Queued::Fence(fence.clone()));
@@ -185,29 +185,29 @@ impl Outgoing {
 
     /// Whether new messages wait for another path's fence.
     pub fn is_gated(&self) -> bool {
-        self.gate.as_ref().is_some_and(|gate| !gate.is_open())
+        self.fence.as_ref().is_some_and(|fence| !fence.is_open())
     }
 
     // -- the stream
 
-    /// Turn queued messages into octets until `octets_max`; return how many octets were made.
+    /// Frame queued messages until `bytes_max`; return how many bytes were made.
     ///
     /// The acknowledgement goes into every header; 0 towards Linux.
     pub(crate) fn frame(
         &mut self,
-        out: &mut Offer,
-        octets_max: usize,
+        out: &mut WriteBuffer,
+        bytes_max: usize,
         acknowledgement: u64,
         counters: &mut Counters,
     ) -> usize {
         let start = self.position;
-        let end = start + octets_max as u64;
-        self.frame_repeats(out, end, acknowledgement, counters);
+        let end = start + bytes_max as u64;
+        self.frame_retransmits(out, end, acknowledgement, counters);
         if !self.unsent.is_empty() && self.position < end {
             if self.is_gated() {
                 counters.mprds_catchup_tx0_retries += 1;
             } else {
-                self.gate = None;
+                self.fence = None;
                 self.frame_unsent(out, end, acknowledgement, counters);
             }
         }
@@ -216,7 +216,7 @@ impl Outgoing {
 
     fn frame_unsent(
         &mut self,
-        out: &mut Offer,
+        out: &mut WriteBuffer,
         end: u64,
         acknowledgement: u64,
         counters: &mut Counters,
@@ -244,7 +244,7 @@ impl Outgoing {
         self.open_fences();
     }
 
-    /// Count down to the next message that has to ask for an acknowledgement; one has left the
+    /// Count down to the next message that has to request an acknowledgement; one has left the
     /// queue and is not framed yet.
     #[inline]
     fn flags_of_new(&mut self, payload_bytes: usize, counters: &mut Counters) -> u8 {
@@ -265,11 +265,11 @@ impl Outgoing {
         FLAG_ACK_REQUIRED
     }
 
-    /// Make octets of a numbered message and keep it until it is acknowledged.
+    /// Frame a numbered message and keep it until it is acknowledged.
     #[inline]
     fn frame_one(
         &mut self,
-        out: &mut Offer,
+        out: &mut WriteBuffer,
         message: Message,
         sequence: u64,
         flags: u8,
@@ -286,27 +286,27 @@ impl Outgoing {
             extension: message.extension,
             ..Header::default()
         };
-        let octets = header.emit(self.checksum);
+        let bytes = header.emit(self.checksum);
         if payload_bytes < LONG_BYTES {
-            out.join_message(&octets, &message.payload);
+            out.join_message(&bytes, &message.payload);
         } else {
-            out.join(&octets);
+            out.join(&bytes);
             out.refer(message.payload.clone());
         }
         self.position += (HEADER_BYTES + payload_bytes) as u64;
         make_room(&mut self.unacked);
         self.unacked.push_back(message);
-        // Written where it is kept: a change before the move would be a stall of the processor.
+        // Written in its final place: a change before the move would stall the processor.
         if let Some(kept) = self.unacked.back_mut() {
             kept.sequence = sequence;
             kept.end = self.position;
         }
     }
 
-    /// Repeat what an earlier stream was handed, oldest first, with its old number.
-    fn frame_repeats(
+    /// Retransmit messages of an earlier stream, oldest first, with their old numbers.
+    fn frame_retransmits(
         &mut self,
-        out: &mut Offer,
+        out: &mut WriteBuffer,
         end: u64,
         acknowledgement: u64,
         counters: &mut Counters,
@@ -316,7 +316,7 @@ impl Outgoing {
             flags |= FLAG_ACK_REQUIRED;
         }
         while self.position < end {
-            let Some(message) = self.repeats.pop_front() else {
+            let Some(message) = self.retransmits.pop_front() else {
                 break;
             };
             let sequence = message.sequence;
@@ -325,55 +325,55 @@ impl Outgoing {
         }
     }
 
-    /// Turn everything unacknowledged into repeats, in its old order.
+    /// Move every unacknowledged message to the retransmit queue, in its old order.
     pub(crate) fn end_stream(&mut self) {
-        self.unacked.append(&mut self.repeats);
-        std::mem::swap(&mut self.unacked, &mut self.repeats);
+        self.unacked.append(&mut self.retransmits);
+        std::mem::swap(&mut self.unacked, &mut self.retransmits);
         self.position = 0;
         self.allow_unacked();
     }
 
     // -- acknowledgements
 
-    /// Whether everything that can leave has left, and somebody waits for its acknowledgement.
+    /// Whether every ready message has left, and a thread waits for its acknowledgement.
     pub(crate) fn asks(&self) -> bool {
-        self.question_due
+        self.ack_request_due
             && self.release == Release::PeerAcknowledged
             && !self.unacked.is_empty()
-            && self.repeats.is_empty()
+            && self.retransmits.is_empty()
             && (self.unsent.is_empty() || self.is_gated())
     }
 
-    /// Free everything up to `sequence`; false if that was never handed over.
+    /// Free everything up to `sequence`; return false if that was never sent.
     pub fn handle_peer_acknowledged(&mut self, sequence: u64) -> bool {
         if sequence >= self.sequence_next {
             return false;
         }
         self.free_unacked_while(|message| message.sequence <= sequence);
         if self.unacked.is_empty() {
-            self.allow_unacked(); // a request and its reply need no further asking
+            self.allow_unacked(); // a request and its reply need no further request
         }
         self.open_fences();
         true
     }
 
-    /// Begin to count anew how much may be out before an acknowledgement is asked for.
+    /// Restart the count of messages that may be out before an acknowledgement is requested.
     fn allow_unacked(&mut self) {
         self.unacked_packets_left = self.limits.unacked_packets_max;
         self.unacked_bytes_left = self.limits.unacked_bytes_max;
     }
 
-    /// Free what lies wholly within the first `octets` of the current stream.
-    pub(crate) fn handle_stream_acknowledged(&mut self, octets: u64) {
-        self.free_unacked_while(|message| message.end <= octets);
+    /// Free messages wholly within the first `bytes` of the current stream.
+    pub(crate) fn handle_stream_acknowledged(&mut self, bytes: u64) {
+        self.free_unacked_while(|message| message.end <= bytes);
         self.open_fences();
     }
 
-    /// Free repeats that the peer says it has, up to `sequence`.
-    pub fn forget_repeats(&mut self, sequence: u64) {
+    /// Free messages to retransmit that the peer reports received, up to `sequence`.
+    pub fn forget_retransmits(&mut self, sequence: u64) {
         if sequence < self.sequence_next {
             let is_with_peer = |message: &Message| message.sequence <= sequence;
-            free_while(&mut self.repeats, &mut self.freed, is_with_peer);
+            free_while(&mut self.retransmits, &mut self.freed, is_with_peer);
         }
         self.open_fences();
     }
@@ -388,7 +388,7 @@ impl Outgoing {
         !self.freed.is_empty()
     }
 
-    /// Exchange what was freed for `spare`, which is emptied first: no allocation per pass.
+    /// Exchange the freed messages for `spare`, which is emptied first: no allocation per pass.
     pub fn take_freed(&mut self, spare: &mut Vec<Freed>) {
         spare.clear();
         std::mem::swap(&mut self.freed, spare);
@@ -427,11 +427,11 @@ impl Outgoing {
             self.unsent.pop_front();
             self.pass(&fence);
         }
-        // What was repeated already is older than what is still to be repeated.
+        // A message retransmitted already is older than those still to be retransmitted.
         let oldest = self
             .unacked
             .front()
-            .or(self.repeats.front())
+            .or(self.retransmits.front())
             .map(|message| message.sequence);
         self.fences.retain(|(fence, sequence)| {
             let passed = sequence.is_some_and(|last| oldest.is_none_or(|oldest| oldest > last));
@@ -442,20 +442,20 @@ impl Outgoing {
         });
     }
 
-    /// Give back the memory that an idle path does not need; cheap enough for every pause.
+    /// Free the memory that an idle path does not need; cheap enough for every pause.
     pub(crate) fn rest(&mut self) {
         self.rests = (self.rests + 1) % RESTS;
         if self.rests == 0 || self.unacked.capacity() <= CHEAP_MESSAGES {
             self.unsent.shrink_to(IDLE_MESSAGES);
             self.unacked.shrink_to(IDLE_MESSAGES);
-            self.repeats.shrink_to(0);
+            self.retransmits.shrink_to(0);
             self.freed.shrink_to(IDLE_MESSAGES);
         }
     }
 }
 
-/// Have a long queue grow by a quarter where it would double: one that is a little over the bound of
-/// messages would take twice the memory, and use all of it, for it goes round.
+/// Grow a long queue by a quarter instead of doubling it: just over the limit of messages it would
+/// take twice the memory, and use all of it, since it is a ring.
 #[inline]
 fn make_room<T>(queue: &mut VecDeque<T>) {
     if queue.len() == queue.capacity() && queue.len() >= CHEAP_MESSAGES {
@@ -463,7 +463,7 @@ fn make_room<T>(queue: &mut VecDeque<T>) {
     }
 }
 
-/// Take messages off the front of `queue` as long as the peer has them.
+/// Take messages off the front of `queue` that the peer has.
 #[inline]
 fn free_while(
     queue: &mut VecDeque<Message>,
@@ -482,7 +482,7 @@ fn free_while(
     }
 }
 
-/// Join what neighbours of one owner free.
+/// Merge the freed bytes of one owner's neighbours.
 #[inline]
 fn note_freed(freed: &mut Vec<Freed>, owner: Owner, bytes: usize, given_up: u64) {
     match freed.last_mut() {

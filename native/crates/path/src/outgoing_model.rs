@@ -1,15 +1,15 @@
-//! The sending half against a model: the same numbers, octets, places, accounts.
+//! The send side compared with a model: the same numbers, bytes, positions, accounts.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// What a path does with its messages, in the plainest words.
+/// A model of a path and its messages.
 #[derive(Debug, Default)]
 struct Model {
-    unsent: Vec<(u64, usize)>,                 // owner, octets
-    sent: Vec<(u64, u64, usize, Option<u64>)>, // number, owner, octets, end on this stream
+    unsent: Vec<(u64, usize)>,                 // owner, bytes
+    sent: Vec<(u64, u64, usize, Option<u64>)>, // number, owner, bytes, end on this stream
     next: u64,
     position: u64,
 }
@@ -28,24 +28,24 @@ enum Step {
 }
 
 impl Model {
-    fn frame(&mut self, octets_max: usize) -> Vec<(u64, usize)> {
-        let end = self.position + octets_max as u64;
+    fn frame(&mut self, bytes_max: usize) -> Vec<(u64, usize)> {
+        let end = self.position + bytes_max as u64;
         let mut made = Vec::new();
-        for (number, _, octets, place) in self.sent.iter_mut().filter(|one| one.3.is_none()) {
+        for (number, _, bytes, place) in self.sent.iter_mut().filter(|one| one.3.is_none()) {
             if self.position >= end {
                 break;
             }
-            self.position += 48 + *octets as u64;
+            self.position += 48 + *bytes as u64;
             *place = Some(self.position);
-            made.push((*number, *octets));
+            made.push((*number, *bytes));
         }
         while self.position < end && !self.unsent.is_empty() {
-            let (owner, octets) = self.unsent.remove(0);
-            self.position += 48 + octets as u64;
+            let (owner, bytes) = self.unsent.remove(0);
+            self.position += 48 + bytes as u64;
             self.next += 1;
             self.sent
-                .push((self.next, owner, octets, Some(self.position)));
-            made.push((self.next, octets));
+                .push((self.next, owner, bytes, Some(self.position)));
+            made.push((self.next, bytes));
         }
         made
     }
@@ -66,14 +66,14 @@ impl Model {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Queue(owner, octets) => self.unsent.push((owner, octets)),
-            Step::Frame(_) => unreachable!("compared by its octets"),
+            Step::Queue(owner, bytes) => self.unsent.push((owner, bytes)),
+            Step::Frame(_) => unreachable!("compared by its bytes"),
             Step::Acknowledge(number) => {
                 self.sent
                     .retain(|one| one.0 > number || number > self.next || one.3.is_none());
             }
-            Step::StreamAcknowledged(octets) => {
-                self.sent.retain(|one| one.3.is_none_or(|end| end > octets));
+            Step::StreamAcknowledged(bytes) => {
+                self.sent.retain(|one| one.3.is_none_or(|end| end > bytes));
             }
             Step::EndStream => {
                 self.position = 0;
@@ -101,12 +101,12 @@ fn do_step(outgoing: &mut Outgoing, step: &Step) {
         Step::Acknowledge(number) => {
             outgoing.handle_peer_acknowledged(number);
         }
-        Step::StreamAcknowledged(octets) => outgoing.handle_stream_acknowledged(octets),
+        Step::StreamAcknowledged(bytes) => outgoing.handle_stream_acknowledged(bytes),
         Step::EndStream => outgoing.end_stream(),
         Step::Cancel(owner) => {
             outgoing.cancel(Owner(owner), None);
         }
-        Step::Forget(number) => outgoing.forget_repeats(number),
+        Step::Forget(number) => outgoing.forget_retransmits(number),
         Step::DropHandedOver => {
             outgoing.drop_handed_over();
         }
@@ -118,9 +118,9 @@ fn do_step(outgoing: &mut Outgoing, step: &Step) {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let octets = prop_oneof![0_usize..100, 8190_usize..8194, Just(40_000_usize)];
+    let bytes = prop_oneof![0_usize..100, 8190_usize..8194, Just(40_000_usize)];
     let step = prop_oneof![
-        8 => (1_u64..3, octets).prop_map(|(owner, octets)| Step::Queue(owner, octets)),
+        8 => (1_u64..3, bytes).prop_map(|(owner, bytes)| Step::Queue(owner, bytes)),
         6 => prop_oneof![1_usize..300, 1000_usize..100_000].prop_map(Step::Frame),
         3 => (0_u64..40).prop_map(Step::Acknowledge),
         3 => (0_u64..60_000).prop_map(Step::StreamAcknowledged),
@@ -144,13 +144,13 @@ proptest! {
         let mut model = Model::default();
         for step in steps {
             match step {
-                Step::Frame(octets_max) => {
-                    let made = world.frame(octets_max);
+                Step::Frame(bytes_max) => {
+                    let made = world.frame(bytes_max);
                     let made: Vec<_> = made.iter().map(|one| (one.0.sequence, one.1.len())).collect();
-                    prop_assert_eq!(made, model.frame(octets_max));
+                    prop_assert_eq!(made, model.frame(bytes_max));
                 }
-                Step::Queue(owner, octets) => {
-                    world.queue(Owner(owner), 5000, &vec![7; octets]);
+                Step::Queue(owner, bytes) => {
+                    world.queue(Owner(owner), 5000, &vec![7; bytes]);
                     model.step(&step);
                 }
                 _ => {

@@ -1,4 +1,4 @@
-//! Taking messages out of a path before their peer has them, and looking at them.
+//! Removal of messages from a path before their peer has them, and their table rows.
 
 use std::collections::VecDeque;
 
@@ -17,12 +17,12 @@ pub struct Row {
 }
 
 impl Outgoing {
-    /// Repeat no handshake any more, and send none that waits: another follows, and says more.
+    /// Retransmit no handshake any more, drop any that waits: a newer one follows.
     ///
-    /// A stranger who connects and leaves acknowledges none of them. Kept, they would become more
-    /// with each of his connections, and all go out again on the next.
+    /// A pending connection that is closed at once acknowledges none of them. Kept, they would grow
+    /// with each such connection, and all would go out again on the next.
     pub(crate) fn forget_probes(&mut self) {
-        self.repeats.retain(|message| !is_probe(message));
+        self.retransmits.retain(|message| !is_probe(message));
         self.unacked.retain(|message| !is_probe(message));
         let pending_bytes = &mut self.pending_bytes;
         self.unsent.retain(|queued| match queued {
@@ -36,8 +36,8 @@ impl Outgoing {
 
     /// Remove the owner's messages, to one port or to all; return how many.
     ///
-    /// Octets already made go out to the end, for the sake of framing; only repeating ends.
-    /// Source: linux v6.12 net/rds/send.c (`rds_send_drop_to`).
+    /// Framed bytes go out to the end, to keep the framing; only retransmission ends. Source: linux
+    /// v6.12 net/rds/send.c (`rds_send_drop_to`).
     pub fn cancel(&mut self, owner: Owner, target_port: Option<u16>) -> usize {
         let (mut count, mut bytes) = (0, 0);
         let is_other = |message: &Message| {
@@ -60,7 +60,7 @@ impl Outgoing {
             }
             _ => true,
         });
-        self.repeats.retain(&mut keeps);
+        self.retransmits.retain(&mut keeps);
         self.unacked.retain(&mut keeps);
         if count > 0 {
             self.note_freed(owner, bytes, 0);
@@ -69,7 +69,7 @@ impl Outgoing {
         count
     }
 
-    /// Count the messages of the owner, or of any: never sent, and not acknowledged.
+    /// Return how many messages of the owner, or of all, are unsent and unacknowledged.
     #[must_use]
     pub fn counts(&self, owner: Option<Owner>) -> (usize, usize) {
         let is_wanted = |message: &&Message| {
@@ -81,7 +81,7 @@ impl Outgoing {
             Queued::Message(message) => Some(message),
             Queued::Fence(_) => None,
         });
-        let sent = self.repeats.iter().chain(&self.unacked);
+        let sent = self.retransmits.iter().chain(&self.unacked);
         (
             unsent.filter(is_wanted).count(),
             sent.filter(is_wanted).count(),
@@ -96,7 +96,7 @@ impl Outgoing {
             Queued::Fence(_) => None,
         });
         let mut owners = self
-            .repeats
+            .retransmits
             .iter()
             .chain(&self.unacked)
             .chain(unsent)
@@ -107,17 +107,17 @@ impl Outgoing {
         }
     }
 
-    /// Drop what an earlier life of the peer was handed and did not acknowledge; return how many
-    /// messages of sockets that were.
+    /// Drop messages sent to an earlier generation of the peer and not acknowledged; return how
+    /// many were of sockets.
     pub fn drop_handed_over(&mut self) -> usize {
-        let repeats = std::mem::take(&mut self.repeats);
+        let retransmits = std::mem::take(&mut self.retransmits);
         let unacked = std::mem::take(&mut self.unacked);
-        let dropped = self.give_up(repeats) + self.give_up(unacked);
+        let dropped = self.give_up(retransmits) + self.give_up(unacked);
         self.open_fences();
         dropped
     }
 
-    /// Drop every message; return how many of sockets there were. Every fence opens.
+    /// Drop every message; return how many were of sockets. Every fence opens.
     pub fn drop_all(&mut self) -> usize {
         let dropped = self.drop_handed_over();
         let mut messages = VecDeque::new();
@@ -136,7 +136,7 @@ impl Outgoing {
     fn give_up(&mut self, messages: VecDeque<Message>) -> usize {
         let mut count = 0;
         for message in messages {
-            // A ping or pong is nobody's message.
+            // A ping or pong has no owner.
             if let Some(owner) = message.owner {
                 count += 1;
                 self.note_freed(owner, message.payload.len(), 1);
@@ -145,7 +145,7 @@ impl Outgoing {
         count
     }
 
-    /// What has no number yet, in its order.
+    /// Messages without a number, in their order.
     pub fn unsent_rows(&self) -> impl Iterator<Item = Row> {
         self.unsent.iter().filter_map(|queued| match queued {
             Queued::Message(message) => Some(row(message)),
@@ -153,9 +153,9 @@ impl Outgoing {
         })
     }
 
-    /// What the peer may have: of the current stream, then of earlier ones.
+    /// Messages that the peer may have: of the current stream, then of earlier ones.
     pub fn sent_rows(&self) -> impl Iterator<Item = Row> {
-        self.unacked.iter().chain(&self.repeats).map(row)
+        self.unacked.iter().chain(&self.retransmits).map(row)
     }
 }
 

@@ -3,12 +3,12 @@ use std::io::IoSlice;
 
 use super::*;
 use crate::kinds::NO_EXTENSION;
-use crate::offer::SLICES_MAX;
+use crate::write_buffer::SLICES_MAX;
 
 const ONE: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
 
-/// An `Outgoing` with accounts, as the shell keeps them, and the octets that it made.
+/// An `Outgoing` with accounts, as the shell keeps them, and the bytes it made.
 struct World {
     outgoing: Outgoing,
     counters: Counters,
@@ -53,19 +53,19 @@ impl World {
         self.accounts.get(&owner.0).copied().unwrap_or_default()
     }
 
-    fn frame(&mut self, octets_max: usize) -> Vec<(Header, Vec<u8>)> {
-        let mut offer = Offer::default();
+    fn frame(&mut self, bytes_max: usize) -> Vec<(Header, Vec<u8>)> {
+        let mut write_buffer = WriteBuffer::default();
         let made = self
             .outgoing
-            .frame(&mut offer, octets_max, 77, &mut self.counters);
-        assert_eq!(made, offer.len());
+            .frame(&mut write_buffer, bytes_max, 77, &mut self.counters);
+        assert_eq!(made, write_buffer.len());
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let used = offer.fill(0, &mut slices);
-        let octets: Vec<u8> = slices[..used]
+        let used = write_buffer.fill(0, &mut slices);
+        let bytes: Vec<u8> = slices[..used]
             .iter()
             .flat_map(|one| one.iter().copied())
             .collect();
-        frames_of(&octets)
+        frames_of(&bytes)
     }
 
     fn frame_all(&mut self) -> Vec<(Header, Vec<u8>)> {
@@ -73,14 +73,14 @@ impl World {
     }
 }
 
-fn frames_of(mut octets: &[u8]) -> Vec<(Header, Vec<u8>)> {
+fn frames_of(mut bytes: &[u8]) -> Vec<(Header, Vec<u8>)> {
     let mut frames = Vec::new();
-    while !octets.is_empty() {
-        let header = Header::peek(octets).expect("a whole header");
+    while !bytes.is_empty() {
+        let header = Header::peek(bytes).expect("a whole header");
         assert!(header.verify());
         let end = HEADER_BYTES + header.payload_bytes;
-        frames.push((header, octets[HEADER_BYTES..end].to_vec()));
-        octets = &octets[end..];
+        frames.push((header, bytes[HEADER_BYTES..end].to_vec()));
+        bytes = &bytes[end..];
     }
     frames
 }
@@ -157,7 +157,7 @@ fn every_so_many_messages_one_asks() {
     }
     assert_eq!(asking(&world.frame_all()), [2, 5]);
     assert_eq!(world.counters.send_ack_required, 2);
-    // Two are out since the last that asked; with nothing out the count begins anew.
+    // Two are out since the last request; with none out the count restarts.
     world.queue(ONE, 5000, b"x");
     assert_eq!(asking(&world.frame_all()), [0]);
     assert!(world.outgoing.handle_peer_acknowledged(9));
@@ -167,7 +167,7 @@ fn every_so_many_messages_one_asks() {
 }
 
 #[test]
-fn so_many_octets_ask_and_so_does_the_last_when_wanted() {
+fn so_many_bytes_ask_and_so_does_the_last_when_wanted() {
     let limits = Limits {
         unacked_bytes_max: 100,
         ..Limits::default()
@@ -354,12 +354,12 @@ fn a_gate_holds_back_what_is_new_and_nothing_else() {
     world.frame_all();
     world.outgoing.end_stream();
     world.queue(ONE, 5000, b"new");
-    let gate = Fence::new();
-    world.outgoing.gate = Some(gate.clone());
+    let fence = Fence::new();
+    world.outgoing.fence = Some(fence.clone());
     assert_eq!(numbers(&world.frame_all()), [1]);
     assert!(world.outgoing.is_gated());
     assert_eq!(world.counters.mprds_catchup_tx0_retries, 1);
-    gate.open();
+    fence.open();
     assert_eq!(numbers(&world.frame_all()), [2]);
     assert_eq!(world.counters.mprds_catchup_tx0_retries, 1);
 }

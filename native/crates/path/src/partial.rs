@@ -1,8 +1,8 @@
-//! A message that is not wholly here: what a read leaves over for the next one.
+//! An incomplete message: the bytes that a read leaves for the next one.
 //!
-//! A header and a short message are collected as octets. A payload of 8 KiB up gets memory of its
-//! own length, but only once 8 KiB of it are here: a header alone reserves nothing. From then on it
-//! can be lent to the reader, who reads into it without any lock.
+//! A header and a short message are collected as bytes. A payload of 8 KiB up gets memory of its
+//! own length, but only once 8 KiB of it are here: a header alone reserves nothing. From then on
+//! the reader can take it, to read into it without any lock.
 
 use std::fmt;
 
@@ -10,46 +10,46 @@ use crate::constants::LONG_BYTES;
 use crate::header::Header;
 use crate::payload::Body;
 
-/// What is begun on the stream.
+/// The state of the message begun on the stream.
 #[derive(Debug, Default)]
 pub(crate) enum Partial {
     /// Nothing: a header comes next.
     #[default]
     Nothing,
-    /// A header, or a short message with its header; fewer than `HEADER_BYTES + LONG_BYTES` octets.
+    /// A header, or a short message with its header; fewer than `HEADER_BYTES + LONG_BYTES` bytes.
     Short(Vec<u8>),
     /// A long payload.
     Long(BodyReading),
-    /// The same, while the reader has it; so many octets were missing.
+    /// The same, taken by the reader; so many bytes were missing.
     Lent { missing: usize },
 }
 
-/// A long payload under way. The reader takes it, reads behind what is filled, and gives it back.
+/// An incomplete long payload. The reader takes it, reads behind `filled`, and returns it.
 ///
 /// ```text
 /// if let Some(mut body) = incoming.take_body() {          // with the lock
 ///     if body.memory.is_none() { body.carry_over(allocated(body.total)); }
-///     let octets = read_into(body.rest_mut());            // without
-///     body.filled += octets;
-///     incoming.resume_body(body, ground, counters)?;      // with the lock
+///     let bytes = read_into(body.rest_mut());            // without
+///     body.filled += bytes;
+///     incoming.resume_body(body, sink, counters)?;        // with the lock
 /// }
 /// ```
 pub struct BodyReading {
-    /// Memory for the whole payload. `None`: nobody has allocated it; what came until now is kept
-    /// apart until [`BodyReading::carry_over`].
+    /// Memory for the whole payload. `None`: none is allocated yet; bytes received until then are
+    /// kept apart until [`BodyReading::carry_over`].
     pub memory: Option<Body>,
-    /// Octets of the whole payload.
+    /// Bytes of the whole payload.
     pub total: usize,
-    /// Octets that are here. The reader adds what it read, never beyond `total`.
+    /// Bytes received. The reader adds the bytes it read, never beyond `total`.
     pub filled: usize,
     pub(crate) header: Header,
-    /// The stream it belongs to; a later one has no use for it.
+    /// The stream of the payload; a later one drops it.
     pub(crate) stream: u64,
     head: Vec<u8>,
 }
 
 impl BodyReading {
-    /// Begin a payload of which `head` is here, less than the whole. Copies it.
+    /// Begin a payload of which `head`, less than the whole, is here. Copies it.
     pub(crate) fn new(header: Header, total: usize, head: &[u8], stream: u64) -> Self {
         Self {
             memory: None,
@@ -61,62 +61,61 @@ impl BodyReading {
         }
     }
 
-    /// Use `memory` for the payload; copies what is here. `memory` comes back if it has not
-    /// exactly `total` octets.
+    /// Use `memory` for the payload; copies the bytes received so far.
     ///
     /// # Errors
-    /// The memory, if its length is wrong.
+    /// `memory` itself, if it has not exactly `total` bytes.
     pub fn carry_over(&mut self, memory: Body) -> Result<(), Body> {
-        if memory.octets().len() != self.total {
+        if memory.bytes().len() != self.total {
             return Err(memory);
         }
         self.memory = Some(memory);
-        self.settle_head();
+        self.finish_head();
         Ok(())
     }
 
-    /// The octets that are to be read into; none before there is memory.
+    /// The bytes to read into; none without memory.
     pub fn rest_mut(&mut self) -> &mut [u8] {
         let filled = self.filled;
-        let octets = self.memory.as_mut().map(Body::octets_mut);
-        octets
-            .and_then(|octets| octets.get_mut(filled..))
+        let bytes = self.memory.as_mut().map(Body::bytes_mut);
+        bytes
+            .and_then(|bytes| bytes.get_mut(filled..))
             .unwrap_or_default()
     }
 
-    /// Octets that are still to come.
+    /// Bytes that are still to come.
     pub fn missing(&self) -> usize {
         self.total.saturating_sub(self.filled)
     }
 
-    /// Take octets that were read elsewhere, as many as are missing; return how many. Copies.
+    /// Append bytes read elsewhere, as many as are missing; return how many. Copies.
     pub(crate) fn append(&mut self, data: &[u8]) -> usize {
         let taken = data.len().min(self.missing());
-        let octets = &data[..taken];
+        let bytes = &data[..taken];
         if self.memory.is_some() {
             let rest = self.rest_mut();
             let taken = taken.min(rest.len()); // equal, unless the memory is too short
-            rest[..taken].copy_from_slice(&octets[..taken]);
+            rest[..taken].copy_from_slice(&bytes[..taken]);
         } else {
             if self.filled + taken >= LONG_BYTES {
                 self.head.reserve_exact(self.total - self.head.len());
             }
-            self.head.extend_from_slice(octets);
+            self.head.extend_from_slice(bytes);
         }
         self.filled += taken;
         taken
     }
 
-    /// Make the account true after the reader had it: without memory only the head is here.
-    /// Returns whether memory, if any, and length agree.
+    /// Correct `filled` after the reader: without memory only the head is here. Return whether
+    /// memory, if any, and length agree.
     pub(crate) fn settle(&mut self) -> bool {
-        self.settle_head();
+        self.finish_head();
         match &self.memory {
             None => {
                 self.filled = self.head.len();
                 true
             }
-            Some(memory) => memory.octets().len() == self.total && self.filled <= self.total,
+            Some(memory) => memory.bytes().len() == self.total && self.filled <= self.total,
         }
     }
 
@@ -126,13 +125,13 @@ impl BodyReading {
             .unwrap_or_else(|| Body::Owned(self.head.into_boxed_slice()))
     }
 
-    /// Copy what was kept apart into the memory, if there is any.
-    fn settle_head(&mut self) {
+    /// Copy the bytes kept apart into the memory, if there is any.
+    fn finish_head(&mut self) {
         let Some(memory) = self.memory.as_mut() else {
             return;
         };
         let head = std::mem::take(&mut self.head);
-        if let Some(place) = memory.octets_mut().get_mut(..head.len()) {
+        if let Some(place) = memory.bytes_mut().get_mut(..head.len()) {
             place.copy_from_slice(&head);
         }
     }
@@ -142,7 +141,7 @@ impl fmt::Debug for BodyReading {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "BodyReading({} of {} octets)",
+            "BodyReading({} of {} bytes)",
             self.filled, self.total
         )
     }

@@ -1,16 +1,16 @@
-//! Octets of messages: what is sent, and what has arrived.
+//! Bytes of messages, sent and received.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Octets that somebody else owns, such as an object of Python.
+/// Bytes with an owner outside this crate, such as a Python object.
 ///
-/// What has arrived is mutable for its one owner; what is sent is shared and only read.
+/// A received payload is mutable for its one owner; a sent one is shared and only read.
 pub trait Memory: Send + Sync {
-    fn octets(&self) -> &[u8];
-    fn octets_mut(&mut self) -> &mut [u8];
-    /// Give the thing itself back, for whoever knows what it is.
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+    /// Return the owner itself, for a caller that knows its type.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 
@@ -20,47 +20,44 @@ pub const INLINE_BYTES: usize = 78;
 /// The payload of a message that is sent; a clone is cheap.
 #[derive(Clone)]
 pub enum Payload {
-    Inline { len: u8, octets: [u8; INLINE_BYTES] },
+    Inline { len: u8, bytes: [u8; INLINE_BYTES] },
     Owned(Arc<[u8]>),
     Foreign(Arc<dyn Memory>),
 }
 
 impl Payload {
     /// Copy a payload of any length.
-    pub fn copy_of(octets: &[u8]) -> Self {
-        match u8::try_from(octets.len()) {
-            Ok(len) if octets.len() <= INLINE_BYTES => {
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        match u8::try_from(bytes.len()) {
+            Ok(len) if bytes.len() <= INLINE_BYTES => {
                 let mut inline = [0; INLINE_BYTES];
-                inline[..octets.len()].copy_from_slice(octets);
-                Self::Inline {
-                    len,
-                    octets: inline,
-                }
+                inline[..bytes.len()].copy_from_slice(bytes);
+                Self::Inline { len, bytes: inline }
             }
-            _ => Self::Owned(octets.into()),
+            _ => Self::Owned(bytes.into()),
         }
     }
 
-    /// Return a payload without octets.
+    /// Return a payload without bytes.
     pub const fn empty() -> Self {
         Self::Inline {
             len: 0,
-            octets: [0; INLINE_BYTES],
+            bytes: [0; INLINE_BYTES],
         }
     }
 
-    pub fn octets(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Inline { len, octets } => &octets[..usize::from(*len)],
-            Self::Owned(octets) => octets,
-            Self::Foreign(memory) => memory.octets(),
+            Self::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Owned(bytes) => bytes,
+            Self::Foreign(memory) => memory.bytes(),
         }
     }
 
     pub fn len(&self) -> usize {
         match self {
             Self::Inline { len, .. } => usize::from(*len),
-            _ => self.octets().len(),
+            _ => self.bytes().len(),
         }
     }
 
@@ -71,38 +68,38 @@ impl Payload {
 
 impl fmt::Debug for Payload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Payload({} octets)", self.len())
+        write!(formatter, "Payload({} bytes)", self.len())
     }
 }
 
-/// The whole octets of a long message that arrived, in memory of its own.
+/// The whole bytes of a received long message, in memory of its own.
 pub enum Body {
     Owned(Box<[u8]>),
     Foreign(Box<dyn Memory>),
 }
 
 impl Body {
-    /// Take memory for so many octets, all zero.
-    pub fn zeroed(octets: usize) -> Self {
-        Self::Owned(vec![0; octets].into_boxed_slice())
+    /// Allocate so many bytes, all zero.
+    pub fn zeroed(bytes: usize) -> Self {
+        Self::Owned(vec![0; bytes].into_boxed_slice())
     }
 
-    pub fn octets(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Owned(octets) => octets,
-            Self::Foreign(memory) => memory.octets(),
+            Self::Owned(bytes) => bytes,
+            Self::Foreign(memory) => memory.bytes(),
         }
     }
 
-    pub fn octets_mut(&mut self) -> &mut [u8] {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Owned(octets) => octets,
-            Self::Foreign(memory) => memory.octets_mut(),
+            Self::Owned(bytes) => bytes,
+            Self::Foreign(memory) => memory.bytes_mut(),
         }
     }
 
     pub fn len(&self) -> usize {
-        self.octets().len()
+        self.bytes().len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -112,29 +109,29 @@ impl Body {
 
 impl fmt::Debug for Body {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Body({} octets)", self.len())
+        write!(formatter, "Body({} bytes)", self.len())
     }
 }
 
-/// The payload of a message on its way to an inbox.
+/// The payload of a message for an inbox.
 #[derive(Debug)]
 pub enum ArrivingPayload<'a> {
-    /// Still in the memory that was read into.
+    /// Still in the read buffer.
     Borrowed(&'a [u8]),
-    /// In memory of its own, which goes along.
+    /// In memory of its own, which is handed over.
     Whole(Body),
 }
 
 impl ArrivingPayload<'_> {
-    pub fn octets(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Borrowed(octets) => octets,
-            Self::Whole(body) => body.octets(),
+            Self::Borrowed(bytes) => bytes,
+            Self::Whole(body) => body.bytes(),
         }
     }
 
     pub fn len(&self) -> usize {
-        self.octets().len()
+        self.bytes().len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -149,9 +146,9 @@ mod tests {
     #[test]
     fn short_payloads_need_no_memory_of_their_own() {
         for length in [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 300] {
-            let octets = vec![7; length];
-            let payload = Payload::copy_of(&octets);
-            assert_eq!((payload.octets(), payload.len()), (&octets[..], length));
+            let bytes = vec![7; length];
+            let payload = Payload::copy_of(&bytes);
+            assert_eq!((payload.bytes(), payload.len()), (&bytes[..], length));
             assert_eq!(
                 matches!(payload, Payload::Inline { .. }),
                 length <= INLINE_BYTES
@@ -163,7 +160,7 @@ mod tests {
     #[test]
     fn a_body_is_filled_in_place() {
         let mut body = Body::zeroed(3);
-        body.octets_mut()[1] = 5;
-        assert_eq!(ArrivingPayload::Whole(body).octets(), [0, 5, 0]);
+        body.bytes_mut()[1] = 5;
+        assert_eq!(ArrivingPayload::Whole(body).bytes(), [0, 5, 0]);
     }
 }

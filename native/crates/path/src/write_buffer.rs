@@ -1,9 +1,8 @@
-//! Octets for one write to a stream: headers and small payloads joined, long payloads as they are.
+//! Bytes for one write to a stream: headers and small payloads joined, long payloads as they are.
 //!
-//! The octets stand in two places. `joined` holds headers, small payloads and maps; `longs` holds
-//! payloads from 8 KiB up, each with the place in `joined` that it stands behind. So a small
-//! message costs one append, a long one is never copied, and both memories are used again for
-//! every write of their path.
+//! The bytes stand in two places. `joined` holds headers, small payloads and maps; `longs` holds
+//! payloads from 8 KiB up, each with its position in `joined`. So a small message costs one append,
+//! a long one is never copied, and every write of a path reuses both memories.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -12,16 +11,16 @@ use std::iter;
 use crate::constants::HEADER_BYTES;
 use crate::payload::{INLINE_BYTES, Payload};
 
-/// Slices that one write takes at most. Source: linux v6.12 include/uapi/linux/uio.h (`UIO_MAXIOV`).
+/// Limit of slices in one write. Source: linux v6.12 include/uapi/linux/uio.h (`UIO_MAXIOV`).
 pub const SLICES_MAX: usize = 1024;
-/// Octets of `joined` that an idle path keeps.
+/// Bytes of `joined` that an idle path keeps.
 const IDLE_BYTES: usize = 512;
 /// A full write is a little longer than 64 KiB: it gets no memory of 128.
 const FULL_BYTES: usize = 80 << 10;
 const FULL_BYTES_MIN: usize = (64 << 10) + 1;
-/// Octets of `joined` that a busy path keeps; more is needed when small messages precede long ones.
+/// Bytes of `joined` that a busy path keeps; more is needed when small messages precede long ones.
 const BUSY_BYTES: usize = 128 << 10;
-/// Octets that were taken and still lie in front of others: from here on these are moved.
+/// Taken bytes in front of others: from this many on the others are moved.
 const TAKEN_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -30,35 +29,35 @@ struct Long {
     payload: Payload,
 }
 
-/// Octets that a stream may take from the front.
+/// Bytes that a stream may take from the front.
 ///
 /// It owns or shares all of its memory, so that it is written without the plane's lock.
 #[derive(Debug, Default)]
-pub struct Offer {
-    pub(crate) stream: u64, // of the streams of its path, counted; others do not take it back
-    joined: Vec<u8>,        // as long as it ever was: what is behind `end` was used before
+pub struct WriteBuffer {
+    pub(crate) stream: u64, // the path's stream number; other streams do not take it back
+    joined: Vec<u8>,        // never shrinks: bytes behind `end` are of earlier writes
     longs: VecDeque<Long>,
-    begin: usize, // octets of `joined` that were taken
-    end: usize,   // of the octets in `joined`
-    skip: usize,  // octets of the first long payload that were taken
-    octets: usize,
+    begin: usize, // bytes of `joined` that were taken
+    end: usize,   // of the bytes in `joined`
+    skip: usize,  // bytes of the first long payload that were taken
+    bytes: usize,
 }
 
-impl Offer {
-    /// Octets that are left to take.
+impl WriteBuffer {
+    /// Bytes left to take.
     pub fn len(&self) -> usize {
-        self.octets
+        self.bytes
     }
 
-    /// Whether nothing is left.
+    /// Whether no byte is left.
     pub fn is_empty(&self) -> bool {
-        self.octets == 0
+        self.bytes == 0
     }
 
-    /// Put what follows the first `skip` octets into `slices`; return how many of them are used.
+    /// Put the bytes after the first `skip` into `slices`; return how many slices are used.
     ///
-    /// What does not fit is left out: with [`SLICES_MAX`] slices that is nothing, in practice a
-    /// dozen are enough unless there are long payloads.
+    /// Bytes that do not fit are left out: with [`SLICES_MAX`] slices none, in practice a dozen are
+    /// enough without long payloads.
     pub fn fill<'a>(&'a self, skip: usize, slices: &mut [IoSlice<'a>]) -> usize {
         let (mut skip, mut used) = (skip, 0);
         for piece in self.pieces() {
@@ -74,7 +73,7 @@ impl Offer {
         used
     }
 
-    /// All octets, if they lie in one piece: one plain write takes them.
+    /// All bytes, if they are contiguous: one plain write takes them.
     pub fn single(&self) -> Option<&[u8]> {
         self.longs
             .is_empty()
@@ -87,60 +86,60 @@ impl Offer {
         self.longs
             .iter()
             .flat_map(move |long| {
-                let pieces = [&self.joined[begin..long.at], &long.payload.octets()[skip..]];
+                let pieces = [&self.joined[begin..long.at], &long.payload.bytes()[skip..]];
                 (begin, skip) = (long.at, 0);
                 pieces
             })
             .chain(iter::once(&self.joined[rest..self.end]))
     }
 
-    /// Append a copy of `octets`.
-    pub(crate) fn join(&mut self, octets: &[u8]) {
-        self.room(octets.len())[..octets.len()].copy_from_slice(octets);
-        self.note_joined(octets.len());
+    /// Append a copy of `bytes`.
+    pub(crate) fn join(&mut self, bytes: &[u8]) {
+        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.note_joined(bytes.len());
     }
 
     /// Append a header and a copy of its payload.
     #[inline]
     pub(crate) fn join_message(&mut self, header: &[u8; HEADER_BYTES], payload: &Payload) {
-        let Payload::Inline { len, octets } = payload else {
+        let Payload::Inline { len, bytes } = payload else {
             self.join(header);
-            self.join(payload.octets());
+            self.join(payload.bytes());
             return;
         };
-        // Copied at its full length, which the compiler knows: faster than the few that count.
+        // Copied at its full length, which the compiler knows: faster than its few used bytes.
         if let Some((front, rest)) = self
             .room(HEADER_BYTES + INLINE_BYTES)
             .split_first_chunk_mut()
             && let Some(behind) = rest.first_chunk_mut()
         {
             *front = *header;
-            *behind = *octets;
+            *behind = *bytes;
         }
         self.note_joined(HEADER_BYTES + usize::from(*len));
     }
 
     /// Append a payload by reference.
     pub(crate) fn refer(&mut self, payload: Payload) {
-        self.octets += payload.len();
+        self.bytes += payload.len();
         self.longs.push_back(Long {
             at: self.end,
             payload,
         });
     }
 
-    /// Memory behind what is joined, at least so many octets.
+    /// Memory behind the joined bytes, at least so many bytes.
     #[inline]
-    fn room(&mut self, octets: usize) -> &mut [u8] {
-        if self.joined.len() - self.end < octets {
-            self.grow(octets);
+    fn room(&mut self, bytes: usize) -> &mut [u8] {
+        if self.joined.len() - self.end < bytes {
+            self.grow(bytes);
         }
         &mut self.joined[self.end..]
     }
 
     #[cold]
-    fn grow(&mut self, octets: usize) {
-        let enough = match self.end + octets {
+    fn grow(&mut self, bytes: usize) {
+        let enough = match self.end + bytes {
             FULL_BYTES_MIN..=FULL_BYTES => FULL_BYTES,
             needed => needed.next_power_of_two().max(IDLE_BYTES),
         };
@@ -148,15 +147,15 @@ impl Offer {
     }
 
     #[inline]
-    fn note_joined(&mut self, octets: usize) {
-        self.end += octets;
-        self.octets += octets;
+    fn note_joined(&mut self, bytes: usize) {
+        self.end += bytes;
+        self.bytes += bytes;
     }
 
-    /// Drop the first `taken` octets, at most all.
+    /// Drop the first `taken` bytes, at most all.
     pub(crate) fn advance(&mut self, taken: usize) {
-        let mut taken = taken.min(self.octets);
-        self.octets -= taken;
+        let mut taken = taken.min(self.bytes);
+        self.bytes -= taken;
         while taken > 0 {
             let until = self.longs.front().map_or(self.end, |long| long.at);
             let step = taken.min(until - self.begin);
@@ -174,7 +173,7 @@ impl Offer {
             self.skip = 0;
             self.longs.pop_front();
         }
-        if self.octets == 0 {
+        if self.bytes == 0 {
             self.clear();
         } else if self.begin >= TAKEN_BYTES_MAX {
             self.close_gap();
@@ -190,27 +189,27 @@ impl Offer {
         self.begin = 0;
     }
 
-    /// Forget all octets; the memory stays for those that follow.
+    /// Drop all bytes; the memory stays for later ones.
     pub(crate) fn clear(&mut self) {
         self.longs.clear();
-        (self.begin, self.end, self.skip, self.octets) = (0, 0, 0, 0);
+        (self.begin, self.end, self.skip, self.bytes) = (0, 0, 0, 0);
         if self.joined.len() > BUSY_BYTES {
             self.shrink(BUSY_BYTES);
         }
     }
 
-    /// Give back the memory that an idle path does not need.
+    /// Free the memory that an idle path does not need.
     pub(crate) fn rest(&mut self) {
         self.shrink(IDLE_BYTES);
         self.longs.shrink_to(0);
     }
 
-    fn shrink(&mut self, octets: usize) {
-        self.joined.truncate(octets.max(self.end));
+    fn shrink(&mut self, bytes: usize) {
+        self.joined.truncate(bytes.max(self.end));
         self.joined.shrink_to_fit();
     }
 }
 
 #[cfg(test)]
-#[path = "offer_tests.rs"]
+#[path = "write_buffer_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! What a path acknowledges, when, and what it does with acknowledgements of its peer.
+//! Which acknowledgements a path sends, when, and how it handles those of its peer.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{MS, Side, acknowledgement, frames_of, map_message, message};
 use urds_path::constants::{FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED};
 use urds_path::{DownReason, Hold, Release};
 
-/// A side towards an own node whose first frame has come.
+/// A side towards a urds node whose first frame has arrived.
 fn side() -> Side {
     let mut side = Side::begun(Release::PeerAcknowledged);
     side.take(&map_message(None));
@@ -25,8 +25,8 @@ fn one_is_due_forty_milliseconds_after_the_first_message() {
     side.core.handle_timeout(45 * MS - 1);
     assert!(!side.core.wants_to_write());
     side.core.handle_timeout(45 * MS);
-    let octets = side.write_all();
-    assert_eq!(octets, acknowledgement(2));
+    let bytes = side.write_all();
+    assert_eq!(bytes, acknowledgement(2));
     assert_eq!(
         (side.core.poll_timeout(), side.counters.ack_sent),
         (None, 1)
@@ -36,11 +36,11 @@ fn one_is_due_forty_milliseconds_after_the_first_message() {
 
 #[test]
 fn one_is_due_at_256_messages_or_256_kib() {
-    for (count, octets) in [(256, 1), (4, 65_536)] {
+    for (count, bytes) in [(256, 1), (4, 65_536)] {
         let mut side = side();
         for number in 1..=count {
             assert!(!side.core.wants_to_write(), "before {number}");
-            side.take(&message(number, 0, 0, &vec![0; octets]));
+            side.take(&message(number, 0, 0, &vec![0; bytes]));
         }
         assert_eq!(side.write_all(), acknowledgement(count));
     }
@@ -69,7 +69,10 @@ fn a_message_carries_it_and_resets_every_counter() {
     let frames = side.frames();
     assert_eq!((frames.len(), frames[0].0.ack), (1, 1));
     let incoming = &side.core.incoming;
-    assert_eq!((incoming.messages_owed, incoming.bytes_owed), (0, 0));
+    assert_eq!(
+        (incoming.ack_pending_messages, incoming.ack_pending_bytes),
+        (0, 0)
+    );
     assert_eq!(
         (side.core.poll_timeout(), side.counters.ack_sent),
         (None, 0)
@@ -77,17 +80,17 @@ fn a_message_carries_it_and_resets_every_counter() {
 }
 
 #[test]
-fn it_stays_due_until_it_is_octets() {
+fn it_stays_due_until_it_is_bytes() {
     let mut side = side();
     let long = vec![0; 70_000];
     side.send(&long);
     side.send(&long);
-    let offer = side.poll().expect("both");
-    side.core.transmitted(offer, 100);
+    let write_buffer = side.poll().expect("both");
+    side.core.transmitted(write_buffer, 100);
     side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
-    let offer = side.poll().expect("the rest of both");
-    let taken = offer.len() - 10;
-    side.core.transmitted(offer, taken);
+    let write_buffer = side.poll().expect("the rest of both");
+    let taken = write_buffer.len() - 10;
+    side.core.transmitted(write_buffer, taken);
     assert_eq!(side.counters.ack_sent, 0, "enough was offered without it");
     assert!(side.core.wants_to_write());
     let rest = side.write_all();
@@ -97,12 +100,12 @@ fn it_stays_due_until_it_is_octets() {
 #[test]
 fn only_whole_messages_are_acknowledged() {
     let mut side = side();
-    let octets = [
+    let bytes = [
         message(1, 0, 0, b"whole"),
         message(2, 0, FLAG_ACK_REQUIRED, b"cut"),
     ]
     .concat();
-    side.take(&octets[..octets.len() - 1]);
+    side.take(&bytes[..bytes.len() - 1]);
     side.core.acknowledge();
     assert_eq!(side.write_all(), acknowledgement(1));
     side.core.acknowledge();
@@ -156,7 +159,7 @@ fn what_is_acknowledged_is_freed() {
 }
 
 #[test]
-fn more_than_was_handed_over_is_a_breach() {
+fn more_than_was_handed_over_is_a_protocol_error() {
     let mut side = side();
     side.send(b"1");
     assert_eq!(
@@ -167,11 +170,11 @@ fn more_than_was_handed_over_is_a_breach() {
 }
 
 #[test]
-fn a_fault_of_the_octets_is_told_before_one_of_their_acknowledgement() {
+fn a_fault_of_the_bytes_is_told_before_one_of_their_acknowledgement() {
     let mut side = side();
-    let mut octets = acknowledgement(9);
-    octets.extend_from_slice(&message(1, 0, 1, b"a map of another length"));
-    assert_eq!(side.receive(&octets), Err(DownReason::BadMap));
+    let mut bytes = acknowledgement(9);
+    bytes.extend_from_slice(&message(1, 0, 1, b"a map of another length"));
+    assert_eq!(side.receive(&bytes), Err(DownReason::BadMap));
 }
 
 #[test]

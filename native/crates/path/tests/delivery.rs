@@ -1,6 +1,6 @@
 //! Two paths over a stream that breaks anywhere: each message once, in order, none forgotten.
 //!
-//! A scenario is one seed; a failure tells it, and `scenario(SEED, ...)` plays it again.
+//! A scenario is one seed; a failure prints it, and `scenario(SEED, ...)` runs it again.
 
 mod common;
 
@@ -9,9 +9,9 @@ use common::link::{ALL, Broken, Kind, Link};
 const SEEDS: u64 = 500; // of each kind
 const STEPS: u64 = 80;
 const SIZES: [usize; 8] = [0, 1, 40, 300, 8180, 8192, 9000, 40_000];
-const OCTETS: [usize; 9] = [1, 30, 48, 60, 500, 8240, 9000, 70_000, 1 << 20];
+const BYTES: [usize; 9] = [1, 30, 48, 60, 500, 8240, 9000, 70_000, 1 << 20];
 
-/// A generator of numbers that are the same for the same seed (xorshift64*, Vigna 2016).
+/// A random number generator with a seed (xorshift64*, Vigna 2016).
 struct Random(u64);
 
 impl Random {
@@ -32,7 +32,7 @@ impl Random {
     }
 }
 
-/// What may happen beside sending, writing, reading and cuts.
+/// Optional events apart from sending, writing, reading and cuts.
 #[derive(Clone, Copy, Default)]
 struct Events {
     restarts: bool,
@@ -43,9 +43,9 @@ fn step(link: &mut Link, random: &mut Random, events: Events) -> Result<(), Stri
     let index = usize::from(random.below(3) == 0);
     match random.below(32) {
         0..8 => link.send(index, random.of(&SIZES)),
-        8..14 => link.write(index, random.of(&OCTETS)),
-        14..18 => link.arrive(index, random.of(&OCTETS)),
-        18..22 => link.read(index, random.of(&OCTETS))?,
+        8..14 => link.write(index, random.of(&BYTES)),
+        14..18 => link.arrive(index, random.of(&BYTES)),
+        18..22 => link.read(index, random.of(&BYTES))?,
         22..24 => link.ask(index),
         24..26 => link.tick(),
         26 => link.agree(index),
@@ -63,7 +63,7 @@ fn step(link: &mut Link, random: &mut Random, events: Events) -> Result<(), Stri
     Ok(())
 }
 
-/// What must be true of one direction at any time.
+/// Check the safety of one direction; true at any time.
 fn is_safe(link: &Link, from: usize, events: Events) -> Result<(), String> {
     let (sender, receiver) = (&link.ends[from], &link.ends[1 - from]);
     let outgoing = &sender.side.core.outgoing;
@@ -73,11 +73,11 @@ fn is_safe(link: &Link, from: usize, events: Events) -> Result<(), String> {
         .sum();
     if !events.cancels && sender.side.account != queued {
         return Err(format!(
-            "account {} of {queued} octets queued",
+            "account {} of {queued} bytes queued",
             sender.side.account
         ));
     }
-    // Towards Linux TCP may have what is neither here nor there.
+    // Towards Linux TCP may hold messages that neither side has.
     let all_known = link.kind == Kind::OwnNode && !events.cancels;
     let known = receiver.received_ever.len() + outgoing.message_count();
     if all_known && (known as u64 + sender.side.given_up) < sender.sent {
@@ -92,7 +92,7 @@ fn is_safe(link: &Link, from: usize, events: Events) -> Result<(), String> {
     Ok(())
 }
 
-/// What must be true of one direction when all is well again.
+/// Check that one direction is complete after recovery.
 fn is_done(link: &mut Link, from: usize, later: u64) -> Result<(), String> {
     let sender = &mut link.ends[from];
     let (left, account) = (
@@ -100,12 +100,14 @@ fn is_done(link: &mut Link, from: usize, later: u64) -> Result<(), String> {
         sender.side.account(),
     );
     if (left, account) != (0, 0) {
-        return Err(format!("{left} messages, {account} octets are left"));
+        return Err(format!("{left} messages, {account} bytes are left"));
     }
-    let (life, sent, sure_from) = (sender.life, sender.sent, sender.sure_from);
+    let (map_generation, sent, sure_from) = (sender.map_generation, sender.sent, sender.sure_from);
     let given_up = sender.side.given_up;
     let receiver = &link.ends[1 - from];
-    let last: Vec<_> = (sent - later..sent).map(|number| (life, number)).collect();
+    let last: Vec<_> = (sent - later..sent)
+        .map(|number| (map_generation, number))
+        .collect();
     if !receiver.got.ends_with(&last) {
         return Err(format!(
             "the last is {:?}, sent were {last:?}",
@@ -120,7 +122,7 @@ fn is_done(link: &mut Link, from: usize, later: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Play one seed. Safety at every step, liveness once the stream holds.
+/// Run one seed. Safety at every step, liveness once the stream holds.
 fn scenario(seed: u64, kind: Kind, events: Events, broken: Broken) -> Result<(), String> {
     let (mut random, mut link) = (Random::new(seed), Link::new(kind, broken));
     for _ in 0..STEPS {
@@ -185,7 +187,7 @@ fn cancelling_loses_nothing_that_is_sent_later() {
     }
 }
 
-/// The rules broken on purpose: the tests above are no tautologies.
+/// Rules broken on purpose: the tests above must fail.
 #[test]
 fn each_broken_rule_is_noticed() {
     for (kind, broken) in [

@@ -1,32 +1,32 @@
-//! The same calls as the Python path got, and nothing that can be seen differs: octets, numbers,
-//! places, accounts, counters.
+//! The calls of the Python path's record, with equal results: bytes, numbers, positions, accounts,
+//! counters.
 //!
-//! The record is made by `tests/unit/path_record.py`; where this fails, its `--plain` tells what
-//! the Python path shows at that line.
+//! `tests/rds/plane/path_record.py` makes the record; if this fails, its `--plain` prints the state
+//! of the Python path at that line.
 
 mod common;
 
-use common::{frames_of, map_message, octets_of};
+use common::{bytes_of, frames_of, map_message};
 use urds_path::{
-    Arriving, CongestionMap, Counters, DownReason, Fence, Freed, Ground, Header, Hold, Limits,
+    Arriving, CongestionMap, Counters, DownReason, Fence, Freed, Header, Hold, Limits, MessageSink,
     NO_EXTENSION, Owner, PathCore, Payload, Release,
 };
 
 const RECORD: &str = include_str!("reference.txt");
 const TARGET: u16 = 5000;
 
-/// The mailbox at `TARGET`: messages and octets.
+/// The mailbox at `TARGET`: messages and bytes.
 #[derive(Default)]
 struct Mailbox {
     messages: usize,
-    octets: usize,
+    bytes: usize,
 }
 
-impl Ground for Mailbox {
+impl MessageSink for Mailbox {
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
         if target_port == TARGET {
             self.messages += 1;
-            self.octets += message.payload.len();
+            self.bytes += message.payload.len();
         }
         target_port == TARGET
     }
@@ -41,7 +41,7 @@ struct World {
     news: String,
 }
 
-/// The values of a call.
+/// The arguments of a call.
 struct Values<'a>(std::str::SplitWhitespace<'a>);
 
 impl Values<'_> {
@@ -116,11 +116,11 @@ impl World {
             "receive" => self.receive_message(values),
             "map" => {
                 let generation: u32 = values.of();
-                let octets = map_message((generation != 0).then_some(generation));
-                let result = self.receive(&octets, 1);
+                let bytes = map_message((generation != 0).then_some(generation));
+                let result = self.receive(&bytes, 1);
                 self.tell(result);
             }
-            "octets" => core.handle_stream_acknowledged(values.of()),
+            "acknowledged" => core.handle_stream_acknowledged(values.of()),
             "timeout" => core.handle_timeout(values.of()),
             "acknowledge" => core.acknowledge(),
             "ask" => core.ask(),
@@ -140,10 +140,10 @@ impl World {
     }
 
     fn send(&mut self, values: &mut Values<'_>) {
-        let (owner, target, octets) = (values.of::<u16>(), values.of(), values.of::<usize>());
+        let (owner, target, bytes) = (values.of::<u16>(), values.of(), values.of::<usize>());
         let extension = [values.of::<u8>(); 16];
-        let payload = Payload::copy_of(&vec![octets.to_le_bytes()[0]; octets]);
-        self.accounts[usize::from(owner)].0 += i64::try_from(octets).expect("short");
+        let payload = Payload::copy_of(&vec![bytes.to_le_bytes()[0]; bytes]);
+        self.accounts[usize::from(owner)].0 += i64::try_from(bytes).expect("short");
         self.core.send(
             Owner(owner.into()),
             4000 + owner,
@@ -155,13 +155,13 @@ impl World {
 
     fn write(&mut self, share: usize) {
         let map = CongestionMap::default();
-        let Some(offer) = self.core.poll_transmit(&map, &mut self.counters) else {
+        let Some(write_buffer) = self.core.poll_transmit(&map, &mut self.counters) else {
             "0:1".clone_into(&mut self.news);
             return;
         };
-        let octets = octets_of(&offer);
-        self.core.transmitted(offer, octets.len() * share / 8);
-        self.news = format!("{}:{}", octets.len(), adler32(&octets));
+        let bytes = bytes_of(&write_buffer);
+        self.core.transmitted(write_buffer, bytes.len() * share / 8);
+        self.news = format!("{}:{}", bytes.len(), adler32(&bytes));
     }
 
     fn receive_message(&mut self, values: &mut Values<'_>) {
@@ -177,9 +177,9 @@ impl World {
         };
         let checksum = values.flag();
         let payload = vec![9; header.payload_bytes];
-        let octets = [&header.emit(checksum)[..], &payload].concat();
-        assert_eq!(frames_of(&octets).len(), 1);
-        let (first, second) = octets.split_at(octets.len().min(values.of()));
+        let bytes = [&header.emit(checksum)[..], &payload].concat();
+        assert_eq!(frames_of(&bytes).len(), 1);
+        let (first, second) = bytes.split_at(bytes.len().min(values.of()));
         let now_ns = header.sequence * 1000;
         let mut result = self.receive(first, now_ns);
         if result.is_ok() && !second.is_empty() {
@@ -191,12 +191,12 @@ impl World {
         }
     }
 
-    fn receive(&mut self, octets: &[u8], now_ns: u64) -> Result<(), DownReason> {
-        if octets.is_empty() {
+    fn receive(&mut self, bytes: &[u8], now_ns: u64) -> Result<(), DownReason> {
+        if bytes.is_empty() {
             return Ok(());
         }
         self.core
-            .receive(octets, now_ns, &mut self.mailbox, &mut self.counters)
+            .receive(bytes, now_ns, &mut self.mailbox, &mut self.counters)
     }
 
     fn tell(&mut self, result: Result<(), DownReason>) {
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Tell all that can be seen, in the words of `path_record.py`.
+    /// Print the visible state, in the words of `path_record.py`.
     fn seen(&mut self) -> String {
         let (core, counters) = (&self.core, &self.counters);
         let (own, incoming) = (&core.outgoing, &core.incoming);
@@ -241,7 +241,7 @@ impl World {
             own.sequence_next.to_string(),
             own.pending_bytes.to_string(),
             own.unsent.len().to_string(),
-            own.repeats.len().to_string(),
+            own.retransmits.len().to_string(),
             own.unacked.len().to_string(),
             flag(own.is_long()),
             account(0),
@@ -250,18 +250,18 @@ impl World {
             flag(core.is_plain()),
             flag(core.is_held()),
             timeout,
-            core.octets_written.to_string(),
+            core.bytes_written.to_string(),
             flag(core.attached),
             incoming.sequence_expected.to_string(),
             incoming.frames.to_string(),
-            incoming.messages_owed.to_string(),
-            incoming.bytes_owed.to_string(),
+            incoming.ack_pending_messages.to_string(),
+            incoming.ack_pending_bytes.to_string(),
             flag(incoming.acknowledgement_due),
             incoming.acknowledged.to_string(),
             incoming.controls.len().to_string(),
             flag(incoming.restarted),
             self.mailbox.messages.to_string(),
-            self.mailbox.octets.to_string(),
+            self.mailbox.bytes.to_string(),
             self.fence
                 .as_ref()
                 .map_or("-1".to_owned(), |fence| flag(fence.is_open())),
@@ -273,10 +273,10 @@ impl World {
 }
 
 /// RFC 1950.
-fn adler32(octets: &[u8]) -> u32 {
+fn adler32(bytes: &[u8]) -> u32 {
     let (mut low, mut high) = (1, 0);
-    for &octet in octets {
-        low = (low + u32::from(octet)) % 65_521;
+    for &byte in bytes {
+        low = (low + u32::from(byte)) % 65_521;
         high = (high + low) % 65_521;
     }
     high << 16 | low

@@ -1,8 +1,8 @@
-//! What a path writes: the order on a stream, repeats, holds, fences, octets that TCP has.
+//! What a path writes: order on a stream, retransmissions, holds, fences, bytes that TCP has.
 
 mod common;
 
-use common::{ME, Side, TARGET, acknowledgement, frames_of, map_message, message, octets_of};
+use common::{ME, Side, TARGET, acknowledgement, bytes_of, frames_of, map_message, message};
 use urds_path::constants::{FLAG_CONG_BITMAP, FLAG_RETRANSMITTED};
 use urds_path::extension::parse_handshake;
 use urds_path::{Hold, Limits, Release};
@@ -57,7 +57,7 @@ fn what_was_handed_over_is_repeated_whole_before_anything_new() {
     side.detach();
     side.send(b"new");
     side.begin(Hold::Nothing);
-    side.detach(); // nothing but the map was asked for; the repeats were made all the same
+    side.detach(); // only the map was requested; the retransmissions were framed all the same
     side.attach();
     let frames = &side.frames()[1..];
     let payloads: Vec<_> = frames.iter().map(|frame| &frame.1[..]).collect();
@@ -86,10 +86,10 @@ fn three_breaks_within_the_repeats_lose_and_reorder_nothing() {
         side.send(payload);
     }
     side.write_all();
-    for octets in [MAP_FRAME + 1000, MAP_FRAME + 52 * 30 + 1, MAP_FRAME] {
+    for bytes in [MAP_FRAME + 1000, MAP_FRAME + 52 * 30 + 1, MAP_FRAME] {
         side.detach();
         side.attach();
-        side.write(octets);
+        side.write(bytes);
     }
     side.detach();
     side.attach();
@@ -100,19 +100,19 @@ fn three_breaks_within_the_repeats_lose_and_reorder_nothing() {
 fn the_rest_of_an_offer_comes_first_in_the_next() {
     let mut side = Side::begun(Release::NotYet);
     side.send_all(&[&[1; 100], &[2; 9000]]);
-    let offer = side.poll().expect("two messages");
-    let mut whole = octets_of(&offer);
+    let write_buffer = side.poll().expect("two messages");
+    let mut whole = bytes_of(&write_buffer);
     assert!(side.core.wants_to_write(), "it is out, not gone");
-    side.core.transmitted(offer, 0);
+    side.core.transmitted(write_buffer, 0);
     for taken in [1, 147, 1, 50] {
         side.send(b"more");
-        let offer = side.poll().expect("the rest");
-        let octets = octets_of(&offer);
-        assert!(octets.starts_with(&whole));
-        whole = octets[taken..].to_vec();
-        side.core.transmitted(offer, taken);
+        let write_buffer = side.poll().expect("the rest");
+        let bytes = bytes_of(&write_buffer);
+        assert!(bytes.starts_with(&whole));
+        whole = bytes[taken..].to_vec();
+        side.core.transmitted(write_buffer, taken);
     }
-    assert_eq!(side.core.octets_written, 8240 + 199);
+    assert_eq!(side.core.bytes_written, 8240 + 199);
     assert_eq!(side.write_all(), whole);
     assert!(!side.core.wants_to_write());
 }
@@ -121,14 +121,14 @@ fn the_rest_of_an_offer_comes_first_in_the_next() {
 fn an_offer_of_an_earlier_stream_is_not_taken_back() {
     let mut side = Side::begun(Release::NotYet);
     side.send(b"message");
-    let offer = side.poll().expect("a message");
+    let write_buffer = side.poll().expect("a message");
     side.detach();
     side.attach();
-    side.core.transmitted(offer, 10);
-    assert_eq!(side.core.octets_written, 0);
-    let octets = side.write_all();
+    side.core.transmitted(write_buffer, 10);
+    assert_eq!(side.core.bytes_written, 0);
+    let bytes = side.write_all();
     assert_eq!(
-        (octets.len(), frames_of(&octets)[1].0.flags),
+        (bytes.len(), frames_of(&bytes)[1].0.flags),
         (8240 + 55, FLAG_RETRANSMITTED)
     );
 }
@@ -139,15 +139,15 @@ fn writes_of_long_messages_are_longer_and_have_few_slices() {
     for _ in 0..5000 {
         side.send(b"short");
     }
-    let offer = side.poll().expect("many");
-    assert!(offer.single().is_some() && (65_536..65_600).contains(&offer.len()));
-    side.core.transmitted(offer, usize::MAX >> 1);
+    let write_buffer = side.poll().expect("many");
+    assert!(write_buffer.single().is_some() && (65_536..65_600).contains(&write_buffer.len()));
+    side.core.transmitted(write_buffer, usize::MAX >> 1);
     side.write_all();
     for _ in 0..100 {
         side.send(&[0; 8192]);
     }
-    let offer = side.poll().expect("many");
-    assert!((524_288..524_288 + 8240).contains(&offer.len()));
+    let write_buffer = side.poll().expect("many");
+    assert!((524_288..524_288 + 8240).contains(&write_buffer.len()));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_probe_takes_the_place_of_those_before_it() {
     let outgoing = &side.core.outgoing;
     assert_eq!(
         (
-            outgoing.repeats.len(),
+            outgoing.retransmits.len(),
             outgoing.unsent.len(),
             outgoing.pending_bytes
         ),
@@ -299,7 +299,7 @@ fn a_new_life_of_the_peer_takes_only_what_the_old_one_was_handed() {
 }
 
 #[test]
-fn a_message_is_free_with_its_last_octet_once_the_peer_sent_a_frame() {
+fn a_message_is_free_with_its_last_byte_once_the_peer_sent_a_frame() {
     let mut side = Side::begun(Release::StreamAcknowledged);
     side.send_all(&[&[1; 10], &[2; 10]]);
     side.write_all();
@@ -307,14 +307,14 @@ fn a_message_is_free_with_its_last_octet_once_the_peer_sent_a_frame() {
     assert_eq!(side.account(), 20, "the peer may never have read anything");
     side.take(&map_message(None));
     let start = MAP_FRAME as u64;
-    for (octets, left) in [(57, 20), (58, 10), (115, 10), (116, 0)] {
-        side.core.handle_stream_acknowledged(start + octets);
+    for (bytes, left) in [(57, 20), (58, 10), (115, 10), (116, 0)] {
+        side.core.handle_stream_acknowledged(start + bytes);
         assert_eq!(side.account(), left);
     }
 }
 
 #[test]
-fn a_new_stream_counts_octets_from_its_own_beginning() {
+fn a_new_stream_counts_bytes_from_its_own_beginning() {
     let mut side = Side::begun(Release::StreamAcknowledged);
     side.send(&[1; 10]);
     side.write_all();
@@ -329,7 +329,7 @@ fn a_new_stream_counts_octets_from_its_own_beginning() {
 }
 
 #[test]
-fn other_peers_are_not_believed_by_octets() {
+fn other_peers_are_not_believed_by_bytes() {
     for release in [Release::NotYet, Release::PeerAcknowledged] {
         let mut side = Side::begun(release);
         side.send(b"a");
@@ -352,7 +352,7 @@ fn a_path_behind_a_fence_waits_for_what_is_before_it() {
     front.take(&map_message(None));
     front.detach();
     front.attach();
-    front.poll().expect("the map and the first"); // the second is still to be repeated
+    front.poll().expect("the map and the first"); // the second is still to be retransmitted
     front.take(&acknowledgement(0));
     assert!(behind.core.is_gated() && !behind.core.wants_to_write());
     assert_eq!(behind.frames(), []);
@@ -368,11 +368,11 @@ fn positions_agree_with_what_is_written() {
     side.attach();
     side.send_all(&[b"a", &[0; 10_000], b""]);
     assert_eq!(side.core.outgoing.pending_bytes, 3 * 48 + 10_001);
-    let octets = side.write_all();
+    let bytes = side.write_all();
     let outgoing = &side.core.outgoing;
     assert_eq!(outgoing.pending_bytes, 0);
-    assert_eq!(outgoing.position, octets.len() as u64);
-    assert_eq!(side.core.octets_written, octets.len() as u64);
+    assert_eq!(outgoing.position, bytes.len() as u64);
+    assert_eq!(side.core.bytes_written, bytes.len() as u64);
     let ends: Vec<_> = outgoing.unacked.iter().map(|one| one.end).collect();
     assert_eq!(ends, [8289, 18_337, 18_385]);
 }

@@ -1,9 +1,9 @@
-//! Addresses between Python and the plane: what a program gives to send, what it gets as a source.
+//! Addresses between Python and the plane: destinations of sends, sources of messages.
 //!
-//! Both ways are cached per mailbox, because reading a literal and making a tuple with its text
-//! each take as long as a message. Keys are compared by value, so an entry never goes stale. Cached
-//! are plain tuples of plain strings and integers only; whatever else a program gives goes the
-//! long way through `urds.addresses`, which knows every rule.
+//! Both are cached per mailbox, because parsing a literal and making a tuple with its text each
+//! take as long as a message. Keys are compared by value, so an entry never goes stale. Only plain
+//! tuples of plain strings and integers are cached; all else is parsed by `urds.rds.addresses`,
+//! which has every rule.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -18,7 +18,7 @@ use crate::sys;
 const CACHE_FIRST: usize = 16;
 const CACHE_MAX: usize = 4096;
 
-/// What a program gave, in a form that can be compared.
+/// A program's address, in a form that can be compared.
 #[derive(Clone, Copy)]
 struct Given<'a, 'py> {
     host: Borrowed<'a, 'py, PyString>,
@@ -29,7 +29,7 @@ struct Given<'a, 'py> {
 }
 
 impl<'a, 'py> Given<'a, 'py> {
-    /// Take a plain tuple apart; `None` for anything else.
+    /// Split a plain tuple; `None` for anything else.
     fn of(address: Borrowed<'a, 'py, PyAny>) -> Option<Self> {
         let tuple = address.cast_exact::<PyTuple>().ok()?;
         let scope = match tuple.len() {
@@ -76,14 +76,14 @@ struct Target {
     address: SocketAddress,
 }
 
-/// Destinations that were read before. A table with one place per key, grown when they collide.
+/// Destinations that were parsed before. A table with one place per key, grown on collisions.
 #[derive(Default)]
 pub struct Targets {
     places: Vec<Option<Target>>,
 }
 
 impl Targets {
-    /// Return the destination that a plain tuple stands for, if it was kept.
+    /// Return the destination of a plain tuple, if it was kept.
     pub fn find(&self, address: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
         let given = Given::of(address)?;
         let place = self
@@ -93,7 +93,7 @@ impl Targets {
         given.is(target).then_some(target.address)
     }
 
-    /// Keep what a tuple was found to stand for; what is replaced is given back to be dropped.
+    /// Keep the destination of a tuple; the replaced entry is returned to be dropped.
     pub fn keep(&mut self, given: Borrowed<'_, '_, PyAny>, address: SocketAddress) -> Replaced {
         let Some(given) = Given::of(given) else {
             return Replaced::default();
@@ -153,7 +153,7 @@ impl Sources {
         (known == source).then(|| tuple.bind(py).clone())
     }
 
-    /// Keep a tuple; what it replaces is given back to be dropped.
+    /// Keep a tuple; the replaced one is returned to be dropped.
     pub fn keep(&mut self, source: SocketAddress, tuple: Py<PyTuple>) -> Vec<Py<PyTuple>> {
         let mut replaced = Vec::new();
         if self.places.is_empty() {
@@ -184,8 +184,8 @@ fn place_of(source: &SocketAddress, places: usize) -> usize {
     let host = match source.address.ip {
         IpAddr::V4(ip) => u64::from(u32::from(ip)),
         IpAddr::V6(ip) => {
-            let octets = u128::from(ip);
-            (octets >> 64) as u64 ^ octets as u64
+            let bytes = u128::from(ip);
+            (bytes >> 64) as u64 ^ bytes as u64
         }
     };
     let hash = (host ^ u64::from(source.port) << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -201,10 +201,10 @@ pub fn source_tuple<'py>(py: Python<'py>, source: &SocketAddress) -> PyResult<Bo
     }
 }
 
-/// Write an IPv6 address as `ipaddress` does: no dotted quad for what embeds IPv4.
+/// Write an IPv6 address as `ipaddress` does: no dotted quad for embedded IPv4.
 fn text_of(ip: Ipv6Addr) -> String {
     match ip.to_ipv4_mapped() {
-        // The plane takes such for IPv4, so none comes here; the text is that of Python 3.11.
+        // The plane converts these to IPv4, so none comes here; the text is that of Python 3.11.
         Some(_) => {
             let words = ip.segments();
             format!("::ffff:{:x}:{:x}", words[6], words[7])
@@ -213,22 +213,22 @@ fn text_of(ip: Ipv6Addr) -> String {
     }
 }
 
-/// Return the address of packed octets. Raises `ValueError` unless there are 4 or 16.
+/// Return the address of packed bytes. Raises `ValueError` unless there are 4 or 16.
 pub fn unpack(packed: &[u8], scope: u32) -> PyResult<Address> {
-    let ip = if let Ok(octets) = <[u8; 4]>::try_from(packed) {
-        IpAddr::from(octets)
-    } else if let Ok(octets) = <[u8; 16]>::try_from(packed) {
-        IpAddr::from(octets)
+    let ip = if let Ok(bytes) = <[u8; 4]>::try_from(packed) {
+        IpAddr::from(bytes)
+    } else if let Ok(bytes) = <[u8; 16]>::try_from(packed) {
+        IpAddr::from(bytes)
     } else {
         return Err(PyValueError::new_err(format!(
-            "address of {} octets",
+            "address of {} bytes",
             packed.len()
         )));
     };
     Ok(Address { ip, scope })
 }
 
-/// Return the packed octets of an address; its scope stands beside them.
+/// Return the packed bytes of an address, without its scope.
 pub fn pack<'py>(py: Python<'py>, address: &Address) -> Bound<'py, PyBytes> {
     match address.ip {
         IpAddr::V4(ip) => PyBytes::new(py, &ip.octets()),
@@ -239,16 +239,16 @@ pub fn pack<'py>(py: Python<'py>, address: &Address) -> Bound<'py, PyBytes> {
 static PARSE_TARGET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static IP_ADDRESS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Read a destination as `urds.addresses.parse_target`, which raises what is wrong with it.
+/// Parse a destination with `urds.rds.addresses.parse_target`, which raises its errors.
 #[cold]
 pub fn parse_target(given: Borrowed<'_, '_, PyAny>, local: &Address) -> PyResult<SocketAddress> {
     let py = given.py();
-    // A tuple, for the call of one argument is no function of the interpreter's: see `sys::exit`.
+    // A tuple, for the call with one argument is no function of the interpreter: see `sys::exit`.
     let local = PyTuple::new(py, [local.to_string()])?;
     let local = IP_ADDRESS
         .import(py, "ipaddress", "ip_address")?
         .call1(local)?;
-    let parse = PARSE_TARGET.import(py, "urds.addresses", "parse_target")?;
+    let parse = PARSE_TARGET.import(py, "urds.rds.addresses", "parse_target")?;
     let (address, port): (Bound<'_, PyAny>, u16) = parse.call1((given, local))?.extract()?;
     let packed = address.getattr("packed")?;
     let scope = match address.getattr("scope_id") {
@@ -261,7 +261,7 @@ pub fn parse_target(given: Borrowed<'_, '_, PyAny>, local: &Address) -> PyResult
     ))
 }
 
-/// Tell whether a destination has a literal for its host, which always means the same.
+/// Return whether a destination's host is a literal, which always means the same.
 pub fn is_literal(given: Borrowed<'_, '_, PyAny>) -> bool {
     Given::of(given).is_some_and(|given| {
         let host = given.host.to_owned();

@@ -1,50 +1,50 @@
-//! Refusals of the plane as exceptions: `urds.errors` makes them, for it has the table.
+//! Errors of the plane as exceptions: `urds.common.errors` makes them from its table.
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use urds_dataplane::refusal::{Refusal, Refused};
+use urds_dataplane::errors::{ErrorReason, Rejected};
 
-// Of every Linux; the binding makes no system calls that would need more of libc.
+// The same on every Linux; the binding makes no system calls that would need more of libc.
 pub const EIO: i32 = 5;
 pub const EBADF: i32 = 9;
 pub const EINVAL: i32 = 22;
 
 static OS_ERROR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static REFUSALS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static ERROR_REASON: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Return the exception for a refusal. Never fails: what cannot be made is raised in its place.
+/// Return the exception for an error. Never fails: an error on the way is returned in its place.
 #[cold]
-pub fn exception(py: Python<'_>, refused: &Refused) -> PyErr {
-    match refused.refusal {
-        Refusal::System(errno) => os_error(errno, &refused.detail),
-        refusal => match refusal.name() {
+pub fn exception(py: Python<'_>, refused: &Rejected) -> PyErr {
+    match refused.reason {
+        ErrorReason::System(errno) => os_error(errno, &refused.detail),
+        reason => match reason.name() {
             Some(name) => named(py, name, &refused.detail).unwrap_or_else(|failure| failure),
             None => os_error(EIO, &format!("a fault of urds: {refused}")),
         },
     }
 }
 
-/// Return the exception for a refusal of the binding itself.
+/// Return the exception for an error of the binding itself.
 #[cold]
-pub fn refuse(py: Python<'_>, refusal: Refusal, detail: &str) -> PyErr {
-    exception(py, &refusal.because(detail))
+pub fn refuse(py: Python<'_>, reason: ErrorReason, detail: &str) -> PyErr {
+    exception(py, &reason.because(detail))
 }
 
-/// Return the exception for a fault of ours: EIO.
+/// Return the exception for an error inside the plane: EIO.
 #[cold]
 pub fn fault(py: Python<'_>) -> PyErr {
     let detail = "a panic of the compiled plane, told on stderr; restart the process";
-    refuse(py, Refusal::NodeFailed, detail)
+    refuse(py, ErrorReason::NodeFailed, detail)
 }
 
 fn named(py: Python<'_>, name: &str, detail: &str) -> PyResult<PyErr> {
-    let refusal = REFUSALS
-        .import(py, "urds.errors", "Refusal")?
+    let reason = ERROR_REASON
+        .import(py, "urds.common.errors", "ErrorReason")?
         .getattr(name)?;
     let error = OS_ERROR
-        .import(py, "urds.errors", "os_error")?
-        .call1((refusal, detail))?;
+        .import(py, "urds.common.errors", "os_error")?
+        .call1((reason, detail))?;
     Ok(PyErr::from_value(error))
 }
 

@@ -1,4 +1,4 @@
-//! What the plane reports, as tuples: the name of the record, then its fields.
+//! Events of the plane as tuples: the name of the record, then its fields.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -7,7 +7,7 @@ use urds_dataplane::state::PathId;
 
 use crate::values;
 
-/// Return an event as a tuple; `None` if it is of a path that nobody knows any more.
+/// Return an event as a tuple; `None` if its path has been removed.
 pub fn event_tuple<'py>(
     py: Python<'py>,
     event: Event,
@@ -46,7 +46,7 @@ pub fn event_tuple<'py>(
     tuple.map(Some)
 }
 
-/// Return the path that an event is of, if it is of one.
+/// Return the path of an event, if it has one.
 fn path_id(event: &Event) -> Option<PathId> {
     match event {
         Event::Wanted { path }

@@ -1,24 +1,23 @@
-//! What every message passes: `sendto` and `recvfrom`, with the signature of `socket.socket`.
+//! The calls of each message: `sendto` and `recvfrom`, with the signature of `socket.socket`.
 //!
 //! They are called without a tuple of arguments and allocate nothing but the result. The
-//! interpreter is held throughout, but for writes of more than 128 KiB and for waits, save where
-//! `turn` says otherwise: to give it up for a write of 4 us hands it to a thread that computes, for
-//! 5 ms.
+//! interpreter is held throughout, except for writes of more than 128 KiB and for waits, unless
+//! `gil` says otherwise: releasing it for a write of 4 us gives it to a computing thread for 5 ms.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyType};
+use urds_dataplane::errors::{ErrorReason, Rejected};
 use urds_dataplane::receiving::{Received, Taken};
-use urds_dataplane::refusal::{Refusal, Refused};
 use urds_dataplane::sending::{Leaving, Message, Sent};
 use urds_path::{ArrivingPayload, Body, Extension, NO_EXTENSION, Payload, SocketAddress};
 
 use crate::mailbox::Mailbox;
 use crate::signals::Signals;
 use crate::sys::{self, Arguments, fast_function};
-use crate::{boundary, memory, refusals, values};
+use crate::{errors, ffi, memory, values};
 
 const MSG_OOB: i64 = 0x1;
 const MSG_PEEK: i64 = 0x2;
@@ -27,14 +26,14 @@ const MSG_ERRQUEUE: i64 = 0x2000;
 const MSG_NOSIGNAL: i64 = 0x4000;
 const MSG_ZEROCOPY: i64 = 0x400_0000;
 
-/// Written without the interpreter from here on.
+/// From this length on, written without the interpreter.
 const LONG_WRITE_BYTES: usize = 128 << 10;
 /// A peer may be evicted between its route and our message.
 const RESOLVES_MAX: usize = 3;
-/// From queueing to the application; the earlier stages fall together here.
+/// From queueing to the application; the earlier stages coincide here.
 const LAST_POSITION: i64 = 2;
 
-/// Put the methods into the class.
+/// Add the methods to the class.
 pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
     let function = fast_function!(Mailbox, sendto, rescue);
     let doc = c"Queue one message, as `socket.socket.sendto`; return its length.";
@@ -44,7 +43,7 @@ pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
     sys::add_fast_method(class, c"recvfrom", doc, function)
 }
 
-/// After a panic: the plane refuses everything, and so does this call.
+/// After a panic: every call on the plane fails, and so does this one.
 #[cold]
 fn rescue(mailbox: &Bound<'_, Mailbox>) -> PyErr {
     mailbox.get().plane.get().break_off(mailbox.py())
@@ -76,24 +75,24 @@ fn sendto<'py>(
         }
         _ => return Err(wrong_count("sendto", "two or three", arguments.len())),
     };
-    let (octets, target, message) = if let Some(octets) = memory::short_octets(&payload) {
+    let (bytes, target, message) = if let Some(bytes) = memory::short_bytes(&payload) {
         // The payload is made where it stays: each move of it costs as much as its copy.
         let target = own.target(address)?;
-        let payload = Payload::copy_of(octets);
+        let payload = Payload::copy_of(bytes);
         let message = Message::new(own.id, target, payload, NO_EXTENSION);
-        (octets.len(), target, message)
+        (bytes.len(), target, message)
     } else {
         let payload = memory::payload_of(&payload)?;
-        let (octets, target) = (payload.len(), own.target(address)?);
+        let (bytes, target) = (payload.len(), own.target(address)?);
         let message = Message::new(own.id, target, payload, NO_EXTENSION);
-        (octets, target, message)
+        (bytes, target, message)
     };
     match own.shell.send_now(message, wait_ns) {
         Ok(Sent::Done) => {}
         Ok(Sent::Leaves(leaving)) => finish(mailbox, leaving)?,
         unfinished => send_on(mailbox, target, unfinished, wait_ns)?,
     }
-    Ok(octets.into_pyobject(py)?.into_any())
+    Ok(bytes.into_pyobject(py)?.into_any())
 }
 
 /// Queue a message gathered by `Mailbox.send`; return its length.
@@ -105,19 +104,19 @@ pub fn send(
     wait_ns: Option<u64>,
 ) -> PyResult<usize> {
     let own = mailbox.get();
-    let octets = payload.len();
+    let bytes = payload.len();
     let target = own.target(address)?;
     let message = Message::new(own.id, target, payload, extension).gathered();
     let sent = own.shell.send_now(message, wait_ns);
     send_on(mailbox, target, sent, wait_ns)?;
-    Ok(octets)
+    Ok(bytes)
 }
 
-/// Do what is left of a send: resolve, wait, write.
+/// Finish a send: resolve, wait, write.
 fn send_on(
     mailbox: &Bound<'_, Mailbox>,
     target: SocketAddress,
-    mut sent: Result<Sent, Refused>,
+    mut sent: Result<Sent, Rejected>,
     mut wait_ns: Option<u64>,
 ) -> PyResult<()> {
     let py = mailbox.py();
@@ -136,7 +135,7 @@ fn send_on(
                         .shell
                         .send_shortly(message, held_ns, &mut || signals.check());
                     if matches!(sent, Ok(Sent::Waits(_))) {
-                        turn.held_in_vain();
+                        turn.held_for_nothing();
                     }
                     sent
                 } else {
@@ -145,18 +144,18 @@ fn send_on(
                             .send_waiting(message, wait_ns, &mut || signals.check())
                     })
                 };
-                boundary::leave(py)?;
+                ffi::leave(py)?;
                 continue;
             }
             Ok(Sent::NoRoute(message)) => message,
             Err(refused) => {
-                boundary::leave(py)?; // the payload is nobody's any more
-                return signals.settle(py, Err(refused));
+                ffi::leave(py)?; // the payload may be released now
+                return signals.finish_pass(py, Err(refused));
             }
         };
         if resolves == RESOLVES_MAX {
             let detail = format!("no route to {}", target.address);
-            return Err(refusals::refuse(py, Refusal::PeerUnreachable, &detail));
+            return Err(errors::refuse(py, ErrorReason::PeerUnreachable, &detail));
         }
         resolves += 1;
         own.plane.get().resolve(mailbox.as_any(), &target.address)?;
@@ -166,17 +165,17 @@ fn send_on(
 
 fn finish(mailbox: &Bound<'_, Mailbox>, leaving: Leaving) -> PyResult<()> {
     let shell = &mailbox.get().shell;
-    if leaving.octets() > LONG_WRITE_BYTES {
+    if leaving.bytes() > LONG_WRITE_BYTES {
         mailbox.py().detach(|| shell.finish_send(leaving));
     } else {
         shell.finish_send(leaving);
     }
-    boundary::leave(mailbox.py())
+    ffi::leave(mailbox.py())
 }
 
-/// Return the wait that `MSG_DONTWAIT` asks for; `MSG_NOSIGNAL` changes nothing here.
+/// Return the wait for the flags: 0 for `MSG_DONTWAIT`; `MSG_NOSIGNAL` has no effect.
 ///
-/// Every other flag is refused, `MSG_ZEROCOPY` for the lack of its cookie.
+/// Every other flag is an error, `MSG_ZEROCOPY` because there is no cookie.
 fn wait_of_flags(flags: Borrowed<'_, '_, PyAny>, wait_ns: Option<u64>) -> PyResult<Option<u64>> {
     let py = flags.py();
     if !flags.is_instance_of::<PyInt>() {
@@ -188,11 +187,11 @@ fn wait_of_flags(flags: Borrowed<'_, '_, PyAny>, wait_ns: Option<u64>) -> PyResu
     let flags = sys::integer(flags)?;
     if flags & !(MSG_DONTWAIT | MSG_NOSIGNAL | MSG_ZEROCOPY) != 0 {
         let detail = format!("flags {flags:#x}");
-        return Err(refusals::refuse(py, Refusal::FlagsNotSupported, &detail));
+        return Err(errors::refuse(py, ErrorReason::FlagsNotSupported, &detail));
     }
     if flags & MSG_ZEROCOPY != 0 {
         let detail = "MSG_ZEROCOPY needs one ZCOPY_COOKIE";
-        return Err(refusals::refuse(py, Refusal::BadCmsg, detail));
+        return Err(errors::refuse(py, ErrorReason::BadCmsg, detail));
     }
     Ok(if flags & MSG_DONTWAIT == 0 {
         wait_ns
@@ -215,23 +214,23 @@ fn recvfrom<'py>(
     let py = mailbox.py();
     let own = mailbox.get();
     own.begin(py)?;
-    let (octets_max, flags) = match *arguments {
-        [octets_max] => (sys::integer(octets_max)?, 0),
-        [octets_max, flags] => (sys::integer(octets_max)?, sys::integer(flags)?),
+    let (bytes_max, flags) = match *arguments {
+        [bytes_max] => (sys::integer(bytes_max)?, 0),
+        [bytes_max, flags] => (sys::integer(bytes_max)?, sys::integer(flags)?),
         _ => return Err(wrong_count("recvfrom", "one or two", arguments.len())),
     };
-    let Ok(octets_max) = usize::try_from(octets_max) else {
+    let Ok(bytes_max) = usize::try_from(bytes_max) else {
         return Err(PyValueError::new_err("negative buffersize in recvfrom"));
     };
     let mut wait_ns = own.receive_wait_ns();
     if flags != 0 {
         if flags & MSG_OOB != 0 {
-            return nothing(py); // kernel parity: as if an empty one had come
+            return nothing(py); // kernel parity: as for an empty message
         }
         if flags & MSG_ERRQUEUE != 0 {
-            return Err(refusals::refuse(
+            return Err(errors::refuse(
                 py,
-                Refusal::NothingToReceive,
+                ErrorReason::NothingToReceive,
                 "MSG_ERRQUEUE",
             ));
         }
@@ -240,15 +239,11 @@ fn recvfrom<'py>(
         }
     }
     let peek = flags & MSG_PEEK != 0;
-    let make = |received: Received<'_>| {
-        (
-            payload_of(py, received.payload, octets_max),
-            received.source,
-        )
-    };
+    let make =
+        |received: Received<'_>| (payload_of(py, received.payload, bytes_max), received.source);
     match take(mailbox, wait_ns, peek, make)? {
         Taken::Message((payload, source)) => {
-            let payload = payload.into_bytes(py, octets_max)?;
+            let payload = payload.into_bytes(py, bytes_max)?;
             Ok((payload, own.source(py, &source)?)
                 .into_pyobject(py)?
                 .into_any())
@@ -256,17 +251,17 @@ fn recvfrom<'py>(
         Taken::Congestion(_) => nothing(py),
         Taken::Nothing => {
             let never = wait_ns == Some(0);
-            let refusal = if never {
-                Refusal::NothingToReceive
+            let reason = if never {
+                ErrorReason::NothingToReceive
             } else {
-                Refusal::TimedOut
+                ErrorReason::TimedOut
             };
-            Err(refusals::refuse(py, refusal, ""))
+            Err(errors::refuse(py, reason, ""))
         }
     }
 }
 
-/// What `socket.recvfrom` gives for a message without a name.
+/// The result of `socket.recvfrom` for a message without a name.
 fn nothing(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok((PyBytes::new(py, b""), py.None())
         .into_pyobject(py)?
@@ -280,27 +275,27 @@ enum Payloads<'py> {
     Whole(Body),
 }
 
-/// Copy a short payload into `bytes`: under the plane's lock, which that may be made under, for
-/// the collector does not track them.
+/// Copy a short payload into `bytes`: allowed under the plane's lock, for the collector does not
+/// track them.
 fn payload_of<'py>(
     py: Python<'py>,
     payload: ArrivingPayload<'_>,
-    octets_max: usize,
+    bytes_max: usize,
 ) -> Payloads<'py> {
     match payload {
-        ArrivingPayload::Borrowed(octets) => {
-            Payloads::Bytes(sys::bytes_of(py, &octets[..octets.len().min(octets_max)]))
+        ArrivingPayload::Borrowed(bytes) => {
+            Payloads::Bytes(sys::bytes_of(py, &bytes[..bytes.len().min(bytes_max)]))
         }
         ArrivingPayload::Whole(body) => Payloads::Whole(body),
     }
 }
 
 impl<'py> Payloads<'py> {
-    fn into_bytes(self, py: Python<'py>, octets_max: usize) -> PyResult<Bound<'py, PyBytes>> {
+    fn into_bytes(self, py: Python<'py>, bytes_max: usize) -> PyResult<Bound<'py, PyBytes>> {
         match self {
             Self::Bytes(bytes) => bytes,
-            Self::Whole(body) if body.len() > octets_max => {
-                sys::bytes_of(py, &body.octets()[..octets_max])
+            Self::Whole(body) if body.len() > bytes_max => {
+                sys::bytes_of(py, &body.bytes()[..bytes_max])
             }
             Self::Whole(body) => Ok(memory::bytes_of(py, body)),
         }
@@ -322,7 +317,7 @@ fn take<T>(
         match shell.take(own.id, peek, &mut make) {
             Ok(Taken::Nothing) => {}
             Ok(taken) => return Ok(taken),
-            Err(refused) => return Err(refusals::exception(py, &refused)),
+            Err(refused) => return Err(errors::exception(py, &refused)),
         }
         let mut signals = Signals::default();
         let came = if wait_ns == Some(0) {
@@ -336,19 +331,19 @@ fn take<T>(
             });
             wait_arrival(mailbox, left_ns, &mut signals)
         };
-        boundary::leave(py)?;
-        if !signals.settle(py, came)? {
+        ffi::leave(py)?;
+        if !signals.finish_pass(py, came)? {
             return Ok(Taken::Nothing);
         }
     }
 }
 
-/// Wait for something to take: a moment with the interpreter if that is crowded, then without.
+/// Wait for a message: first with the interpreter if another thread computes, then without.
 fn wait_arrival(
     mailbox: &Bound<'_, Mailbox>,
     wait_ns: Option<u64>,
     signals: &mut Signals,
-) -> Result<bool, Refused> {
+) -> Result<bool, Rejected> {
     let own = mailbox.get();
     let (shell, turn) = (&own.shell, own.plane.get().turn());
     let mut left_ns = wait_ns;
@@ -356,7 +351,7 @@ fn wait_arrival(
         if shell.look_for_arrival(own.id, held_ns, &mut || signals.check())? {
             return Ok(true);
         }
-        turn.held_in_vain();
+        turn.held_for_nothing();
         left_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
     }
     turn.wait_outside(mailbox.py(), shell, || {
@@ -364,7 +359,7 @@ fn wait_arrival(
     })
 }
 
-/// Take what is next with everything that can be told about it; see the stub.
+/// Take what is next with all of its details; see the stub.
 pub fn receive<'py>(
     mailbox: &Bound<'py, Mailbox>,
     wait_ns: Option<u64>,
@@ -399,7 +394,7 @@ impl<'py> Told<'py> {
     fn into_tuple(self, own: &Mailbox, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let payload = self.payload.into_bytes(py, usize::MAX)?;
         let source = own.source(py, &self.source)?;
-        let extension = values::extension_octets(&self.extension);
+        let extension = values::extension_bytes(&self.extension);
         let trace = match self.queued_ns {
             Some(queued_ns) => own.trace(py, LAST_POSITION, queued_ns)?,
             None => pyo3::types::PyTuple::empty(py),

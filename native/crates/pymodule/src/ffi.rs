@@ -1,14 +1,14 @@
-//! The way back into Python: what a call has to do there besides its result.
+//! The end of a call from Python: its work there besides the result.
 
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
 
-use crate::grave;
+use crate::deferred;
 
 thread_local! {
-    /// What code of Python raised while the plane ran it, a stream's: no result of the plane's can
-    /// carry it, so the call raises it at its end.
+    /// An exception of Python code that the plane ran, such as a stream: no result of the plane can
+    /// contain it, so the call raises it at its end.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
@@ -19,11 +19,11 @@ pub fn raise_later(error: PyErr) {
     });
 }
 
-/// End a call that gave up the interpreter, or may have read or written: release what is buried.
+/// End a call that released the interpreter, read or wrote: run deferred releases.
 ///
 /// Raises what a stream raised meanwhile.
 pub fn leave(py: Python<'_>) -> PyResult<()> {
-    grave::visit(py);
+    deferred::visit(py);
     RAISED
         .with(|raised| raised.borrow_mut().take())
         .map_or(Ok(()), Err)

@@ -1,18 +1,18 @@
-//! Whose turn it is at the interpreter: hot calls give way to the control thread, and keep their
-//! half of it beside a thread that computes.
+//! Use of the interpreter lock: hot calls yield to the control thread, and keep their half of it
+//! next to a computing thread.
 //!
-//! A thread that waits for the interpreter lock asks its holder to give it up after 5 ms in which
-//! nobody did (`take_gil`, `Python/ceval_gil.h` of 3.11). A holder that gives it up often
-//! and for a moment only, as an event loop does at each look at its descriptors, wakes the waiter
-//! each time, has it again before the waiter runs, and so is never asked. What takes the Python
-//! plane long enough in a system call takes us no time: beside a flood the control thread came to
-//! run once in 50 ms, and a connection took seconds.
+//! A thread that waits for the interpreter lock requests it after 5 ms without a release
+//! (`take_gil`, `Python/ceval_gil.h` of 3.11). A holder that releases it often and only for a
+//! moment, as an event loop does at each poll of its descriptors, wakes the waiter each time, has
+//! it again before the waiter runs, and so never gets a request. The Python plane spends long
+//! enough in each system call, we do not: under a flood the control thread ran once in 50 ms, and a
+//! connection took seconds.
 //!
-//! A thread that computes is asked, but each wait of ours that gives up the interpreter costs those
-//! 5 ms, in which no more can arrive than the accounts hold: one way the rate fell to a sixth. So
-//! where the way back was long, the next waits keep the interpreter for a moment. The eval loop
-//! gives it up when it is asked to, after 5 ms: both threads have a half. A wait in vain, a thread
-//! of ours that wants the interpreter, and time end this.
+//! A computing thread gets requests, but each of our waits without the interpreter costs 5 ms, in
+//! which no more can arrive than the accounts hold: the one-way rate falls to a sixth. So where the
+//! way back was long, the next waits keep the interpreter for a moment. The eval loop releases it
+//! on request, after 5 ms: both threads have a half. An empty wait, another call that wants the
+//! interpreter, and time end this.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -23,29 +23,29 @@ use urds_dataplane::sys;
 
 /// Long enough for a thread to be woken on another processor, with the system's timer slack.
 const PAUSE: Duration = Duration::from_micros(50);
-/// Between two pauses, so that a control thread which is busy for long leaves others their pace.
+/// Between two pauses, so that a control thread that is busy for long does not stop other threads.
 const BETWEEN_NS: u64 = 250_000;
 
-/// A way back to the interpreter of so long led past a thread that computes.
+/// Taking the interpreter back for this long means that another thread computes.
 const CROWDED_NS: u64 = 500_000;
-/// How long that is taken to be so; then a wait gives up the interpreter, and so asks again.
+/// How long that is assumed; then a wait releases the interpreter, and so measures again.
 const CROWD_NS: u64 = 50_000_000;
-/// So long between two such waits, and it was taken from us meanwhile: somebody still computes.
+/// This long between two such waits, and another thread took it meanwhile: it still computes.
 const TAKEN_NS: u64 = 4_000_000;
-/// Longer than the pauses in a busy stream. Of one that pauses longer a computing thread loses this
-/// once in the 5 ms that it has.
+/// Longer than the pauses in a busy stream. With longer ones a computing thread loses this once in
+/// each of its 5 ms.
 const HELD_NS: u64 = 500_000;
 
-/// Who may want the interpreter, and when somebody gave way last.
+/// Which threads may want the interpreter, and when a call yielded last.
 #[derive(Default)]
 pub struct Turn {
     control_is_out: AtomicBool,
     gave_way_ns: AtomicU64,
-    /// Calls that are done with a wait and on their way back.
+    /// Calls that are done with a wait and take the interpreter back.
     wanting: AtomicUsize,
-    /// 0 or past: nobody computes, as far as is known.
+    /// 0 or past: no thread is known to compute.
     crowded_until_ns: AtomicU64,
-    /// When a wait was last asked to keep the interpreter.
+    /// When a wait was last told to keep the interpreter.
     held_at_ns: AtomicU64,
 }
 
@@ -55,12 +55,12 @@ impl Turn {
         self.control_is_out.store(false, Relaxed);
     }
 
-    /// It is about to leave `help` for what only Python can do.
+    /// The control thread is about to leave `help` for work in Python.
     pub fn control_leaves(&self) {
         self.control_is_out.store(true, Relaxed);
     }
 
-    /// Let the control thread in, if it is out and nobody did so for a while.
+    /// Yield to the control thread, if it is out of `help` and no call did so for a while.
     #[inline]
     pub fn give_way(&self, py: Python<'_>, shell: &Shell) {
         if self.control_is_out.load(Relaxed) {
@@ -68,7 +68,7 @@ impl Turn {
         }
     }
 
-    /// Wait without the interpreter, and note how long the way back takes.
+    /// Wait without the interpreter, and measure how long taking it back lasts.
     pub fn wait_outside<T: Send>(
         &self,
         py: Python<'_>,
@@ -109,8 +109,8 @@ impl Turn {
         is_kept.then(|| wait_ns.map_or(HELD_NS, |wait_ns| wait_ns.min(HELD_NS)))
     }
 
-    /// Nothing came meanwhile: the stream is not busy, so the next wait gives up the interpreter.
-    pub fn held_in_vain(&self) {
+    /// The wait was empty: the stream is not busy, so the next wait releases the interpreter.
+    pub fn held_for_nothing(&self) {
         self.crowded_until_ns.store(0, Relaxed);
     }
 
@@ -121,7 +121,7 @@ impl Turn {
             return;
         }
         if now_ns < self.crowded_until_ns.load(Relaxed) {
-            return; // whoever waits for it asks us for it, since we keep it throughout
+            return; // another waiter requests it from us: we keep it
         }
         py.detach(|| sys::pause(PAUSE));
         self.gave_way_ns.store(shell.now_ns(), Relaxed);

@@ -1,6 +1,6 @@
-//! A stream to another process of this host, through shared memory, as Python holds it.
+//! A shm stream to another process of this host, as Python holds it.
 //!
-//! Python meets the other process and decides whether it may; from then on a lane needs no Python.
+//! Python connects to the other process and checks it; from then on a shm stream needs no Python.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use urds_dataplane::stream::Stream;
 use urds_path::SocketAddress;
 
 use crate::addresses;
-use crate::refusals::{EBADF, EINVAL};
+use crate::errors::{EBADF, EINVAL};
 
 const CLOSED: i32 = -1;
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -25,8 +25,8 @@ const SHUT_RD: i32 = 0;
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
 pub struct Lane {
     stream: Mutex<Option<Arc<LaneStream>>>,
-    /// As it was when it was closed.
-    breached: AtomicBool,
+    /// Its value when the stream was closed.
+    has_protocol_error: AtomicBool,
 }
 
 impl Lane {
@@ -54,14 +54,14 @@ impl Lane {
         peer: (Vec<u8>, u32, u16),
     ) -> PyResult<Self> {
         let side = if dials { Side::Dials } else { Side::Accepts };
-        let end = |(octets, scope, port): (Vec<u8>, u32, u16)| {
-            PyResult::Ok(SocketAddress::new(addresses::unpack(&octets, scope)?, port))
+        let end = |(bytes, scope, port): (Vec<u8>, u32, u16)| {
+            PyResult::Ok(SocketAddress::new(addresses::unpack(&bytes, scope)?, port))
         };
         let ends = (end(local)?, end(peer)?);
         let stream = LaneStream::new(line, memory, ring_bytes, side, ends).map_err(refused)?;
         Ok(Self {
             stream: Mutex::new(Some(Arc::new(stream))),
-            breached: AtomicBool::new(false),
+            has_protocol_error: AtomicBool::new(false),
         })
     }
 
@@ -72,9 +72,11 @@ impl Lane {
     }
 
     #[getter]
-    fn breached(&self) -> bool {
-        let now = self.stream().is_some_and(|stream| stream.is_breached());
-        now || self.breached.load(Ordering::Relaxed)
+    fn has_protocol_error(&self) -> bool {
+        let now = self
+            .stream()
+            .is_some_and(|stream| stream.has_protocol_error());
+        now || self.has_protocol_error.load(Ordering::Relaxed)
     }
 
     fn fileno(&self) -> i32 {
@@ -89,13 +91,13 @@ impl Lane {
         Ok(self.open()?.unacknowledged()?)
     }
 
-    #[pyo3(signature = (octets_max, /))]
-    fn recv<'py>(&self, py: Python<'py>, octets_max: usize) -> PyResult<Bound<'py, PyBytes>> {
+    #[pyo3(signature = (bytes_max, /))]
+    fn recv<'py>(&self, py: Python<'py>, bytes_max: usize) -> PyResult<Bound<'py, PyBytes>> {
         let stream = self.open()?;
-        let mut octets = vec![0; octets_max.min(READ_BYTES_MAX)];
+        let mut bytes = vec![0; bytes_max.min(READ_BYTES_MAX)];
         stream.hear();
-        let taken = stream.read(&mut octets, &mut [])?;
-        Ok(PyBytes::new(py, &octets[..taken]))
+        let taken = stream.read(&mut bytes, &mut [])?;
+        Ok(PyBytes::new(py, &bytes[..taken]))
     }
 
     #[pyo3(signature = (buffers, ancillary=None, flags=0, /))]
@@ -107,7 +109,7 @@ impl Lane {
         flags: i32,
     ) -> PyResult<usize> {
         let _ = (ancillary, flags); // a ring has neither rights nor signals
-        let slices: Vec<_> = buffers.iter().map(|octets| IoSlice::new(octets)).collect();
+        let slices: Vec<_> = buffers.iter().map(|bytes| IoSlice::new(bytes)).collect();
         Ok(self.open()?.write(&slices)?)
     }
 
@@ -120,10 +122,10 @@ impl Lane {
         Ok(())
     }
 
-    #[pyo3(signature = (octets, /))]
-    fn expect(&self, octets: usize) {
+    #[pyo3(signature = (bytes, /))]
+    fn expect(&self, bytes: usize) {
         if let Some(stream) = self.stream() {
-            stream.expect(octets);
+            stream.expect(bytes);
         }
     }
 
@@ -142,14 +144,15 @@ impl Lane {
     fn close(&self) {
         let stream = self.stream.lock().take();
         if let Some(stream) = stream {
-            let breached = stream.is_breached();
-            self.breached.fetch_or(breached, Ordering::Relaxed);
+            let has_protocol_error = stream.has_protocol_error();
+            self.has_protocol_error
+                .fetch_or(has_protocol_error, Ordering::Relaxed);
             stream.end();
         }
     }
 }
 
-/// A refusal of memory by its content has no number of the system's.
+/// Memory rejected for its content has no errno of the system.
 fn refused(failure: io::Error) -> PyErr {
     if failure.raw_os_error().is_some() {
         return failure.into();

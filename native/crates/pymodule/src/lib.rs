@@ -1,23 +1,24 @@
 //! The data plane as Python sees it: raw handles and plain values; `native/urds_native.pyi`.
 //!
-//! Thin: what a call means is decided in `urds_dataplane`. Here is what belongs to the interpreter:
-//! objects and octets of Python, exceptions, signals, and when the interpreter lock is given up.
+//! Thin: `urds_dataplane` decides what a call means. Here is the interpreter's part: Python objects
+//! and bytes, exceptions, signals, and when the interpreter lock is released.
 //!
-//! Locks. A thread that holds the interpreter may take the plane's lock; nobody waits for the
-//! interpreter while he holds a lock of ours. Objects whose last user may not hold the interpreter
-//! go to the `grave`.
+//! Locks. A thread that holds the interpreter may take the plane's lock; no thread waits for the
+//! interpreter while it holds a lock of ours. Objects whose last user may not hold the interpreter
+//! are released by `deferred`.
 
 mod addresses;
-mod boundary;
+mod deferred;
+mod errors;
 mod events;
-mod grave;
-mod hot;
+mod fast_calls;
+mod ffi;
+mod gil;
 mod lane;
 mod mailbox;
 mod memory;
 mod path;
 mod plane;
-mod refusals;
 mod signals;
 mod snapshot;
 mod streams;
@@ -25,7 +26,6 @@ mod subscriptions;
 #[cfg(feature = "broken-rules")]
 mod switches;
 mod sys;
-mod turn;
 mod values;
 
 use pyo3::exceptions::PyImportError;
@@ -35,7 +35,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_without_interpreter_lock(module.py())?;
-    urds_dataplane::helper::return_early_if(grave::is_worth_a_visit);
+    urds_dataplane::progress_thread::return_early_if(deferred::is_worth_a_visit);
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;
@@ -43,10 +43,10 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lane::Lane>()?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
-    hot::add_methods(&module.py().get_type::<mailbox::Mailbox>())
+    fast_calls::add_methods(&module.py().get_type::<mailbox::Mailbox>())
 }
 
-/// A free-threaded interpreter turns its lock on for us, unless it was told not to.
+/// A free-threaded interpreter enables its lock for us, unless it was configured not to.
 fn refuse_without_interpreter_lock(py: Python<'_>) -> PyResult<()> {
     let is_enabled = py.import("sys")?.getattr_opt("_is_gil_enabled")?;
     if is_enabled.is_none_or(|ask| ask.call0().is_ok_and(|on| on.is_truthy().unwrap_or(false))) {

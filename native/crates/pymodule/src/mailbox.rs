@@ -1,4 +1,4 @@
-//! A bound socket, as Python holds it. What every message passes stands in `hot`.
+//! A bound socket, as Python holds it. The calls of each message are in `fast_calls`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
+use urds_dataplane::errors::ErrorReason;
 use urds_dataplane::mailbox::Route;
 use urds_dataplane::plane::Plane as Shell;
-use urds_dataplane::refusal::Refusal;
 use urds_dataplane::state::MailboxId;
 use urds_dataplane::waits::WaitFor;
 use urds_path::{Address, Payload, SocketAddress};
@@ -21,7 +21,7 @@ use crate::signals::Signals;
 use crate::subscriptions::Subscription;
 use crate::sys::Held;
 use crate::values::SettingsTuple;
-use crate::{hot, memory, refusals, values};
+use crate::{errors, fast_calls, memory, values};
 
 /// See `base.Mailbox` and the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
@@ -30,10 +30,10 @@ pub struct Mailbox {
     pub(crate) shell: Arc<Shell>,
     pub(crate) plane: Py<Plane>,
     pub(crate) local: Address,
-    /// As the settings have them; `FOREVER` for ever.
+    /// As in the settings; `FOREVER` for ever.
     send_wait_ns: AtomicU64,
     receive_wait_ns: AtomicU64,
-    /// Positions of latency traces that a message tells.
+    /// Positions of latency traces that a message reports.
     traces: Mutex<Vec<i64>>,
     targets: Held<Targets>,
     sources: Held<Sources>,
@@ -81,7 +81,7 @@ impl Mailbox {
         PyTuple::new(py, times.collect::<Vec<_>>())
     }
 
-    /// Return why a message with operations cannot be sent: no path of this plane knows any.
+    /// Return the error for a message with operations: no path of this plane supports them.
     fn refuse_operations(slf: &Bound<'_, Self>, address: Borrowed<'_, '_, PyAny>) -> PyErr {
         let (py, own) = (slf.py(), slf.get());
         let refuse = || -> PyResult<PyErr> {
@@ -93,23 +93,27 @@ impl Mailbox {
                     .get(own.id)
                     .filter(|mailbox| !mailbox.closed);
                 open.map(|mailbox| mailbox.routes.contains_key(&peer))
-                    .ok_or(state.closed_refusal)
+                    .ok_or(state.closed_reason)
             };
-            let refused = |refusal| refusals::refuse(py, refusal, "");
+            let refused = |reason| errors::refuse(py, reason, "");
             if !is_routed().map_err(refused)? {
                 own.plane.get().resolve(slf.as_any(), &peer)?;
             }
             Ok(if is_routed().map_err(refused)? {
                 let detail = format!("no operations on the way to {peer}");
-                refusals::refuse(py, Refusal::NotSupported, &detail)
+                errors::refuse(py, ErrorReason::NotSupported, &detail)
             } else {
-                refusals::refuse(py, Refusal::PeerUnreachable, &format!("no route to {peer}"))
+                errors::refuse(
+                    py,
+                    ErrorReason::PeerUnreachable,
+                    &format!("no route to {peer}"),
+                )
             })
         };
         refuse().unwrap_or_else(|error| error)
     }
 
-    /// Return the destination that a program gave; a literal is read once.
+    /// Return the destination of a program's address; a literal is parsed once.
     pub(crate) fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
         let py = given.py();
         if let Some(target) = self
@@ -126,9 +130,9 @@ impl Mailbox {
     fn read_target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
         let py = given.py();
         if given.is_none() {
-            return Err(refusals::refuse(
+            return Err(errors::refuse(
                 given.py(),
-                Refusal::NoDestinationGiven,
+                ErrorReason::NoDestinationGiven,
                 "",
             ));
         }
@@ -195,7 +199,7 @@ impl Mailbox {
     }
 
     #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, copy=true, /))]
-    #[allow(clippy::too_many_arguments)] // as Python gives them
+    #[allow(clippy::too_many_arguments)] // as Python passes them
     fn send(
         slf: &Bound<'_, Self>,
         buffers: &Bound<'_, PyAny>,
@@ -211,7 +215,9 @@ impl Mailbox {
             return Err(Self::refuse_operations(slf, address.as_borrowed()));
         }
         let address = address.as_borrowed();
-        hot::guarded(slf, || hot::send(slf, payload, extension, address, wait_ns))
+        fast_calls::guarded(slf, || {
+            fast_calls::send(slf, payload, extension, address, wait_ns)
+        })
     }
 
     #[pyo3(signature = (wait_ns, peek=false, notices_max=1, /))]
@@ -223,7 +229,7 @@ impl Mailbox {
     ) -> PyResult<Bound<'py, PyAny>> {
         let _ = notices_max; // notices of operations: this plane has none
         slf.get().begin(slf.py())?;
-        hot::guarded(slf, || hot::receive(slf, wait_ns, peek))
+        fast_calls::guarded(slf, || fast_calls::receive(slf, wait_ns, peek))
     }
 
     #[pyo3(signature = (peer, scope, path, /))]
@@ -309,7 +315,7 @@ impl Mailbox {
 
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         let descriptor = self.call(py, |shell| shell.fileno(self.id))?;
-        descriptor.map_err(|refused| refusals::exception(py, &refused))
+        descriptor.map_err(|refused| errors::exception(py, &refused))
     }
 
     #[pyo3(signature = (linger_ns=None, /))]
@@ -319,7 +325,7 @@ impl Mailbox {
         let closed = plane.call_detached(py, |shell| {
             shell.close_mailbox(self.id, linger_ns, &mut || signals.check())
         })?;
-        signals.settle(py, closed)
+        signals.finish_pass(py, closed)
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
@@ -328,7 +334,7 @@ impl Mailbox {
     }
 }
 
-/// Return one payload of the buffers; several are always copied, once.
+/// Return the buffers as one payload; several are always copied, once.
 fn gathered(buffers: &Bound<'_, PyAny>, copy: bool) -> PyResult<Payload> {
     if buffers.len()? == 1 {
         let buffer = buffers.get_item(0)?;

@@ -1,4 +1,4 @@
-//! Memory of Python's in messages: what is sent by reference, what long messages are read into.
+//! Python memory in messages: sent by reference, and received into.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,21 +9,21 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 use urds_path::{Body, Memory, Payload};
 
-use crate::grave::{Remains, bury};
-use crate::sys::{BytesOctets, Export, NewBytes};
+use crate::deferred::{Deferred, defer};
+use crate::sys::{BytesBytes, Export, NewBytes};
 
-/// From so many octets on, a payload is kept by reference until it is acknowledged.
+/// From this length on, a payload is kept by reference until it is acknowledged.
 pub const REFERENCE_BYTES: usize = 8192;
 
 /// A `bytes` object that is sent.
-struct Sent(Option<BytesOctets>);
+struct Sent(Option<BytesBytes>);
 
 impl Memory for Sent {
-    fn octets(&self) -> &[u8] {
-        self.0.as_ref().map_or(&[], BytesOctets::octets)
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], BytesBytes::bytes)
     }
 
-    fn octets_mut(&mut self) -> &mut [u8] {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         &mut []
     }
 
@@ -34,22 +34,22 @@ impl Memory for Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        if let Some(octets) = self.0.take() {
-            let length = octets.octets().len();
-            bury(Remains::Object(octets.into_object().into_any()), length);
+        if let Some(bytes) = self.0.take() {
+            let length = bytes.bytes().len();
+            defer(Deferred::Object(bytes.into_object().into_any()), length);
         }
     }
 }
 
-/// A buffer that is sent, held as long as it is exported.
+/// A buffer that is sent, exported until it is released.
 struct SentExport(Option<Export>);
 
 impl Memory for SentExport {
-    fn octets(&self) -> &[u8] {
-        self.0.as_ref().map_or(&[], Export::octets)
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], Export::bytes)
     }
 
-    fn octets_mut(&mut self) -> &mut [u8] {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         &mut []
     }
 
@@ -62,27 +62,27 @@ impl Drop for SentExport {
     fn drop(&mut self) {
         if let Some(export) = self.0.take() {
             let length = export.length();
-            bury(Remains::Export(export), length);
+            defer(Deferred::Export(export), length);
         }
     }
 }
 
-/// Return the octets of plain `bytes` that are short enough to be copied.
+/// Return the bytes of plain `bytes` that are short enough to be copied.
 #[inline]
-pub fn short_octets<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
-    let octets = object.cast_exact::<PyBytes>().ok()?.as_bytes();
-    (octets.len() < REFERENCE_BYTES).then_some(octets)
+pub fn short_bytes<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
+    let bytes = object.cast_exact::<PyBytes>().ok()?.as_bytes();
+    (bytes.len() < REFERENCE_BYTES).then_some(bytes)
 }
 
 /// Return a payload that does not change: `bytes` and views of it as they are, else a copy.
 ///
-/// Raises `TypeError` for what has no octets.
+/// Raises `TypeError` for an object without bytes.
 pub fn payload_of(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
-    if let Some(octets) = short_octets(object) {
-        return Ok(Payload::copy_of(octets));
+    if let Some(bytes) = short_bytes(object) {
+        return Ok(Payload::copy_of(bytes));
     }
     if let Ok(bytes) = object.cast_exact::<PyBytes>() {
-        let sent = Sent(Some(BytesOctets::of(bytes)));
+        let sent = Sent(Some(BytesBytes::of(bytes)));
         return Ok(Payload::Foreign(Arc::new(sent)));
     }
     if shows_bytes(object)? {
@@ -91,14 +91,14 @@ pub fn payload_of(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
     payload_of_export(object, |_| false)
 }
 
-/// The same, but a long payload in one piece is the caller's own memory, whatever it is.
+/// The same, but a long payload in one piece is the caller's own memory, even if that may change.
 pub fn payload_referring_to(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
-    payload_of_export(object, |octets| octets >= REFERENCE_BYTES)
+    payload_of_export(object, |bytes| bytes >= REFERENCE_BYTES)
 }
 
-/// Tell whether an object is a view of `bytes`.
+/// Return whether an object is a view of `bytes`.
 ///
-/// A view that is read-only may still be of memory that others write: only `bytes` never change.
+/// A read-only view may still be of memory that other code writes: only `bytes` never change.
 fn shows_bytes(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let Ok(view) = object.cast::<PyMemoryView>() else {
         return Ok(false);
@@ -122,7 +122,7 @@ fn payload_of_export(
     if refers(export.length()) {
         return Ok(Payload::Foreign(Arc::new(SentExport(Some(export)))));
     }
-    let payload = Payload::copy_of(export.octets());
+    let payload = Payload::copy_of(export.bytes());
     export.release(py);
     Ok(payload)
 }
@@ -131,12 +131,12 @@ fn payload_of_export(
 struct Received(Option<NewBytes>);
 
 impl Memory for Received {
-    fn octets(&self) -> &[u8] {
-        self.0.as_ref().map_or(&[], NewBytes::octets)
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], NewBytes::bytes)
     }
 
-    fn octets_mut(&mut self) -> &mut [u8] {
-        self.0.as_mut().map_or(&mut [], NewBytes::octets_mut)
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut().map_or(&mut [], NewBytes::bytes_mut)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
@@ -147,8 +147,8 @@ impl Memory for Received {
 impl Drop for Received {
     fn drop(&mut self) {
         if let Some(bytes) = self.0.take() {
-            let length = bytes.octets().len();
-            bury(Remains::Object(bytes.into_object().into_any()), length);
+            let length = bytes.bytes().len();
+            defer(Deferred::Object(bytes.into_object().into_any()), length);
         }
     }
 }
@@ -157,43 +157,43 @@ thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Run `work` as the helper, which must never wait for the interpreter.
-pub fn as_helper<R>(work: impl FnOnce() -> R) -> R {
+/// Run `work` as the progress thread, which must never wait for the interpreter.
+pub fn as_progress_thread<R>(work: impl FnOnce() -> R) -> R {
     let before = HELPS.replace(true);
     let result = work();
     HELPS.set(before);
     result
 }
 
-/// Tell whether this thread is a helper at work.
-pub fn is_helper() -> bool {
+/// Return whether this thread is a progress thread at work.
+pub fn is_progress_thread() -> bool {
     HELPS.get()
 }
 
-/// Return memory for a long message, as an object of Python if the thread may wait for that.
+/// Return memory for a long message, as a Python object if the thread may wait for one.
 ///
 /// The caller holds no lock of ours.
-pub fn allocate(octets: usize) -> Body {
-    if is_helper() {
-        return Body::zeroed(octets);
+pub fn allocate(bytes: usize) -> Body {
+    if is_progress_thread() {
+        return Body::zeroed(bytes);
     }
-    let bytes = Python::try_attach(|py| NewBytes::to_be_filled(py, octets).ok()).flatten();
-    match bytes {
-        Some(bytes) => Body::Foreign(Box::new(Received(Some(bytes)))),
-        None => Body::zeroed(octets),
+    let object = Python::try_attach(|py| NewBytes::to_be_filled(py, bytes).ok()).flatten();
+    match object {
+        Some(object) => Body::Foreign(Box::new(Received(Some(object)))),
+        None => Body::zeroed(bytes),
     }
 }
 
 /// Return a received message as `bytes`; copied only if it lies in memory of ours.
 pub fn bytes_of(py: Python<'_>, body: Body) -> Bound<'_, PyBytes> {
     match body {
-        Body::Owned(octets) => PyBytes::new(py, &octets),
+        Body::Owned(bytes) => PyBytes::new(py, &bytes),
         Body::Foreign(memory) => match memory.into_any().downcast::<Received>() {
             Ok(mut received) => match received.0.take() {
                 Some(bytes) => bytes.into_object().into_bound(py),
                 None => PyBytes::new(py, &[]),
             },
-            Err(_) => PyBytes::new(py, &[]), // no other kind is ever received into
+            Err(_) => PyBytes::new(py, &[]), // received messages have no other kind
         },
     }
 }

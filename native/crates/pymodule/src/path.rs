@@ -1,7 +1,7 @@
 //! One ordered stream to a peer, as Python holds it.
 //!
-//! Calls of the control plane; each may write, or wait for a thread that is just reading, so the
-//! interpreter is given up for all that touch a stream.
+//! Calls of the control plane; each may write, or wait for a thread that is reading, so the
+//! interpreter is released for all that use a stream.
 
 use std::sync::Arc;
 
@@ -33,12 +33,12 @@ pub struct Path {
     pub(crate) id: PathId,
     shell: Arc<Shell>,
     plane: Py<Plane>,
-    /// What was attached last: after a fork, the child closes its copy.
+    /// The last attached object: after a fork, the child closes its copy.
     attached: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Path {
-    /// Do something that may write or wait, without the interpreter.
+    /// Run a call that may write or wait, without the interpreter.
     fn detached<T: Send>(
         &self,
         py: Python<'_>,
@@ -90,7 +90,7 @@ impl Path {
         })
     }
 
-    /// Have the plane know the object: events name it, whoever else holds it.
+    /// Register the object with the plane: events refer to it.
     #[pyo3(signature = (*_values, **_named))]
     fn __init__(
         slf: &Bound<'_, Self>,
@@ -220,6 +220,6 @@ impl Path {
 
     fn __clear__(&self) {
         let attached = self.attached.lock().take();
-        drop(attached); // may run code of Python: with no lock held
+        drop(attached); // may run Python code: with no lock held
     }
 }

@@ -17,22 +17,22 @@ use urds_dataplane::state::PathId;
 use urds_path::Received;
 
 use crate::events::event_tuple;
+use crate::gil::Turn;
 use crate::path::{Path, ReceivedTuple};
-use crate::turn::Turn;
-use crate::{addresses, boundary, grave, memory, refusals, snapshot, values};
+use crate::{addresses, deferred, errors, ffi, memory, snapshot, values};
 
-/// A clock of Python's. It is asked on the way into each call, while no lock of ours is held; what
-/// it said is the time for the whole call.
+/// A Python clock. It is read at the start of each call, while no lock of ours is held; that value
+/// is the time for the whole call.
 struct Clock {
     ask: Py<PyAny>,
     now_ns: Arc<AtomicU64>,
 }
 
-/// The objects of paths, for events, which name the very object that was made.
+/// The objects of paths, for events, which refer to the very object that was made.
 #[derive(Default)]
 struct Paths {
     known: HashMap<PathId, Py<Path>>,
-    /// Closed; an event that was reported before may still name them.
+    /// Closed ones; an event reported before may still refer to them.
     closed: Vec<PathId>,
 }
 
@@ -47,9 +47,9 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// Begin a call: look at the clock, if it is the caller's, and release what is buried.
+    /// Begin a call: read the clock, if it is the caller's, and run deferred releases.
     pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<&Arc<Shell>> {
-        grave::visit(py);
+        deferred::visit(py);
         if let Some(clock) = &self.clock {
             clock
                 .now_ns
@@ -58,7 +58,7 @@ impl Plane {
         Ok(&self.shell)
     }
 
-    /// Let the control thread have the interpreter, if it may want it; see `turn`.
+    /// Yield the interpreter to the control thread, if it may want it; see `gil`.
     #[inline]
     pub(crate) fn give_way(&self, py: Python<'_>) {
         if self.clock.is_none() {
@@ -66,7 +66,7 @@ impl Plane {
         }
     }
 
-    /// Return whose turn it is at the interpreter.
+    /// Return the state of the interpreter lock's use.
     pub(crate) fn turn(&self) -> &Turn {
         &self.turn
     }
@@ -79,11 +79,11 @@ impl Plane {
     ) -> PyResult<T> {
         let shell = self.enter(py)?;
         let result = catch_unwind(AssertUnwindSafe(|| work(shell)));
-        boundary::leave(py)?;
+        ffi::leave(py)?;
         result.map_err(|_| self.break_off(py))
     }
 
-    /// The same with the interpreter given up.
+    /// The same with the interpreter released.
     pub(crate) fn call_detached<T: Send>(
         &self,
         py: Python<'_>,
@@ -110,7 +110,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Know the object of a path.
+    /// Register the object of a path.
     pub(crate) fn remember(&self, path: &Bound<'_, Path>) {
         let id = path.get().id;
         let mut paths = self.paths.lock();
@@ -133,7 +133,7 @@ impl Plane {
         self.paths.lock().closed.push(path);
     }
 
-    /// Forget the objects of paths; what they hold may be code of Python.
+    /// Forget the objects of paths; releasing them may run Python code.
     fn forget_all(&self, py: Python<'_>) {
         let paths = std::mem::take(&mut *self.paths.lock());
         for path in paths.known.into_values() {
@@ -141,13 +141,13 @@ impl Plane {
         }
     }
 
-    /// After a panic: refuse everything from now on; return the exception for this call.
+    /// After a panic: fail every call from now on; return the exception for this one.
     #[cold]
     pub(crate) fn break_off(&self, py: Python<'_>) -> PyErr {
-        // Where the panic came from the state may be half changed; refusing is all that is left.
+        // At a panic the state may be half changed; failing is all that is left.
         let failed = catch_unwind(AssertUnwindSafe(|| py.detach(|| self.shell.fail())));
         drop(failed);
-        refusals::fault(py)
+        errors::fault(py)
     }
 }
 
@@ -182,7 +182,7 @@ impl Plane {
             generation,
             Some(Arc::new(memory::allocate)),
         )
-        .map_err(|refused| refusals::exception(py, &refused))?;
+        .map_err(|refused| errors::exception(py, &refused))?;
         Ok(Self {
             shell,
             resolve: Mutex::new(Some(resolve)),
@@ -193,8 +193,8 @@ impl Plane {
     }
 
     #[getter]
-    fn tails(&self) -> bool {
-        self.shell.has_tails()
+    fn batches(&self) -> bool {
+        self.shell.has_batches()
     }
 
     #[pyo3(signature = (path, /))]
@@ -206,7 +206,7 @@ impl Plane {
             received.floor,
             received.probe_sequence,
             received.generation,
-            received.life,
+            received.map_generation,
             received.watch_restarts,
         ))
     }
@@ -218,13 +218,14 @@ impl Plane {
         path: &Bound<'_, Path>,
         received: ReceivedTuple,
     ) -> PyResult<()> {
-        let (sequence_expected, floor, probe_sequence, generation, life, watch_restarts) = received;
+        let (sequence_expected, floor, probe_sequence, generation, map_generation, watch_restarts) =
+            received;
         let received = Received {
             sequence_expected,
             floor,
             probe_sequence,
             generation,
-            life,
+            map_generation,
             watch_restarts,
         };
         self.call(py, |shell| shell.expect(path.get().id, received))
@@ -233,7 +234,7 @@ impl Plane {
     #[pyo3(signature = (descriptor, interest, /))]
     fn watch(&self, py: Python<'_>, descriptor: i32, interest: u8) -> PyResult<()> {
         let result = self.call(py, |shell| shell.watch(descriptor, Interest(interest)))?;
-        result.map_err(|refused| refusals::exception(py, &refused))
+        result.map_err(|refused| errors::exception(py, &refused))
     }
 
     #[pyo3(signature = (descriptor, /))]
@@ -247,7 +248,7 @@ impl Plane {
         let deadline_ns = deadline_ns.map(|at_ns| u64::try_from(at_ns).unwrap_or(0));
         self.turn.control_enters();
         let events = self.call_detached(py, |shell| {
-            let events = memory::as_helper(|| shell.help(deadline_ns));
+            let events = memory::as_progress_thread(|| shell.help(deadline_ns));
             self.turn.control_leaves();
             events
         })?;
@@ -309,17 +310,17 @@ impl Plane {
 
     fn fail(&self, py: Python<'_>) {
         py.detach(|| self.shell.fail());
-        grave::visit(py);
+        deferred::visit(py);
     }
 
     fn release(&self, py: Python<'_>) {
         self.shell.release();
-        grave::visit(py);
+        deferred::visit(py);
         self.forget_all(py);
     }
 
     fn abandon_in_child(&self, py: Python<'_>) {
-        grave::after_fork_in_child();
+        deferred::after_fork_in_child();
         self.shell.abandon_in_child();
         let paths: Vec<_> = self
             .paths
@@ -336,7 +337,7 @@ impl Plane {
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // A lock that is taken belongs to a thread that holds something of this: no garbage.
+        // A lock that is held belongs to a thread that holds a part of this: no garbage.
         if let Some(resolve) = self.resolve.try_lock() {
             visit.call(&*resolve)?;
         }
@@ -352,7 +353,7 @@ impl Plane {
     }
 
     fn __clear__(&self) {
-        // What goes may run code of Python: with no lock held.
+        // The release may run Python code: with no lock held.
         let resolve = self.resolve.lock().take();
         let paths = std::mem::take(&mut *self.paths.lock());
         drop((resolve, paths));

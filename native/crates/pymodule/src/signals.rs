@@ -1,11 +1,11 @@
-//! Signals during a wait: their handlers run, and the exception of one ends the wait.
+//! Signals during a wait: their handlers run, and an exception of one ends the wait.
 
 use pyo3::prelude::*;
-use urds_dataplane::refusal::{Refusal, Refused};
+use urds_dataplane::errors::{ErrorReason, Rejected};
 
-use crate::refusals;
+use crate::errors;
 
-/// What the handlers of one call raised.
+/// The exception of the handlers of one call.
 #[derive(Default)]
 pub struct Signals(Option<PyErr>);
 
@@ -13,7 +13,7 @@ impl Signals {
     /// Run due handlers; true ends the wait. Takes the interpreter: no lock of ours held.
     pub fn check(&mut self) -> bool {
         if self.0.is_none() {
-            // Without an interpreter there is nobody to wait for.
+            // Without an interpreter there is nothing to wait for.
             #[allow(clippy::redundant_closure_for_method_calls)] // of any lifetime
             let checked = Python::try_attach(|py| py.check_signals());
             self.0 = checked.and_then(Result::err);
@@ -21,11 +21,11 @@ impl Signals {
         self.0.is_some()
     }
 
-    /// Return the result of a call; an interrupted one raises what the handler did.
-    pub fn settle<T>(self, py: Python<'_>, result: Result<T, Refused>) -> PyResult<T> {
-        result.map_err(|refused| match (refused.refusal, self.0) {
-            (Refusal::Interrupted, Some(raised)) => raised,
-            _ => refusals::exception(py, &refused),
+    /// Return the result of a call; an interrupted one raises the handler's exception.
+    pub fn finish_pass<T>(self, py: Python<'_>, result: Result<T, Rejected>) -> PyResult<T> {
+        result.map_err(|refused| match (refused.reason, self.0) {
+            (ErrorReason::Interrupted, Some(raised)) => raised,
+            _ => errors::exception(py, &refused),
         })
     }
 }

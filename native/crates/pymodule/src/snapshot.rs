@@ -7,7 +7,7 @@ use urds_path::SocketAddress;
 
 use crate::addresses::pack;
 
-/// Return what the plane copied.
+/// Return a snapshot of the plane.
 pub fn tuple_of<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Bound<'py, PyTuple>> {
     let counters = PyDict::new(py);
     for (name, value) in &snapshot.counters {
@@ -76,9 +76,9 @@ fn path_row<'py>(py: Python<'py>, row: &PathRow) -> PyResult<Bound<'py, PyTuple>
         row.unacknowledged_messages,
         row.header_remaining_bytes,
         row.data_remaining_bytes,
-        row.stream_sent_octets,
-        row.stream_expected_octets,
-        row.stream_acknowledged_octets,
+        row.stream_sent_bytes,
+        row.stream_expected_bytes,
+        row.stream_acknowledged_bytes,
     );
     let (path, numbers) = (path.into_pyobject(py)?, numbers.into_pyobject(py)?);
     let stream = (row.carrier, streams).into_pyobject(py)?;

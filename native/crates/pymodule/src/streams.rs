@@ -1,8 +1,8 @@
-//! Streams that belong to objects of Python.
+//! Streams that belong to Python objects.
 //!
-//! A plain TCP socket lends its descriptor: reading and writing need no Python, and once the plane
-//! is done with it the object is closed by who holds the interpreter (`grave`). Of any other object
-//! every call is a call of Python, for which the interpreter is taken.
+//! The plane uses the descriptor of a plain TCP socket: reading and writing need no Python, and
+//! once it is done the object is closed with the interpreter held (`deferred`). For any other
+//! object every call is a call of Python, for which the interpreter is taken.
 
 use std::any::Any;
 use std::io::{self, IoSlice};
@@ -17,13 +17,13 @@ use urds_dataplane::lane::LaneStream;
 use urds_dataplane::stream::{Stream, TcpStream};
 use urds_path::SocketAddress;
 
-use crate::boundary::raise_later;
-use crate::grave::{Remains, bury};
+use crate::deferred::{Deferred, defer};
+use crate::errors::EBADF;
+use crate::ffi::raise_later;
 use crate::lane::Lane;
-use crate::refusals::EBADF;
 use crate::sys::Lent;
 
-/// Whose stream it is; dropped, it has that closed, unless it was taken back before.
+/// The owner of a stream; dropping this has it closed, unless it was taken back before.
 struct Owner(Mutex<Option<Py<PyAny>>>);
 
 impl Owner {
@@ -43,12 +43,12 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(object) = self.take() {
-            bury(Remains::Stream(object), 0);
+            defer(Deferred::Stream(object), 0);
         }
     }
 }
 
-/// A TCP socket of Python's, read and written without it.
+/// A Python TCP socket, read and written without Python.
 pub struct LentStream {
     stream: Lent<TcpStream>,
     owner: Owner,
@@ -61,7 +61,7 @@ pub struct ObjectStream {
     owner: Owner,
 }
 
-/// A lane, which needs no Python either; its descriptors end with its last user.
+/// A shm stream, which needs no Python either; its descriptors end with its last user.
 pub struct GivenLane {
     lane: Arc<LaneStream>,
     owner: Owner,
@@ -70,14 +70,14 @@ pub struct GivenLane {
 impl Drop for GivenLane {
     fn drop(&mut self) {
         if !self.owner.is_taken() {
-            self.lane.end(); // at once: the peer need not wait for who holds the interpreter
+            self.lane.end(); // at once: the peer need not wait for the interpreter
         }
     }
 }
 
 /// Make a stream of an object; `descriptor` is that of a plain TCP socket, else -1.
 ///
-/// Raises `OSError` for a lane that is closed, and what `fileno` of another object does.
+/// Raises `OSError` for a shm stream that is closed, and the errors of another object's `fileno`.
 pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<dyn Stream>> {
     let owner = Owner::new(object.clone().unbind());
     if let Ok(lane) = object.cast::<Lane>() {
@@ -93,7 +93,7 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
     let descriptor = match object.call_method0("fileno").and_then(|it| it.extract()) {
         Ok(descriptor) => descriptor,
         Err(failure) => {
-            owner.take(); // still the caller's, as below every other refusal
+            owner.take(); // still the caller's, as after every other error below
             return Err(failure);
         }
     };
@@ -104,7 +104,7 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
     }))
 }
 
-/// Return the object of a stream that was made here; from now on it is not closed for us.
+/// Return the object of a stream made here; dropping the stream no longer closes it.
 pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
     let stream = stream.as_any();
     if let Some(lent) = stream.downcast_ref::<LentStream>() {
@@ -135,8 +135,8 @@ impl Stream for LentStream {
         self.stream.get().shutdown()
     }
 
-    fn expect(&self, octets: usize) {
-        self.stream.get().expect(octets);
+    fn expect(&self, bytes: usize) {
+        self.stream.get().expect(bytes);
     }
 
     fn waiting(&self) -> usize {
@@ -173,16 +173,16 @@ impl Stream for GivenLane {
         self.lane.shutdown()
     }
 
-    fn expect(&self, octets: usize) {
-        self.lane.expect(octets);
+    fn expect(&self, bytes: usize) {
+        self.lane.expect(bytes);
     }
 
     fn waiting(&self) -> usize {
         self.lane.waiting()
     }
 
-    fn has_come(&self, octets: usize) -> bool {
-        self.lane.has_come(octets)
+    fn has_come(&self, bytes: usize) -> bool {
+        self.lane.has_come(bytes)
     }
 
     fn unacknowledged(&self) -> io::Result<u64> {
@@ -226,7 +226,7 @@ impl Stream for GivenLane {
     }
 }
 
-const MSG_NOSIGNAL: i32 = 0x4000; // an object of Python may be a socket
+const MSG_NOSIGNAL: i32 = 0x4000; // a Python object may be a socket
 const READ_BYTES_MAX: usize = 1 << 20;
 const SHUT_WR: i32 = 1;
 
@@ -244,7 +244,7 @@ impl ObjectStream {
     }
 }
 
-/// Return an exception as what a system call would have given.
+/// Return an exception as the error of a system call.
 fn io_error(py: Python<'_>, error: PyErr) -> io::Error {
     if error.is_instance_of::<PyBlockingIOError>(py) {
         return io::ErrorKind::WouldBlock.into();
@@ -258,7 +258,7 @@ fn io_error(py: Python<'_>, error: PyErr) -> io::Error {
             return io::Error::from_raw_os_error(number);
         }
     }
-    raise_later(error); // such as an interrupt: what the stream took or gave is not known
+    raise_later(error); // such as an interrupt: how much the stream took or gave is not known
     io::ErrorKind::Other.into()
 }
 
@@ -268,14 +268,14 @@ impl Stream for ObjectStream {
     }
 
     fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
-        let octets_max = (first.len() + second.len()).min(READ_BYTES_MAX);
+        let bytes_max = (first.len() + second.len()).min(READ_BYTES_MAX);
         self.ask(|object| {
-            let read = object.call_method1("recv", (octets_max,))?;
-            let octets = read.cast::<PyBytes>()?.as_bytes();
-            let (start, rest) = octets.split_at(octets.len().min(first.len()));
+            let read = object.call_method1("recv", (bytes_max,))?;
+            let bytes = read.cast::<PyBytes>()?.as_bytes();
+            let (start, rest) = bytes.split_at(bytes.len().min(first.len()));
             first[..start.len()].copy_from_slice(start);
             second[..rest.len()].copy_from_slice(rest);
-            Ok(octets.len())
+            Ok(bytes.len())
         })
     }
 
@@ -294,8 +294,8 @@ impl Stream for ObjectStream {
         self.ask(|object| object.call_method1("shutdown", (SHUT_WR,)).map(drop))
     }
 
-    fn expect(&self, octets: usize) {
-        drop(self.ask(|object| object.call_method1("expect", (octets,)).map(drop)));
+    fn expect(&self, bytes: usize) {
+        drop(self.ask(|object| object.call_method1("expect", (bytes,)).map(drop)));
     }
 
     fn waiting(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Callbacks that stand in for a waiting thread: an event loop's tasks wait so.
+//! Callbacks in the place of a waiting thread: the tasks of an event loop wait so.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,9 +12,9 @@ use urds_dataplane::state::MailboxId;
 use urds_dataplane::waits::WaitFor;
 use urds_path::Address;
 
-use crate::grave::{self, Remains, bury};
+use crate::deferred::{self, Deferred, defer};
 
-/// A callable of Python's that any thread may call, and may be the last to hold.
+/// A Python callable that any thread may call, and drop last.
 struct Callback(Mutex<Option<Py<PyAny>>>);
 
 impl Callback {
@@ -37,12 +37,12 @@ impl Callback {
 impl Drop for Callback {
     fn drop(&mut self) {
         if let Some(callback) = self.0.get_mut().take() {
-            bury(Remains::Object(callback), 0);
+            defer(Deferred::Object(callback), 0);
         }
     }
 }
 
-/// What `subscribe` gives: called, it cancels, or passes the call on to the next who waits.
+/// The result of `subscribe`: a call cancels it, or passes the notification to the next waiter.
 #[pyclass(frozen, module = "urds_native")]
 pub struct Subscription {
     shell: Arc<Shell>,
@@ -50,7 +50,7 @@ pub struct Subscription {
     /// Where it is listed, once it is.
     place: OnceLock<Place>,
     callback: Arc<Callback>,
-    /// What the plane lists; it holds `callback` too.
+    /// The plane's list entry; it holds `callback` too.
     listed: Listed,
 }
 
@@ -69,7 +69,7 @@ impl Subscription {
         }
     }
 
-    /// Have the plane call it; at once if what it waits for is there. The interpreter is held.
+    /// Have the plane call it; at once if the awaited thing is there. The interpreter is held.
     pub fn list(&self, what: WaitFor, peer: Option<Address>) {
         let listed = Arc::clone(&self.listed);
         let place = self.shell.subscribe(self.mailbox, what, peer, listed);
@@ -83,12 +83,12 @@ impl Subscription {
         if let Some(&place) = self.place.get() {
             self.shell.unsubscribe(self.mailbox, place, &self.listed);
         }
-        grave::visit(py);
+        deferred::visit(py);
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Listed in the plane it is in use, whoever else knows it.
+        // Listed in the plane it is in use, whatever else refers to it.
         if Arc::strong_count(&self.listed) == 1
             && let Some(callback) = self.callback.0.try_lock()
         {
@@ -99,6 +99,6 @@ impl Subscription {
 
     fn __clear__(&self) {
         let callback = self.callback.0.lock().take();
-        drop(callback); // may run code of Python: with no lock held
+        drop(callback); // may run Python code: with no lock held
     }
 }

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use urds_dataplane::rules::{Moment, Switches};
 
-/// Put the functions into the module.
+/// Add the functions to the module.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(break_rule, module)?)?;
     module.add_function(wrap_pyfunction!(stop_at, module)?)?;
@@ -28,21 +28,21 @@ fn break_rule(name: &str) -> PyResult<()> {
         .ok_or_else(|| unknown(name))
 }
 
-/// Stop the next thread that comes to a moment.
+/// Stop the next thread that reaches a moment.
 #[pyfunction]
 fn stop_at(moment: &str) -> PyResult<()> {
     Switches::stop_at(moment_of(moment)?);
     Ok(())
 }
 
-/// Let it go.
+/// Release it.
 #[pyfunction]
 fn go_on(moment: &str) -> PyResult<()> {
     Switches::go_on(moment_of(moment)?);
     Ok(())
 }
 
-/// Return how many came to a moment, and whether one stopped there.
+/// Return how many threads reached a moment, and whether one stopped there.
 #[pyfunction]
 fn seen(moment: &str) -> PyResult<(u64, bool)> {
     Ok(Switches::seen(moment_of(moment)?))

@@ -1,7 +1,7 @@
-//! What the interpreter's C interface offers and pyo3 does not: the only unsafe code of this crate.
+//! Parts of the interpreter's C interface that pyo3 lacks: the only unsafe code of this crate.
 //!
-//! Octets of objects that outlive a call, `bytes` that are filled before Python sees them, and
-//! methods whose arguments come as they lie on the interpreter's stack.
+//! Bytes of objects that outlive a call, `bytes` that are filled before Python sees them, and
+//! methods with their arguments on the interpreter's stack.
 
 mod exit;
 
@@ -20,36 +20,36 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple, PyType};
 
-/// The octets of a `bytes` object, kept alive by it.
+/// The bytes of a `bytes` object, kept alive by it.
 ///
-/// Dropped, it gives the object to whoever dropped it through `into_object`, or leaks nothing: the
-/// wrappers in `memory` bury it.
-pub struct BytesOctets {
+/// `into_object` gives the object back; otherwise dropping this leaks it: the wrappers in `memory`
+/// defer its release.
+pub struct BytesBytes {
     object: Py<PyBytes>,
     first: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the octets of a `bytes` object never move while it lives, and are not changed but by the
-// one owner of a `NewBytes`; the object itself is only touched by who holds the interpreter.
-unsafe impl Send for BytesOctets {}
+// SAFETY: the bytes of a `bytes` object never move while it lives, and only the one owner of a
+// `NewBytes` changes them; the object itself is only used with the interpreter held.
+unsafe impl Send for BytesBytes {}
 // SAFETY: as above; shared access reads only.
-unsafe impl Sync for BytesOctets {}
+unsafe impl Sync for BytesBytes {}
 
-impl BytesOctets {
-    /// Keep an object of Python's alive for its octets.
+impl BytesBytes {
+    /// Keep a Python object alive for its bytes.
     pub fn of(object: &Bound<'_, PyBytes>) -> Self {
-        let octets = object.as_bytes();
-        let first = NonNull::from(octets).cast();
+        let bytes = object.as_bytes();
+        let first = NonNull::from(bytes).cast();
         Self {
             object: object.clone().unbind(),
             first,
-            length: octets.len(),
+            length: bytes.len(),
         }
     }
 
-    pub fn octets(&self) -> &[u8] {
-        // SAFETY: `object` owns so many octets there and lives as long as we do.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `object` owns so many bytes there and lives as long as we do.
         unsafe { slice::from_raw_parts(self.first.as_ptr(), self.length) }
     }
 
@@ -58,35 +58,35 @@ impl BytesOctets {
     }
 }
 
-/// A `bytes` object that nobody has seen yet, so that its octets may be written.
-pub struct NewBytes(BytesOctets);
+/// A `bytes` object that no other code has seen yet, so that its bytes may be written.
+pub struct NewBytes(BytesBytes);
 
 impl NewBytes {
-    /// Take memory for so many octets, at least two, that are all to be written.
+    /// Allocate memory for this many bytes, at least two, all to be written.
     ///
-    /// What stands in it at first is left over from former uses: to clear 64 KiB takes as long as
-    /// to receive a quarter of them. Who fills it counts, and gives only the whole away.
+    /// It is not cleared: to clear 64 KiB takes as long as to receive a quarter of them. The caller
+    /// counts what it fills, and passes on only the whole.
     pub fn to_be_filled(py: Python<'_>, length: usize) -> PyResult<Self> {
-        // Shorter ones may be shared by everybody. The octets come from C's allocator, of which the
+        // Shorter ones may be shared by all code. The bytes come from C's allocator, of which the
         // compiler knows nothing: each has some value, so that they can be borrowed.
         let object = new_bytes(py, length.max(2))?;
-        // SAFETY: it is a `bytes` object. The pointer is asked for anew: through one that comes
-        // from a shared borrow nobody may write.
+        // SAFETY: it is a `bytes` object. The pointer is fetched anew: one from a shared borrow
+        // must not be written through.
         let first = unsafe { ffi::PyBytes_AsString(object.as_ptr()) };
         let first = NonNull::new(first.cast()).ok_or_else(|| PyErr::fetch(py))?;
-        Ok(Self(BytesOctets {
+        Ok(Self(BytesBytes {
             first,
             length: object.as_bytes().len(),
             object: object.unbind(),
         }))
     }
 
-    pub fn octets(&self) -> &[u8] {
-        self.0.octets()
+    pub fn bytes(&self) -> &[u8] {
+        self.0.bytes()
     }
 
-    pub fn octets_mut(&mut self) -> &mut [u8] {
-        // SAFETY: nobody else knows the object before `into_object`, which consumes us.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: no other code has the object before `into_object`, which consumes us.
         unsafe { slice::from_raw_parts_mut(self.0.first.as_ptr(), self.0.length) }
     }
 
@@ -95,37 +95,37 @@ impl NewBytes {
     }
 }
 
-/// Copy octets into a `bytes` object.
+/// Copy bytes into a `bytes` object.
 #[inline]
-pub fn bytes_of<'py>(py: Python<'py>, octets: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let length = octets.len().cast_signed(); // no slice is longer
-    // SAFETY: so many octets can be read there; null comes with an error.
+pub fn bytes_of<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let length = bytes.len().cast_signed(); // no slice is longer
+    // SAFETY: so many bytes can be read there; null comes with an error.
     unsafe {
-        let object = ffi::PyBytes_FromStringAndSize(octets.as_ptr().cast(), length);
+        let object = ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), length);
         Ok(Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked())
     }
 }
 
 fn new_bytes(py: Python<'_>, length: usize) -> PyResult<Bound<'_, PyBytes>> {
     let length = ffi::Py_ssize_t::try_from(length)
-        .map_err(|_| PyMemoryError::new_err("more octets than memory"))?;
-    // SAFETY: a null pointer asks for an object with undefined octets; null comes with an error.
+        .map_err(|_| PyMemoryError::new_err("more bytes than memory"))?;
+    // SAFETY: a null pointer asks for an object with undefined bytes; null comes with an error.
     unsafe {
         let object = ffi::PyBytes_FromStringAndSize(ptr::null(), length);
         Ok(Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked())
     }
 }
 
-/// The octets that an object exports: a `bytearray`, a `memoryview`, anything else.
+/// The bytes that an object exports: a `bytearray`, a `memoryview`, anything else.
 pub struct Export(Box<ffi::Py_buffer>);
 
-// SAFETY: the octets stay where they are until `release`; the rest is touched only there.
+// SAFETY: the bytes stay where they are until `release`; the rest is touched only there.
 unsafe impl Send for Export {}
 // SAFETY: as above; shared access reads only.
 unsafe impl Sync for Export {}
 
 impl Export {
-    /// Ask an object for its octets. Raises `TypeError` if it has none.
+    /// Ask an object for its bytes. Raises `TypeError` if it has none.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(MaybeUninit::<ffi::Py_buffer>::zeroed());
         // SAFETY: the view is ours to be filled, and is so if the result is 0.
@@ -142,37 +142,37 @@ impl Export {
         usize::try_from(self.0.len).unwrap_or(0)
     }
 
-    /// Tell whether the octets lie in one piece, in order.
+    /// Return whether the bytes lie in one piece, in order.
     pub fn is_contiguous(&self) -> bool {
         // SAFETY: the view is filled.
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, order()) != 0 }
     }
 
-    /// Return the octets; of a view in one piece only.
-    pub fn octets(&self) -> &[u8] {
+    /// Return the bytes; of a view in one piece only.
+    pub fn bytes(&self) -> &[u8] {
         if self.0.len == 0 {
             return &[];
         }
-        // SAFETY: a contiguous export has `len` octets from `buf` on until it is released.
+        // SAFETY: a contiguous export has `len` bytes from `buf` on until it is released.
         unsafe { slice::from_raw_parts(self.0.buf.cast(), self.length()) }
     }
 
-    /// Copy octets that are strewn about.
+    /// Copy bytes that are not contiguous.
     pub fn gather(&mut self, py: Python<'_>) -> PyResult<Vec<u8>> {
-        let mut octets = vec![0; self.length()];
-        // SAFETY: the view is filled, and there is room for its `len` octets.
+        let mut bytes = vec![0; self.length()];
+        // SAFETY: the view is filled, and there is room for its `len` bytes.
         let failed = unsafe {
-            let target = octets.as_mut_ptr().cast();
+            let target = bytes.as_mut_ptr().cast();
             ffi::PyBuffer_ToContiguous(target, &raw mut *self.0, self.0.len, order()) != 0
         };
         if failed {
             Err(PyErr::fetch(py))
         } else {
-            Ok(octets)
+            Ok(bytes)
         }
     }
 
-    /// Give the octets back; may run code of the exporter.
+    /// Release the export; may run code of the exporter.
     pub fn release(mut self, _py: Python<'_>) {
         // SAFETY: the view is filled and released once, for `self` ends here.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
@@ -184,14 +184,14 @@ const fn order() -> std::os::raw::c_char {
     b'C' as std::os::raw::c_char
 }
 
-/// Arguments of a fast call, as they lie on the interpreter's stack.
+/// Arguments of a fast call, on the interpreter's stack.
 pub type Arguments<'a, 'py> = &'a [Borrowed<'a, 'py, PyAny>];
 
-/// What a fast method does: its object, its arguments; a result or an exception.
+/// Body of a fast method: its object, its arguments; a result or an exception.
 pub type FastBody<T> =
     for<'a, 'py> fn(&'a Bound<'py, T>, Arguments<'a, 'py>) -> PyResult<Bound<'py, PyAny>>;
 
-/// What becomes of a panic: an exception.
+/// Turns a panic into an exception.
 pub type Rescue<T> = fn(&Bound<'_, T>) -> PyErr;
 
 /// Run a fast method's body; the interpreter's own convention on both sides.
@@ -236,7 +236,7 @@ macro_rules! fast_function {
             arguments: *mut *mut pyo3::ffi::PyObject,
             count: pyo3::ffi::Py_ssize_t,
         ) -> *mut pyo3::ffi::PyObject {
-            // SAFETY: the interpreter calls it as `add_fast_method` told.
+            // SAFETY: the interpreter calls it as `add_fast_method` specifies.
             unsafe { $crate::sys::call_fast::<$class>(object, arguments, count, $body, $rescue) }
         }
         function
@@ -244,7 +244,7 @@ macro_rules! fast_function {
 }
 pub(crate) use fast_function;
 
-/// Put a method into a class, to be called without a tuple or a dictionary of arguments.
+/// Add a method to a class, to be called without a tuple or a dictionary of arguments.
 ///
 /// `function` is made by `fast_function` for that class.
 pub fn add_fast_method(
@@ -269,7 +269,7 @@ pub fn add_fast_method(
     class.setattr(name.to_str()?, method)
 }
 
-/// Read an argument that must be an integer; beyond 64 bits the nearest that fits.
+/// Convert an argument that must be an integer; beyond 64 bits the nearest that fits.
 pub fn integer(argument: Borrowed<'_, '_, PyAny>) -> PyResult<i64> {
     let mut overflow: c_int = 0;
     // SAFETY: any object may be asked; -1 may come with an error.
@@ -288,22 +288,22 @@ pub fn hash_of(text: Borrowed<'_, '_, PyString>) -> usize {
     unsafe { ffi::PyObject_Hash(text.as_ptr()) }.cast_unsigned()
 }
 
-/// Tell whether two strings are equal.
+/// Return whether two strings are equal.
 pub fn same_text(one: Borrowed<'_, '_, PyString>, other: Borrowed<'_, '_, PyString>) -> bool {
     // SAFETY: both are strings; of such, equality is decided without an error.
     unsafe { ffi::PyUnicode_Compare(one.as_ptr(), other.as_ptr()) == 0 }
 }
 
-/// Something made of a descriptor that it must not close: who lent it does.
+/// A value made of a descriptor that it must not close: the owner does.
 pub struct Lent<T> {
     held: Option<T>,
     give_back: fn(T) -> OwnedFd,
 }
 
 impl<T> Lent<T> {
-    /// Make it of a descriptor that is open; `give_back` returns the same one.
+    /// Make it of an open descriptor; `give_back` returns the same one.
     ///
-    /// `make` cannot fail: it would close, on its way out, what is not ours.
+    /// `make` cannot fail: an error would close a descriptor that is not ours.
     pub fn new(descriptor: RawFd, make: fn(OwnedFd) -> T, give_back: fn(T) -> OwnedFd) -> Self {
         // SAFETY: `drop` takes the descriptor back before anything can close it.
         let held = make(unsafe { OwnedFd::from_raw_fd(descriptor) });
@@ -326,7 +326,7 @@ impl<T> Drop for Lent<T> {
     }
 }
 
-/// Return a member of a tuple that has so many; it lives as long as the tuple.
+/// Return a member of a tuple of this size; it lives as long as the tuple.
 pub fn member<'a, 'py>(
     tuple: Borrowed<'a, 'py, PyTuple>,
     index: usize,
@@ -341,9 +341,9 @@ pub fn member<'a, 'py>(
     }
 }
 
-/// A value that only who holds the interpreter touches: cheaper than a mutex by ten nanoseconds.
+/// A value that is only used with the interpreter held: cheaper than a mutex by ten nanoseconds.
 ///
-/// Sound because this module is not to be had without the interpreter lock (`lib`).
+/// Sound because this module cannot be used without the interpreter lock (`lib`).
 #[derive(Default)]
 pub struct Held<T> {
     value: UnsafeCell<T>,
@@ -354,8 +354,8 @@ pub struct Held<T> {
 unsafe impl<T: Send> Sync for Held<T> {}
 
 impl<T> Held<T> {
-    /// Do something with the value; `None` without having done it if somebody is just at it, who
-    /// has given up the interpreter meanwhile or come back here.
+    /// Call `work` with the value; `None` without the call if it is in use by another call, which
+    /// has released the interpreter meanwhile or called back in here.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         if self.busy.replace(true) {

@@ -1,4 +1,4 @@
-//! Records and enumerations between Python's tuples and names and the plane's types.
+//! Conversion of records and enumerations between Python's tuples and names and the plane's types.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ pub type SettingsTuple = (
     bool,
 );
 
-/// Return settings, and the positions of traces, which only the binding knows.
+/// Return settings, and the positions of traces, which only the binding uses.
 pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
     let (
         send_bytes_max,
@@ -53,21 +53,21 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
 
 /// `base.Limits`, field by field.
 pub fn limits(fields: [u64; 14]) -> Limits {
-    let octets = |field: usize| usize::try_from(fields[field]).unwrap_or(usize::MAX);
+    let bytes = |field: usize| usize::try_from(fields[field]).unwrap_or(usize::MAX);
     Limits {
-        message_bytes_max: octets(0),
-        frame_bytes_max: octets(1),
-        path_messages_max: octets(2),
-        control_events_max: octets(3),
+        message_bytes_max: bytes(0),
+        frame_bytes_max: bytes(1),
+        path_messages_max: bytes(2),
+        control_events_max: bytes(3),
         control_interval_ns: fields[4],
-        receive_hard_factor: octets(5),
-        receive_hard_bytes: octets(6),
-        flush_bytes: octets(7),
-        acknowledge_messages: octets(8),
-        acknowledge_bytes: octets(9),
+        receive_hard_factor: bytes(5),
+        receive_hard_bytes: bytes(6),
+        flush_bytes: bytes(7),
+        acknowledge_messages: bytes(8),
+        acknowledge_bytes: bytes(9),
         acknowledge_delay_ns: fields[10],
-        unacked_packets_max: octets(11),
-        unacked_bytes_max: octets(12),
+        unacked_packets_max: bytes(11),
+        unacked_bytes_max: bytes(12),
         linger_ns: fields[13],
     }
 }
@@ -103,17 +103,17 @@ pub const fn down_reason(reason: DownReason) -> &'static str {
     }
 }
 
-/// Return the 16 octets of an extension; none stand for all zero. Raises `ValueError`.
-pub fn extension(octets: &[u8]) -> PyResult<Extension> {
-    if octets.is_empty() {
+/// Return the 16 bytes of an extension; empty means all zero. Raises `ValueError`.
+pub fn extension(bytes: &[u8]) -> PyResult<Extension> {
+    if bytes.is_empty() {
         return Ok(NO_EXTENSION);
     }
-    Extension::try_from(octets)
-        .map_err(|_| PyValueError::new_err(format!("extension of {} octets", octets.len())))
+    Extension::try_from(bytes)
+        .map_err(|_| PyValueError::new_err(format!("extension of {} bytes", bytes.len())))
 }
 
-/// Return what Python sees of an extension: nothing if it is all zero.
-pub fn extension_octets(extension: &Extension) -> &[u8] {
+/// Return an extension for Python: empty if it is all zero.
+pub fn extension_bytes(extension: &Extension) -> &[u8] {
     if *extension == NO_EXTENSION {
         &[]
     } else {

@@ -24,16 +24,16 @@ impl Descriptor {
         Self(AtomicI32::new(descriptor))
     }
 
-    /// Return the number, -1 once closed: every call with it is refused.
+    /// Return the number, -1 once closed: every call with it then fails.
     pub fn get(&self) -> i32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Close it; again in vain.
+    /// Close it, once.
     pub fn close(&self) {
         let descriptor = self.0.swap(-1, Ordering::Relaxed);
-        // First the bit, or a fork in between would have its child close a number twice. Without
-        // the bit it was closed in this child of a fork, with those of another plane.
+        // First the bit, or the child of a fork in between would close a number twice. Without the
+        // bit it was closed in this child of a fork, with those of another plane.
         let is_ours = bit_of(descriptor)
             .is_none_or(|(word, bit)| word.fetch_and(!bit, Ordering::Relaxed) & bit != 0);
         if descriptor >= 0 && is_ours {
@@ -41,7 +41,7 @@ impl Descriptor {
         }
     }
 
-    /// Leave it open, or to whoever closed it: in the child of a fork.
+    /// Leave it open, or already closed: in the child of a fork.
     pub fn forget(&self) {
         self.0.store(-1, Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// Close every descriptor of every plane: in the child of a fork, where none of them lives on.
+/// Close every descriptor of every plane: in the child of a fork, where no plane lives on.
 ///
 /// Plain `close` only: poll sets and connections are the parent's.
 pub fn close_all_in_child() {
@@ -73,7 +73,7 @@ pub fn close_all_in_child() {
 }
 
 fn close(descriptor: i32) {
-    // SAFETY: the number is ours: `OWNED` and the swaps above see to it that it is closed once.
+    // SAFETY: the number is ours: `OWNED` and the swaps above ensure that it is closed once.
     unsafe { libc::close(descriptor) };
 }
 

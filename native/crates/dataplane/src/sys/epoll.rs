@@ -1,23 +1,26 @@
 //! A set of descriptors to wait for.
 
 use std::io;
+use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::check;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
 use super::descriptor::Descriptor;
+use super::{borrowed, check};
 
 pub const READABLE: u32 = libc::EPOLLIN as u32;
 pub const WRITABLE: u32 = libc::EPOLLOUT as u32;
-/// Error or hang-up: told whatever was asked for.
+/// Error or hang-up: reported whatever the mask.
 pub const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub const ONCE: u32 = libc::EPOLLONESHOT as u32;
 
-/// How many are told at once.
+/// Most members reported at once.
 pub const READY_MAX: usize = 64;
 const ROOM: libc::c_int = 64;
 
-/// Told by `wait`: the mask, and the number given to `add`.
+/// Result of `wait`: the mask, and the number given to `add`.
 pub type Ready = [libc::epoll_event; READY_MAX];
 
 /// An empty `Ready`.
@@ -36,12 +39,11 @@ impl Epoll {
     /// # Errors
     /// Of the system, when no descriptors are left.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no memory is involved.
-        let made = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        Ok(Self(Arc::new(Descriptor::new(check(made)?))))
+        let made = epoll::create(CreateFlags::CLOEXEC)?;
+        Ok(Self(Arc::new(Descriptor::new(made.into_raw_fd()))))
     }
 
-    /// Return a set that is closed: every call with it is refused.
+    /// Return a set that is closed: every call with it fails.
     pub fn closed() -> Self {
         Self(Arc::new(Descriptor::new(-1)))
     }
@@ -51,38 +53,49 @@ impl Epoll {
         self.0.get()
     }
 
-    /// Add a member, told by `number`.
+    /// Add a member, reported as `number`.
     ///
     /// # Errors
     /// Of the system.
     pub fn add(&self, descriptor: i32, mask: u32, number: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, descriptor, mask, number)
+        let (data, mask) = (
+            EventData::new_u64(number),
+            EventFlags::from_bits_retain(mask),
+        );
+        Ok(epoll::add(
+            borrowed(self.0.get())?,
+            borrowed(descriptor)?,
+            data,
+            mask,
+        )?)
     }
 
-    /// Change what a member is waited for.
+    /// Change the mask of a member.
     ///
     /// # Errors
     /// Of the system.
     pub fn modify(&self, descriptor: i32, mask: u32, number: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, descriptor, mask, number)
+        let (data, mask) = (
+            EventData::new_u64(number),
+            EventFlags::from_bits_retain(mask),
+        );
+        Ok(epoll::modify(
+            borrowed(self.0.get())?,
+            borrowed(descriptor)?,
+            data,
+            mask,
+        )?)
     }
 
-    /// Take a member out.
+    /// Remove a member.
     ///
     /// # Errors
     /// Of the system.
     pub fn remove(&self, descriptor: i32) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0)
-    }
-
-    fn control(&self, what: i32, descriptor: i32, mask: u32, number: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: mask,
-            u64: number,
-        };
-        // SAFETY: `event` lives through the call, which does not keep it.
-        let done = unsafe { libc::epoll_ctl(self.0.get(), what, descriptor, &raw mut event) };
-        check(done).map(drop)
+        Ok(epoll::delete(
+            borrowed(self.0.get())?,
+            borrowed(descriptor)?,
+        )?)
     }
 
     /// Wait for members, `None` for ever; return how many of `ready` are filled.

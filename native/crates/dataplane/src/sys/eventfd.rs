@@ -1,8 +1,11 @@
-//! A counter to wake whoever polls it.
+//! A counter that wakes the threads that poll it.
 
 use std::io;
+use std::os::fd::IntoRawFd;
 
-use super::check;
+use rustix::event::EventfdFlags;
+
+use super::borrowed;
 use super::descriptor::Descriptor;
 
 /// Non-blocking, closed on exec.
@@ -15,9 +18,8 @@ impl EventFd {
     /// # Errors
     /// Of the system, when no descriptors are left.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no memory is involved.
-        let made = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        Ok(Self(Descriptor::new(check(made)?)))
+        let made = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Self(Descriptor::new(made.into_raw_fd())))
     }
 
     /// Return the number.
@@ -25,21 +27,22 @@ impl EventFd {
         self.0.get()
     }
 
-    /// Make it readable; once closed, in vain.
+    /// Make it readable; no effect once closed.
     pub fn ring(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable octets. A full counter is readable anyhow.
-        unsafe { libc::write(self.0.get(), one.as_ptr().cast(), one.len()) };
+        // A full counter is readable anyhow.
+        if let Ok(own) = borrowed(self.0.get()) {
+            let _ = rustix::io::write(own, &1u64.to_ne_bytes());
+        }
     }
 
     /// Make it not readable.
     pub fn silence(&self) {
-        let mut count = [0u8; 8];
-        // SAFETY: eight writable octets.
-        unsafe { libc::read(self.0.get(), count.as_mut_ptr().cast(), count.len()) };
+        if let Ok(own) = borrowed(self.0.get()) {
+            let _ = rustix::io::read(own, &mut [0u8; 8]);
+        }
     }
 
-    /// Close it; again in vain.
+    /// Close it, once.
     pub fn close(&self) {
         self.0.close();
     }

@@ -1,43 +1,24 @@
-//! Sleeping on a word: unlike a park, it lets a signal end the sleep.
+//! Sleeping on an atomic: unlike a park of `std`, it lets a signal end the sleep.
 
 use std::io;
 use std::sync::atomic::AtomicU32;
 
-/// Sleep while `word` is `value`; returns at once if it is not.
+use rustix::io::Errno;
+use rustix::thread::futex::{self, Flags};
+
+/// Sleep while `word` is `value`; return at once if it is not.
 ///
 /// # Errors
 /// `Interrupted` by a signal; a timeout is no error.
 pub fn wait(word: &AtomicU32, value: u32, timeout_ns: Option<u64>) -> io::Result<()> {
-    let time = timeout_ns.map(super::timespec);
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `word` and `time` live through the call; the word is aligned, as every atomic is.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            value,
-            time,
-        )
-    };
-    if result < 0 {
-        let failure = io::Error::last_os_error();
-        if failure.kind() == io::ErrorKind::Interrupted {
-            return Err(failure);
-        }
+    let time = timeout_ns.map(super::exactly);
+    match futex::wait(word, Flags::PRIVATE, value, time.as_ref()) {
+        Err(Errno::INTR) => Err(Errno::INTR.into()),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Wake the thread that sleeps on `word`, if one does.
 pub fn wake(word: &AtomicU32) {
-    // SAFETY: the kernel looks at the address only.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            1,
-        )
-    };
+    let _ = futex::wake(word, Flags::PRIVATE, 1);
 }

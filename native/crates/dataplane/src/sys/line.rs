@@ -1,73 +1,64 @@
-//! The connected `AF_UNIX` stream of a lane: its bell, and the sign that the other side lives.
+//! Control socket of a shm stream, an `AF_UNIX` stream: its doorbell, and the peer's sign of life.
 //!
-//! An octet means "look"; which one does not matter, nor how many. No call can be made to wait by
-//! the other side: each end of a socket has flags of its own, unlike an eventfd that is shared.
+//! A byte means "look"; its value and their number do not matter. The other side cannot make a call
+//! wait: each end has flags of its own, unlike a shared eventfd.
 
 use std::io;
-use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::fd::IntoRawFd;
 
-use super::check;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+use super::borrowed;
 use super::descriptor::Descriptor;
 
-/// More rings than an honest peer can leave unheard.
+/// More doorbells than a correct peer can leave unread.
 const HEARD_BYTES: usize = 64;
 
-/// What was heard.
+/// Result of reading the control socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
     Nothing,
-    Bell,
+    Doorbell,
     /// The other side is gone.
     End,
 }
 
-/// Make a second descriptor of a connection; who gave the first keeps it.
+/// Duplicate the descriptor of a connection; the caller keeps the first.
 ///
 /// # Errors
 /// Of the system.
 pub fn duplicate(descriptor: i32) -> io::Result<Descriptor> {
-    if descriptor < 0 {
-        return Err(io::Error::from_raw_os_error(libc::EBADF));
-    }
-    // SAFETY: borrowed for the call only; a number that is not open is refused by the system.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let owned = borrowed.try_clone_to_owned()?;
+    let owned = borrowed(descriptor)?.try_clone_to_owned()?;
     Ok(Descriptor::new(owned.into_raw_fd()))
 }
 
-/// Have the other side look; false if it is gone.
+/// Ring the other side's doorbell; false if that side is gone.
 pub fn ring(line: &Descriptor) -> bool {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: one readable octet.
-    let sent = unsafe { libc::send(line.get(), [1u8].as_ptr().cast(), 1, flags) };
-    // Without room for an octet there are enough that it did not hear yet.
-    sent == 1 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = borrowed(line.get()).and_then(|own| Ok(rustix::net::send(own, &[1], flags)?));
+    // Without room for a byte there are enough that it has not read.
+    sent.map_or_else(
+        |failure| failure.kind() == io::ErrorKind::WouldBlock,
+        |count| count == 1,
+    )
 }
 
-/// Take the rings that came; never waits.
+/// Read the doorbells that arrived; never waits.
 pub fn hear(line: &Descriptor) -> Heard {
-    let mut octets = [0u8; HEARD_BYTES];
-    // SAFETY: so many writable octets. Descriptors that come along are dropped by the system.
-    let heard = unsafe {
-        libc::recv(
-            line.get(),
-            octets.as_mut_ptr().cast(),
-            HEARD_BYTES,
-            libc::MSG_DONTWAIT,
-        )
-    };
-    if heard > 0 {
-        return Heard::Bell;
+    let mut bytes = [0u8; HEARD_BYTES];
+    // Descriptors sent along are dropped by the system.
+    let heard = borrowed(line.get())
+        .and_then(|own| Ok(rustix::net::recv(own, &mut bytes, RecvFlags::DONTWAIT)?.0));
+    match heard.map_err(|failure| failure.kind()) {
+        Ok(1..) => Heard::Doorbell,
+        Err(io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Heard::Nothing,
+        Ok(0) | Err(_) => Heard::End,
     }
-    let may_come = |kind| matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-    if heard < 0 && may_come(io::Error::last_os_error().kind()) {
-        return Heard::Nothing;
-    }
-    Heard::End
 }
 
 /// Have both sides see the end; the number stays ours until it is dropped.
 pub fn end(line: &Descriptor) {
-    // SAFETY: no memory is involved.
-    let _ = check(unsafe { libc::shutdown(line.get(), libc::SHUT_RDWR) });
+    if let Ok(own) = borrowed(line.get()) {
+        let _ = rustix::net::shutdown(own, Shutdown::Both);
+    }
 }

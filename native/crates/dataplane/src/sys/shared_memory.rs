@@ -1,21 +1,27 @@
 //! Memory that two processes share: a sealed file of memory, mapped once, used by copying only.
 //!
-//! The other process may write anything there at any time. So nothing here hands out a reference
-//! to octets of it; the words that it has are atomics.
+//! The other process may write anything there at any time. So no function returns a reference to
+//! its bytes; the control words in it are atomics.
 
 use std::io;
+use std::os::fd::IntoRawFd;
 use std::ptr::{self, NonNull};
 
-use super::check;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::borrowed;
+use super::descriptor::Descriptor;
 use crate::ring::Control;
 
-/// Before the rings: the words of both directions.
+/// Before the rings: the control words of both directions.
 pub const CONTROL_BYTES: usize = 4096;
 const DIRECTION_BYTES: usize = CONTROL_BYTES / 2;
 const _: () = assert!(size_of::<Control>() <= DIRECTION_BYTES);
 const _: () = assert!(DIRECTION_BYTES.is_multiple_of(align_of::<Control>()));
 
-const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// A mapping, undone when it is dropped.
 #[derive(Debug)]
@@ -24,13 +30,13 @@ pub struct SharedMemory {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to no thread; its octets are only copied, its words are atomics.
+// SAFETY: the mapping belongs to no thread; its bytes are only copied, its words are atomics.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Map a file of memory that nobody can cut short or lengthen any more.
+    /// Map a file of memory whose length is sealed.
     ///
     /// # Errors
     /// `InvalidData` unless it is plain memory of just that length with the seals on; of the
@@ -39,8 +45,8 @@ impl SharedMemory {
         if length < CONTROL_BYTES || !is_sealed(file, length)? {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: a new mapping at an address of the kernel's choice. The seals see to it that all
-        // of it stays behind it, so no access faults.
+        // SAFETY: a new mapping at an address of the kernel's choice. The seals ensure that all of
+        // it stays backed by the file, so no access faults.
         let first = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -58,7 +64,7 @@ impl SharedMemory {
         Ok(Self { first, length })
     }
 
-    /// Return the words of a direction.
+    /// Return the control words of a direction.
     ///
     /// # Panics
     /// Unless it is 0 or 1.
@@ -73,29 +79,29 @@ impl SharedMemory {
         }
     }
 
-    /// Copy octets into the memory.
+    /// Copy bytes into the memory.
     ///
     /// # Panics
     /// Beyond its end.
-    pub fn copy_in(&self, at: usize, octets: &[u8]) {
-        assert!(self.has(at, octets.len()), "within the memory");
+    pub fn copy_in(&self, at: usize, bytes: &[u8]) {
+        assert!(self.has(at, bytes.len()), "within the memory");
         // SAFETY: the range is ours (above), and no slice of Rust's lies in it. The other process
-        // may read or write it meanwhile: that changes octets and nothing else.
+        // may read or write it meanwhile: that changes bytes and nothing else.
         unsafe {
-            ptr::copy_nonoverlapping(octets.as_ptr(), self.first.as_ptr().add(at), octets.len());
+            ptr::copy_nonoverlapping(bytes.as_ptr(), self.first.as_ptr().add(at), bytes.len());
         }
     }
 
-    /// Copy octets out of the memory: whatever is there at the moment.
+    /// Copy bytes out of the memory: whatever is there at the moment.
     ///
     /// # Panics
     /// Beyond its end.
-    pub fn copy_out(&self, at: usize, octets: &mut [u8]) {
-        assert!(self.has(at, octets.len()), "within the memory");
-        // SAFETY: as in `copy_in`; any octet is one.
+    pub fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        assert!(self.has(at, bytes.len()), "within the memory");
+        // SAFETY: as in `copy_in`; any byte is one.
         unsafe {
             let from = self.first.as_ptr().add(at);
-            ptr::copy_nonoverlapping(from, octets.as_mut_ptr(), octets.len());
+            ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
         }
     }
 
@@ -113,9 +119,9 @@ impl SharedMemory {
         }
     }
 
-    /// Take the words out of our mapping until they are touched again; they keep their values.
+    /// Unmap the page of the control words until they are used again; they keep their values.
     pub fn rest_control(&self) {
-        // SAFETY: the range is within the mapping, which is shared: its octets stay in the file, and
+        // SAFETY: the range is within the mapping, which is shared: its bytes stay in the file, and
         // the next access finds them there.
         unsafe {
             libc::madvise(
@@ -138,37 +144,24 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Tell whether a file is plain memory (pages of which can always be had) of that very length,
-/// for ever.
+/// Return whether a file is plain memory (which always has free pages) of just that length, for
+/// good.
 fn is_sealed(file: i32, length: usize) -> io::Result<bool> {
-    // SAFETY: no memory is involved.
-    let seals = check(unsafe { libc::fcntl(file, libc::F_GET_SEALS) })?;
-    let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: each call fills its record when it succeeds, and only then it is read.
-    let (kind, octets) = unsafe {
-        check(libc::fstatfs(file, system.as_mut_ptr()))?;
-        check(libc::fstat(file, status.as_mut_ptr()))?;
-        (system.assume_init().f_type, status.assume_init().st_size)
-    };
-    let is_plain = kind == libc::TMPFS_MAGIC; // not of huge pages, which may run out
-    Ok(seals & SEALS == SEALS && is_plain && usize::try_from(octets) == Ok(length))
+    let file = borrowed(file)?;
+    let has_seals = rustix::fs::fcntl_get_seals(file)?.contains(SEALS);
+    let is_plain = rustix::fs::fstatfs(file)?.f_type == libc::TMPFS_MAGIC; // no huge pages
+    let bytes = rustix::fs::fstat(file)?.st_size;
+    Ok(has_seals && is_plain && usize::try_from(bytes) == Ok(length))
 }
 
-/// Make a sealed file of memory, for tests and for who dials.
+/// Make a sealed file of memory, for tests and for the side that connects.
 ///
 /// # Errors
 /// Of the system.
-pub fn make(length: usize) -> io::Result<super::descriptor::Descriptor> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name is a string that ends in a zero.
-    let made = check(unsafe { libc::memfd_create(c"urds-lane".as_ptr(), flags) })?;
-    let file = super::descriptor::Descriptor::new(made);
-    let octets = libc::off_t::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: no memory is involved.
-    unsafe {
-        check(libc::ftruncate(made, octets))?;
-        check(libc::fcntl(made, libc::F_ADD_SEALS, SEALS))?;
-    }
-    Ok(file)
+pub fn make(length: usize) -> io::Result<Descriptor> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(c"urds-lane", flags)?;
+    rustix::fs::ftruncate(&file, length as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
+    Ok(Descriptor::new(file.into_raw_fd()))
 }

@@ -1,4 +1,4 @@
-//! The helper's thread: no signal is delivered to it, and its timers are exact.
+//! Signals of the progress thread: none is delivered to it, and its timers are exact.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the thread's own instructions raise: a fault handler is to see it.
+/// Raised by the thread's own instructions: a fault handler must see them.
 const OWN: [libc::c_int; 7] = [
     libc::SIGABRT,
     libc::SIGBUS,
@@ -21,7 +21,7 @@ const OWN: [libc::c_int; 7] = [
     libc::SIGTRAP,
 ];
 
-/// Tell whether this is the process's main thread: its signals are the application's.
+/// Return whether this is the process's main thread: its signals are the application's.
 pub fn is_main_thread() -> bool {
     IS_MAIN.with(|&is_main| is_main)
 }
@@ -29,8 +29,8 @@ pub fn is_main_thread() -> bool {
 /// Block the process's signals in the calling thread, for the rest of its life, and give it exact
 /// timers; a process's main thread stays as it is.
 ///
-/// A thread that let them in again would take a signal that is on its way to the main thread, whose
-/// system call would go on: Python runs handlers in the main thread only, once that call is over.
+/// A thread without the block would take a signal meant for the main thread, whose system call
+/// would go on: Python runs handlers in the main thread only, once that call is over.
 pub fn keep_out() {
     if is_main_thread() || IS_QUIET.replace(true) {
         return;

@@ -1,19 +1,20 @@
-//! What is done with sockets, by their numbers; no call waits, whatever the socket is set to.
+//! Calls on sockets, by descriptor number; no call waits, whatever the socket is set to.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
-use std::os::fd::FromRawFd;
+use std::os::fd::{FromRawFd, IntoRawFd};
 
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use urds_path::{Address, SocketAddress};
 
-use super::check;
 use super::descriptor::Descriptor;
+use super::{borrowed, check};
 
 /// The most pieces of one `send`. Source: linux v6.12 include/uapi/linux/uio.h (`UIO_MAXIOV`).
 pub const PIECES_MAX: usize = 1024;
 
-fn octets(result: isize) -> io::Result<usize> {
+fn bytes(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
@@ -23,41 +24,30 @@ fn octets(result: isize) -> io::Result<usize> {
 /// Of the system: `WouldBlock` when nothing is there.
 pub fn receive(descriptor: i32, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
     if let [piece] = pieces {
-        // SAFETY: the piece is writable memory of that length.
-        let taken = unsafe {
-            libc::recv(
-                descriptor,
-                piece.as_mut_ptr().cast(),
-                piece.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        return octets(taken);
+        return Ok(rustix::net::recv(borrowed(descriptor)?, &mut **piece, RecvFlags::DONTWAIT)?.0);
     }
     let mut message = empty_message();
     message.msg_iov = pieces.as_mut_ptr().cast();
     message.msg_iovlen = pieces.len().min(PIECES_MAX);
     // SAFETY: an `IoSliceMut` has the layout of an iovec; all pieces live through the call.
-    octets(unsafe { libc::recvmsg(descriptor, &raw mut message, libc::MSG_DONTWAIT) })
+    bytes(unsafe { libc::recvmsg(descriptor, &raw mut message, libc::MSG_DONTWAIT) })
 }
 
-/// Write once, at most `PIECES_MAX` pieces; return the octets taken.
+/// Write once, at most `PIECES_MAX` pieces; return the bytes taken.
 ///
 /// # Errors
-/// Of the system: `WouldBlock` when there is no room, no signal when nobody reads any more.
+/// Of the system: `WouldBlock` when there is no room; no signal when the peer reads no more.
 pub fn send(descriptor: i32, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     if let [piece] = pieces {
-        // SAFETY: the piece is readable memory of that length.
-        return octets(unsafe {
-            libc::send(descriptor, piece.as_ptr().cast(), piece.len(), FLAGS)
-        });
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        return Ok(rustix::net::send(borrowed(descriptor)?, piece, flags)?);
     }
     let mut message = empty_message();
     message.msg_iov = pieces.as_ptr().cast_mut().cast();
     message.msg_iovlen = pieces.len().min(PIECES_MAX);
     // SAFETY: an `IoSlice` has the layout of an iovec, which the call only reads.
-    octets(unsafe { libc::sendmsg(descriptor, &raw const message, FLAGS) })
+    bytes(unsafe { libc::sendmsg(descriptor, &raw const message, FLAGS) })
 }
 
 fn empty_message() -> libc::msghdr {
@@ -84,47 +74,45 @@ pub fn read_into(descriptor: i32, first: &mut [u8], second: &mut [u8]) -> io::Re
 /// # Errors
 /// Of the system.
 pub fn shutdown_write(descriptor: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved.
-    check(unsafe { libc::shutdown(descriptor, libc::SHUT_WR) }).map(drop)
+    Ok(rustix::net::shutdown(
+        borrowed(descriptor)?,
+        Shutdown::Write,
+    )?)
 }
 
-/// Return the octets written that the peer's TCP has not acknowledged.
+/// Return the bytes written that the peer's TCP has not acknowledged.
 ///
 /// # Errors
 /// Of the system.
 pub fn unacknowledged(descriptor: i32) -> io::Result<u64> {
-    ask(descriptor, libc::TIOCOUTQ) // the number of SIOCOUTQ
+    let mut answer: libc::c_int = 0;
+    // SAFETY: the request, which has the number of SIOCOUTQ, writes one int.
+    check(unsafe { libc::ioctl(descriptor, libc::TIOCOUTQ, &raw mut answer) })?;
+    Ok(u64::try_from(answer).unwrap_or(0))
 }
 
-/// Return the octets that a read would give.
+/// Return the bytes that a read would give.
 ///
 /// # Errors
 /// Of the system.
 pub fn waiting(descriptor: i32) -> io::Result<usize> {
-    let octets = ask(descriptor, libc::FIONREAD)?; // the number of SIOCINQ
-    Ok(usize::try_from(octets).unwrap_or(usize::MAX))
+    let bytes = rustix::io::ioctl_fionread(borrowed(descriptor)?)?; // the number of SIOCINQ
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-fn ask(descriptor: i32, request: libc::Ioctl) -> io::Result<u64> {
-    let mut answer: libc::c_int = 0;
-    // SAFETY: both requests write one int.
-    check(unsafe { libc::ioctl(descriptor, request, &raw mut answer) })?;
-    Ok(u64::try_from(answer).unwrap_or(0))
-}
-
-/// Be readable only once so many octets are here, or the end is; 1 ends it.
+/// Be readable only once this many bytes are here, or the end is; 1 undoes it.
 ///
 /// # Errors
 /// Of the system.
-pub fn expect(descriptor: i32, octets: usize) -> io::Result<()> {
+pub fn expect(descriptor: i32, bytes: usize) -> io::Result<()> {
     set_int(
         descriptor,
         libc::SO_RCVLOWAT,
-        i32::try_from(octets).unwrap_or(i32::MAX),
+        i32::try_from(bytes).unwrap_or(i32::MAX),
     )
 }
 
-/// Return both ends of a connection; `None` for one without addresses of the Internet.
+/// Return both ends of a connection; `None` for one without Internet addresses.
 pub fn addresses(descriptor: i32) -> Option<(SocketAddress, SocketAddress)> {
     if descriptor < 0 {
         return None;
@@ -153,7 +141,7 @@ fn named(address: SocketAddr) -> SocketAddress {
 
 fn set_int(descriptor: i32, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     const SIZE: libc::socklen_t = 4; // of an int, on every Linux
-    // SAFETY: `value` is readable and of the size told.
+    // SAFETY: `value` is readable and of the size given.
     check(unsafe {
         libc::setsockopt(
             descriptor,
@@ -166,12 +154,12 @@ fn set_int(descriptor: i32, option: libc::c_int, value: libc::c_int) -> io::Resu
     .map(drop)
 }
 
-/// Return what poll says of a descriptor now; `mask` has poll's bits, so has the answer.
+/// Return what poll reports of a descriptor now, in the bits of poll, as `mask` is.
 pub fn poll_now(descriptor: i32, mask: i16) -> i16 {
     poll_for(descriptor, mask, 0)
 }
 
-/// Wait for a descriptor for some milliseconds; return what poll says.
+/// Wait for a descriptor for some milliseconds; return what poll reports.
 pub fn poll_for(descriptor: i32, mask: i16, timeout_ms: i32) -> i16 {
     let mut entry = libc::pollfd {
         fd: descriptor,
@@ -188,24 +176,19 @@ pub fn poll_for(descriptor: i32, mask: i16, timeout_ms: i32) -> i16 {
 /// # Errors
 /// Of the system, when no descriptors are left.
 pub fn unix_pair() -> io::Result<(Descriptor, Descriptor)> {
-    let mut ends = [0; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: room for two descriptors.
-    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-    let pair = (Descriptor::new(ends[0]), Descriptor::new(ends[1]));
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (one, other) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let pair = (
+        Descriptor::new(one.into_raw_fd()),
+        Descriptor::new(other.into_raw_fd()),
+    );
     set_int(pair.0.get(), libc::SO_SNDBUF, 1)?;
     Ok(pair)
 }
 
 /// Return a descriptor's inode number, 0 if it is closed.
 pub fn inode(descriptor: i32) -> u64 {
-    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the call fills `status` when it succeeds, and only then it is read.
-    unsafe {
-        if libc::fstat(descriptor, status.as_mut_ptr()) < 0 {
-            0
-        } else {
-            status.assume_init().st_ino
-        }
-    }
+    let status = borrowed(descriptor).and_then(|own| Ok(rustix::fs::fstat(own)?));
+    status.map_or(0, |status| status.st_ino)
 }

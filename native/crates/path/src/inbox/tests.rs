@@ -1,4 +1,4 @@
-//! The inbox against a plain queue, and the rule of its congestion bit.
+//! The inbox compared with a plain queue, and the rule of its congestion bit.
 
 use std::net::Ipv4Addr;
 
@@ -12,8 +12,8 @@ fn source(port: u16) -> SocketAddress {
     SocketAddress::new(Address::from(Ipv4Addr::LOCALHOST), port)
 }
 
-fn put(inbox: &mut Inbox, octets: usize) {
-    let payload = vec![0; octets];
+fn put(inbox: &mut Inbox, bytes: usize) {
+    let payload = vec![0; bytes];
     inbox.push(
         source(2),
         NO_EXTENSION,
@@ -26,7 +26,7 @@ fn put(inbox: &mut Inbox, octets: usize) {
 fn bits(inbox: &mut Inbox, looks: &[u64]) -> Vec<Option<bool>> {
     looks
         .iter()
-        .map(|&now_ns| inbox.judge_congestion(now_ns))
+        .map(|&now_ns| inbox.check_congestion(now_ns))
         .collect()
 }
 
@@ -48,7 +48,7 @@ fn a_queue_that_shrank_between_two_looks_is_not() {
     let mut inbox = Inbox::new(100);
     put(&mut inbox, 60);
     put(&mut inbox, 60);
-    assert_eq!(inbox.judge_congestion(0), None);
+    assert_eq!(inbox.check_congestion(0), None);
     inbox.pop();
     assert_eq!(bits(&mut inbox, &[1]), [None]);
     assert_eq!(inbox.look_again_ns(), None);
@@ -72,17 +72,17 @@ fn four_times_over_is_congested_at_once_and_below_half_is_not() {
 fn a_buffer_of_nothing_clears_when_empty() {
     let mut inbox = Inbox::new(0);
     put(&mut inbox, 1);
-    assert_eq!(inbox.judge_congestion(0), Some(true));
+    assert_eq!(inbox.check_congestion(0), Some(true));
     assert_eq!(
-        (inbox.clear_below_bytes, inbox.judge_congestion(0)),
+        (inbox.clear_below_bytes, inbox.check_congestion(0)),
         (1, None)
     );
     inbox.pop();
-    assert_eq!(inbox.judge_congestion(0), Some(false));
+    assert_eq!(inbox.check_congestion(0), Some(false));
 }
 
 #[test]
-fn many_messages_weigh_without_octets() {
+fn many_messages_weigh_without_bytes() {
     let mut inbox = Inbox::new(100);
     for _ in 0..=MANY_MESSAGES {
         assert!(!inbox.may_be_too_full());
@@ -208,19 +208,19 @@ fn an_idle_inbox_keeps_little() {
 fn a_cleared_inbox_still_knows_of_its_bit() {
     let mut inbox = Inbox::new(100);
     put(&mut inbox, 500);
-    inbox.judge_congestion(0);
+    inbox.check_congestion(0);
     inbox.clear();
     assert_eq!(
         (inbox.len(), inbox.receive_queued_bytes, inbox.congested),
         (0, 0, true)
     );
-    assert_eq!(inbox.judge_congestion(0), Some(false));
+    assert_eq!(inbox.check_congestion(0), Some(false));
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Push {
-        octets: usize,
+        bytes: usize,
         whole: bool,
         extension: u8,
         wall_ns: u64,
@@ -233,12 +233,12 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let octets = prop_oneof![4 => 0_usize..200, 1 => 0_usize..9000];
+    let bytes = prop_oneof![4 => 0_usize..200, 1 => 0_usize..9000];
     prop_oneof![
         4 => (0_u16..2).prop_map(|port| Step::PushEmpty { port }),
-        3 => (octets, any::<bool>(), 0_u8..2, 0_u64..2).prop_map(
-            |(octets, whole, extension, wall_ns)| {
-                Step::Push { octets, whole, extension, wall_ns }
+        3 => (bytes, any::<bool>(), 0_u8..2, 0_u64..2).prop_map(
+            |(bytes, whole, extension, wall_ns)| {
+                Step::Push { bytes, whole, extension, wall_ns }
             }
         ),
         2 => Just(Step::Pop),
@@ -247,7 +247,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against a plain queue of whole messages.
+    /// Compare with a plain queue of whole messages.
     #[test]
     fn messages_come_out_as_they_went_in(before in prop_oneof![Just(0), Just(MANY_MESSAGES)], steps in vec(step(), 0..300)) {
         let mut inbox = Inbox::new(100);
@@ -258,8 +258,8 @@ proptest! {
         }
         for (number, step) in (0_u16..).zip(steps) {
             match step {
-                Step::Push { octets, whole, extension, wall_ns } => {
-                    let payload: Vec<u8> = number.to_be_bytes().repeat(octets / 2);
+                Step::Push { bytes, whole, extension, wall_ns } => {
+                    let payload: Vec<u8> = number.to_be_bytes().repeat(bytes / 2);
                     let arriving = if whole {
                         ArrivingPayload::Whole(Body::Owned(payload.clone().into()))
                     } else {
@@ -282,7 +282,7 @@ proptest! {
                     let body = inbox.take_body();
                     let wanted = model.front().filter(|message| message.4);
                     prop_assert_eq!(
-                        body.as_ref().map(Body::octets),
+                        body.as_ref().map(Body::bytes),
                         wanted.map(|message| &message.0[..])
                     );
                     if body.is_some() {
@@ -296,8 +296,8 @@ proptest! {
             let wanted = model.front().map(|m| (m.0.clone(), m.1, m.2, m.3));
             prop_assert_eq!(front, wanted);
             prop_assert_eq!(inbox.len(), model.len());
-            let octets: usize = model.iter().map(|message| message.0.len()).sum();
-            prop_assert_eq!(inbox.receive_queued_bytes, octets);
+            let bytes: usize = model.iter().map(|message| message.0.len()).sum();
+            prop_assert_eq!(inbox.receive_queued_bytes, bytes);
         }
         for message in model {
             let front = inbox.front().map(|front| (front.payload.len(), front.source));

@@ -1,21 +1,21 @@
-//! Two paths and a stream between them that is cut anywhere, with the little of a control plane
-//! that this takes: hellos, agreements, news of another life.
+//! Two paths and a stream between them that is cut anywhere, with the part of a control plane that
+//! this needs: hellos, agreements, restarts.
 //!
-//! A stream is modelled exactly, as TCP has it: octets that were written, octets that the peer's
-//! TCP has and acknowledged, octets that the peer has read. A cut takes what was not read, unless
-//! the reader drains it first, which the shell promises to do.
+//! A stream is modelled exactly, as TCP has it: bytes that were written, bytes that the peer's TCP
+//! has and acknowledged, bytes that the peer has read. A cut loses unread bytes, unless the reader
+//! drains them first, which the shell promises to do.
 
 use std::collections::BTreeSet;
 
-use urds_path::extension::{emit_life, parse_handshake};
+use urds_path::extension::{emit_generation, parse_handshake};
 use urds_path::{Hold, Limits, Release};
 
 use super::{ME, MS, Side};
 
-/// Everything there is.
+/// No limit.
 pub const ALL: usize = usize::MAX;
 
-/// The peer's kind, as both sides find out.
+/// The peer's kind, as both sides detect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     OwnNode,
@@ -24,71 +24,71 @@ pub enum Kind {
     LinuxHigher,
 }
 
-/// A rule that is broken on purpose, to see that it is noticed.
+/// A rule that is broken on purpose, to test that the test notices it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     Nothing,
-    /// What was handed to a stream dies with it.
+    /// Messages sent on a stream are lost with it.
     Repeating,
-    /// A repeat of what is here is taken once more.
+    /// A duplicate is taken once more.
     Duplicates,
-    /// A message is freed with its first octets.
+    /// A message is freed with its first bytes.
     Freeing,
-    /// What the stream did not take is not offered again.
+    /// Bytes that the stream did not take are not written again.
     Offering,
 }
 
-/// Octets from one side to the other on the current stream.
+/// Bytes from one side to the other on the current stream.
 #[derive(Default)]
 struct Way {
     written: usize,
-    travelling: Vec<u8>, // not with the peer's TCP
+    travelling: Vec<u8>, // not yet at the peer's TCP
     arrived: Vec<u8>,    // acknowledged by it, not read
 }
 
-/// One side and what a test knows of it.
+/// One side and the test's record of it.
 pub struct End {
     pub side: Side,
-    /// Names this life.
-    pub life: u32,
-    /// Messages of this life, by number.
+    /// The generation of this side.
+    pub map_generation: u32,
+    /// Messages of this generation, by number.
     pub sent: u64,
     /// Below it some were cancelled.
     pub sure_from: u64,
-    /// What this life received: the sender's life and the number.
+    /// Messages received by this generation: the sender's generation and the number.
     pub got: Vec<(u32, u64)>,
-    /// What any life here received of the peer's present one.
+    /// Messages of the peer's present generation received by any generation here.
     pub received_ever: BTreeSet<u64>,
     agreed: bool,
-    peer_life: Option<u32>,
-    hello: Option<u64>, // what the peer said on this stream to have
+    peer_generation: Option<u32>,
+    hello: Option<u64>, // the highest number that the peer's hello acknowledged
     way: Way,
 }
 
 impl End {
-    fn new(life: u32, first: u64) -> Self {
+    fn new(map_generation: u32, first: u64) -> Self {
         let limits = Limits {
             acknowledge_messages: 4,
             acknowledge_bytes: 20_000,
             ..Limits::default()
         };
-        let mut side = Side::with(limits, first, Some(life), Release::NotYet);
-        side.by_body = life.is_multiple_of(2);
+        let mut side = Side::with(limits, first, Some(map_generation), Release::NotYet);
+        side.by_body = map_generation.is_multiple_of(2);
         Self {
             side,
-            life,
+            map_generation,
             sent: 0,
             sure_from: 0,
             got: Vec::new(),
             received_ever: BTreeSet::new(),
             agreed: false,
-            peer_life: None,
+            peer_generation: None,
             hello: None,
             way: Way::default(),
         }
     }
 
-    /// Release what waits for the peer's hello, once it has come and is understood.
+    /// Release the hold on the peer's hello, once it has arrived and been handled.
     fn release(&mut self) {
         if let Some(received) = self.hello.filter(|_| self.agreed) {
             self.side.core.release((received > 0).then_some(received));
@@ -101,7 +101,7 @@ pub struct Link {
     pub kind: Kind,
     pub broken: Broken,
     pub ends: [End; 2],
-    lives: u32,
+    generations: u32,
 }
 
 impl Link {
@@ -111,7 +111,7 @@ impl Link {
             kind,
             broken,
             ends,
-            lives: 2,
+            generations: 2,
         };
         link.connect();
         link
@@ -128,7 +128,7 @@ impl Link {
             end.hello = None;
             end.side.core.attach(hold);
             if self.kind == Kind::OwnNode {
-                let extension = emit_life(end.life);
+                let extension = emit_generation(end.map_generation);
                 end.side
                     .core
                     .control(1, 0, extension, true, &mut end.side.counters);
@@ -138,17 +138,17 @@ impl Link {
 
     pub fn send(&mut self, index: usize, payload_bytes: usize) {
         let end = &mut self.ends[index];
-        let mut payload = end.life.to_be_bytes().to_vec();
+        let mut payload = end.map_generation.to_be_bytes().to_vec();
         payload.extend_from_slice(&end.sent.to_be_bytes());
         payload.resize(12 + payload_bytes, 7);
         end.side.send(&payload);
         end.sent += 1;
     }
 
-    /// Have the stream take so many octets of a side.
-    pub fn write(&mut self, index: usize, octets: usize) {
+    /// Have the stream take so many bytes of a side.
+    pub fn write(&mut self, index: usize, bytes: usize) {
         let end = &mut self.ends[index];
-        let mut written = end.side.write(octets);
+        let mut written = end.side.write(bytes);
         if self.broken == Broken::Offering && written.len() > 60 {
             written.truncate(written.len() - 1);
         }
@@ -156,24 +156,24 @@ impl Link {
         end.way.travelling.extend_from_slice(&written);
     }
 
-    /// Have them come to the peer's TCP.
-    pub fn arrive(&mut self, index: usize, octets: usize) {
+    /// Have them arrive at the peer's TCP.
+    pub fn arrive(&mut self, index: usize, bytes: usize) {
         let way = &mut self.ends[index].way;
-        let octets = octets.min(way.travelling.len());
-        way.arrived.extend_from_slice(&way.travelling[..octets]);
-        way.travelling.drain(..octets);
+        let bytes = bytes.min(way.travelling.len());
+        way.arrived.extend_from_slice(&way.travelling[..bytes]);
+        way.travelling.drain(..bytes);
     }
 
     /// Have the peer of a side read.
     ///
     /// # Errors
-    /// What it did not understand or should not have got.
-    pub fn read(&mut self, index: usize, octets: usize) -> Result<(), String> {
+    /// Messages that it did not understand or should not have got.
+    pub fn read(&mut self, index: usize, bytes: usize) -> Result<(), String> {
         let way = &mut self.ends[index].way;
-        let octets = octets.min(way.arrived.len());
-        let rest = way.arrived.split_off(octets);
+        let bytes = bytes.min(way.arrived.len());
+        let rest = way.arrived.split_off(bytes);
         let data = std::mem::replace(&mut way.arrived, rest);
-        let sender_life = self.ends[index].life;
+        let sender_generation = self.ends[index].map_generation;
         let reader = &mut self.ends[1 - index];
         if self.broken == Broken::Duplicates {
             reader.side.core.incoming.sequence_expected = 0;
@@ -183,12 +183,15 @@ impl Link {
             .receive(&data)
             .map_err(|reason| format!("{reason:?}"))?;
         for payload in reader.side.mailbox.got.drain(..) {
-            let (life, rest) = payload
+            let (map_generation, rest) = payload
                 .split_first_chunk()
                 .ok_or("a message without its life")?;
             let number = rest.first_chunk().ok_or("a message without its number")?;
-            let name = (u32::from_be_bytes(*life), u64::from_be_bytes(*number));
-            if name.0 == sender_life {
+            let name = (
+                u32::from_be_bytes(*map_generation),
+                u64::from_be_bytes(*number),
+            );
+            if name.0 == sender_generation {
                 reader.received_ever.insert(name.1);
             }
             if reader.got.last().is_some_and(|last| *last >= name) {
@@ -200,19 +203,22 @@ impl Link {
         Ok(())
     }
 
-    /// Do what the control plane of a side does with what it has read.
+    /// Do the control plane's work of a side after a read.
     fn control(&mut self, index: usize) {
         let end = &mut self.ends[index];
         end.side.core.incoming.peer_map = None;
         while let Some(message) = end.side.core.incoming.controls.pop_front() {
             let told = parse_handshake(&message.extension);
-            let Some(life) = told.generation.and_then(|life| u32::try_from(life).ok()) else {
+            let Some(map_generation) = told
+                .generation
+                .and_then(|map_generation| u32::try_from(map_generation).ok())
+            else {
                 continue;
             };
             if end
-                .peer_life
-                .replace(life)
-                .is_some_and(|known| known != life)
+                .peer_generation
+                .replace(map_generation)
+                .is_some_and(|known| known != map_generation)
             {
                 end.side.core.restart_peer();
                 end.side.settle();
@@ -222,7 +228,7 @@ impl Link {
         }
     }
 
-    /// Have a side understand what its peer is, if it can know.
+    /// Have a side detect the kind of its peer, if it can.
     pub fn agree(&mut self, index: usize) {
         let end = &mut self.ends[index];
         if self.kind != Kind::OwnNode {
@@ -235,14 +241,14 @@ impl Link {
         end.side.settle();
     }
 
-    /// Ask a side's TCP what its peer's has.
+    /// Query a side's TCP for its peer's acknowledgements.
     pub fn ask(&mut self, index: usize) {
         let end = &mut self.ends[index];
-        let mut octets = (end.way.written - end.way.travelling.len()) as u64;
+        let mut bytes = (end.way.written - end.way.travelling.len()) as u64;
         if self.broken == Broken::Freeing {
-            octets += 60;
+            bytes += 60;
         }
-        end.side.core.handle_stream_acknowledged(octets);
+        end.side.core.handle_stream_acknowledged(bytes);
         end.side.settle();
     }
 
@@ -253,7 +259,7 @@ impl Link {
         }
     }
 
-    /// Cancel what a side has sent and its peer may not have.
+    /// Cancel messages of a side that its peer may not have.
     pub fn cancel(&mut self, index: usize) {
         let end = &mut self.ends[index];
         end.side.core.outgoing.cancel(ME, None);
@@ -277,7 +283,7 @@ impl Link {
         Ok(())
     }
 
-    /// Break the stream; what TCP acknowledged is read first.
+    /// Break the stream; bytes that TCP acknowledged are read first.
     ///
     /// # Errors
     /// As `read`.
@@ -287,14 +293,14 @@ impl Link {
         Ok(())
     }
 
-    /// Begin a new life of a side, which knows nothing of the old one.
+    /// Restart a side; it keeps no state.
     ///
     /// # Errors
     /// As `read`.
     pub fn restart(&mut self, index: usize, first: u64) -> Result<(), String> {
         self.end_stream(false)?;
-        self.lives += 1;
-        let end = End::new(self.lives, first);
+        self.generations += 1;
+        let end = End::new(self.generations, first);
         let old = std::mem::replace(&mut self.ends[index], end);
         self.ends[index].received_ever = old.received_ever;
         self.ends[1 - index].received_ever.clear();

@@ -1,4 +1,4 @@
-//! A path core with a mailbox, an account and a map around it: what the shell is to it.
+//! A path core with a mailbox, an account and a map around it, in place of the shell.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -7,10 +7,10 @@ pub mod link;
 use std::io::IoSlice;
 
 use urds_path::constants::{FLAG_CONG_BITMAP, HEADER_BYTES};
-use urds_path::extension::emit_life;
+use urds_path::extension::emit_generation;
 use urds_path::{
-    Arriving, Body, CongestionMap, Counters, DownReason, Freed, Ground, Header, Hold, Limits,
-    NO_EXTENSION, Offer, Owner, PathCore, Payload, Release, SLICES_MAX,
+    Arriving, Body, CongestionMap, Counters, DownReason, Freed, Header, Hold, Limits, MessageSink,
+    NO_EXTENSION, Owner, PathCore, Payload, Release, SLICES_MAX, WriteBuffer,
 };
 
 pub const SOURCE: u16 = 4000;
@@ -21,16 +21,16 @@ pub const MS: u64 = 1_000_000;
 /// A header and what follows it.
 pub type Frame = (Header, Vec<u8>);
 
-/// The mailbox at `TARGET`; nobody has another port.
+/// The mailbox at `TARGET`; no other port has one.
 #[derive(Default)]
 pub struct Mailbox {
     pub got: Vec<Vec<u8>>,
 }
 
-impl Ground for Mailbox {
+impl MessageSink for Mailbox {
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
         if target_port == TARGET {
-            self.got.push(message.payload.octets().to_vec());
+            self.got.push(message.payload.bytes().to_vec());
         }
         target_port == TARGET
     }
@@ -42,7 +42,7 @@ pub struct Side {
     pub counters: Counters,
     pub mailbox: Mailbox,
     pub map: CongestionMap,
-    /// Payload octets queued or unacknowledged.
+    /// Payload bytes queued or unacknowledged.
     pub account: usize,
     pub given_up: u64,
     pub now_ns: u64,
@@ -70,7 +70,7 @@ impl Side {
         }
     }
 
-    /// A side on its first stream, whose map has left.
+    /// Return a side on its first stream, whose map has left.
     pub fn begun(release: Release) -> Self {
         let mut side = Self::new(release);
         side.begin(Hold::Nothing);
@@ -86,7 +86,7 @@ impl Side {
         self.settle();
     }
 
-    /// Attach and let the map go.
+    /// Attach and send the map.
     pub fn begin(&mut self, hold: Hold) {
         self.core.attach(hold);
         let frames = self.frames();
@@ -105,26 +105,28 @@ impl Side {
         }
     }
 
-    pub fn control(&mut self, ports: (u16, u16), first_octet: u8, hello: bool) {
+    pub fn control(&mut self, ports: (u16, u16), first_byte: u8, hello: bool) {
         let mut extension = NO_EXTENSION;
-        extension[0] = first_octet;
+        extension[0] = first_byte;
         self.core
             .control(ports.0, ports.1, extension, hello, &mut self.counters);
     }
 
-    pub fn poll(&mut self) -> Option<Offer> {
+    pub fn poll(&mut self) -> Option<WriteBuffer> {
         self.core.poll_transmit(&self.map, &mut self.counters)
     }
 
-    /// Have a stream take at most so many octets.
-    pub fn write(&mut self, octets_max: usize) -> Vec<u8> {
+    /// Have a stream take at most so many bytes.
+    pub fn write(&mut self, bytes_max: usize) -> Vec<u8> {
         let mut written = Vec::new();
-        while written.len() < octets_max {
-            let Some(offer) = self.poll() else { break };
-            let octets = octets_of(&offer);
-            let taken = octets.len().min(octets_max - written.len());
-            written.extend_from_slice(&octets[..taken]);
-            self.core.transmitted(offer, taken);
+        while written.len() < bytes_max {
+            let Some(write_buffer) = self.poll() else {
+                break;
+            };
+            let bytes = bytes_of(&write_buffer);
+            let taken = bytes.len().min(bytes_max - written.len());
+            written.extend_from_slice(&bytes[..taken]);
+            self.core.transmitted(write_buffer, taken);
         }
         written
     }
@@ -146,7 +148,7 @@ impl Side {
             .collect()
     }
 
-    /// The same, their numbers.
+    /// Write everything; return the numbers of messages between sockets.
     pub fn numbers(&mut self) -> Vec<u64> {
         self.frames()
             .iter()
@@ -166,10 +168,10 @@ impl Side {
                     .expect("of the right length");
             }
             let rest = body.rest_mut();
-            let octets = rest.len().min(data.len());
-            rest[..octets].copy_from_slice(&data[..octets]);
-            body.filled += octets;
-            data = &data[octets..];
+            let bytes = rest.len().min(data.len());
+            rest[..bytes].copy_from_slice(&data[..bytes]);
+            body.filled += bytes;
+            data = &data[bytes..];
             let (mailbox, counters) = (&mut self.mailbox, &mut self.counters);
             let result = self.core.resume_body(body, self.now_ns, mailbox, counters);
             self.settle();
@@ -181,12 +183,12 @@ impl Side {
         result
     }
 
-    /// Receive what must be without fault.
+    /// Receive bytes without a protocol error.
     pub fn take(&mut self, data: &[u8]) {
         assert_eq!(self.receive(data), Ok(()));
     }
 
-    /// Settle the account.
+    /// Update the account.
     pub fn settle(&mut self) {
         let mut freed: Vec<Freed> = Vec::new();
         self.core.take_freed(&mut freed);
@@ -203,31 +205,31 @@ impl Side {
     }
 }
 
-pub fn octets_of(offer: &Offer) -> Vec<u8> {
+pub fn bytes_of(write_buffer: &WriteBuffer) -> Vec<u8> {
     let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-    let used = offer.fill(0, &mut slices);
-    let mut octets = Vec::with_capacity(offer.len());
+    let used = write_buffer.fill(0, &mut slices);
+    let mut bytes = Vec::with_capacity(write_buffer.len());
     for slice in &slices[..used] {
-        octets.extend_from_slice(slice);
+        bytes.extend_from_slice(slice);
     }
-    assert_eq!(octets.len(), offer.len());
-    octets
+    assert_eq!(bytes.len(), write_buffer.len());
+    bytes
 }
 
 /// Read whole frames and nothing else.
-pub fn frames_of(mut octets: &[u8]) -> Vec<Frame> {
+pub fn frames_of(mut bytes: &[u8]) -> Vec<Frame> {
     let mut frames = Vec::new();
-    while !octets.is_empty() {
-        let header = Header::peek(octets).expect("a whole header");
+    while !bytes.is_empty() {
+        let header = Header::peek(bytes).expect("a whole header");
         assert!(header.verify());
         let end = HEADER_BYTES + header.payload_bytes;
-        frames.push((header, octets[HEADER_BYTES..end].to_vec()));
-        octets = &octets[end..];
+        frames.push((header, bytes[HEADER_BYTES..end].to_vec()));
+        bytes = &bytes[end..];
     }
     frames
 }
 
-/// The octets of one message from `SOURCE` to `TARGET`.
+/// The bytes of one message from `SOURCE` to `TARGET`.
 pub fn message(sequence: u64, ack: u64, flags: u8, payload: &[u8]) -> Vec<u8> {
     let header = Header {
         sequence,
@@ -241,7 +243,7 @@ pub fn message(sequence: u64, ack: u64, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&header.emit(false)[..], payload].concat()
 }
 
-/// An acknowledgement of an own node.
+/// An acknowledgement of a urds node.
 pub fn acknowledgement(ack: u64) -> Vec<u8> {
     Header {
         ack,
@@ -251,12 +253,12 @@ pub fn acknowledgement(ack: u64) -> Vec<u8> {
     .to_vec()
 }
 
-/// The map of an own node's life, or with `None` a kernel's.
+/// The map of a urds node's generation, or with `None` a kernel's.
 pub fn map_message(generation: Option<u32>) -> Vec<u8> {
     let header = Header {
         flags: FLAG_CONG_BITMAP,
         payload_bytes: 8192,
-        extension: generation.map_or(NO_EXTENSION, emit_life),
+        extension: generation.map_or(NO_EXTENSION, emit_generation),
         ..Header::default()
     };
     [&header.emit(false)[..], &[0; 8192]].concat()

@@ -1,19 +1,19 @@
-//! Threads that the interpreter ends while it is finalised: they stay where they are for ever.
+//! Threads that the interpreter ends while it is finalised: they hang instead.
 //!
-//! Before Python 3.14 a thread that wants the interpreter then is ended by `pthread_exit`
+//! Before Python 3.14 a thread that takes the interpreter then is ended by `pthread_exit`
 //! (`take_gil`, `Python/ceval_gil.c`), whose unwinding may not pass frames of Rust: the process
-//! aborts. From 3.14 on it hangs, and so it does here on every release: the linker leads each call
-//! that may wait for the interpreter through a function of this file (`build.rs`), the first frame
-//! that the unwinding meets, and that does not let it go on. Such calls are those that take the
-//! interpreter back and those that may run code of Python, which gives it up and takes it back.
-//! `PyGILState_Ensure` is guarded in the same way by pyo3.
+//! aborts. From 3.14 on it hangs, and so it does here on every release: the linker replaces each
+//! call that may wait for the interpreter by a function of this file (`build.rs`), the first frame
+//! that the unwinding meets, which stops it there. Such calls are those that take the interpreter
+//! back and those that may run Python code, which releases it and takes it back. pyo3 guards
+//! `PyGILState_Ensure` in the same way.
 
 #![allow(non_snake_case, clippy::let_unit_value)] // names as the linker makes them
 
 use std::os::raw::{c_int, c_void};
 use std::thread;
 
-/// Dropped by an unwinding that is no panic of ours: the thread ends no further than here.
+/// Dropped by an unwinding that is no panic of ours: the thread hangs here.
 struct Hang;
 
 impl Drop for Hang {
@@ -26,7 +26,7 @@ impl Drop for Hang {
 
 macro_rules! wrapped {
     ($($wrapper:ident leads to $call:ident($($name:ident: $kind:ty),*) $(-> $result:ty)?;)*) => {$(
-        // SAFETY: the linker has that name stand for the interpreter's function of this signature.
+        // SAFETY: the linker resolves that name to the interpreter's function of this signature.
         unsafe extern "C-unwind" {
             fn $call($($name: $kind),*) $(-> $result)?;
         }
@@ -35,7 +35,7 @@ macro_rules! wrapped {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $wrapper($($name: $kind),*) $(-> $result)? {
             let hang = Hang;
-            // SAFETY: it is the call that the caller made, with what it gave.
+            // SAFETY: it is the caller's call, with its arguments.
             let result = unsafe { $call($($name),*) };
             std::mem::forget(hang);
             result
