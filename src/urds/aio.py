@@ -1,9 +1,8 @@
 """RDS sockets for asyncio and trio: `async with await urds.aio.bind((host, port)) as sock`.
 
-One implementation serves both; which loop runs is found out when a call has to wait. Importing
-this package imports neither asyncio nor trio.
+The public name of `urds.rds.aio`.
 """
 
-from urds.aio.sockets import Receipt, Socket, bind, open_socket
+from urds.rds.aio.sockets import Receipt, Socket, bind, open_socket
 
 __all__ = ["Receipt", "Socket", "bind", "open_socket"]

@@ -1,6 +1,5 @@
-"""The command `urds`: one module per tool, two fronts that read its arguments.
+"""The command `urds`: `main` lists its commands, `parser` makes `argparse` of their options.
 
-A tool is a record of options and a function that carries them out and returns an exit code; it
-reads no arguments itself. `commands` is the front with typer, `plain` the one with the standard
-library alone. What a tool prints goes through `output`, how it ends through `exits`.
+A command is a module of a folder, with a record of options, a function `run` and a `COMMAND`. All
+use `output` (tables, JSON, exit codes) and some `processes` (the other side, started here).
 """

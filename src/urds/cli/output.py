@@ -1,4 +1,4 @@
-"""What all tools print with: lines, aligned tables, JSON.
+"""Output and exit codes of all commands: lines, aligned tables, JSON.
 
 Text is the same with and without rich; rich adds colours, on a terminal only, and respects
 NO_COLOR. A pipe gets plain lines, each flushed, so that the next program sees it at once.
@@ -7,11 +7,15 @@ NO_COLOR. A pipe gets plain lines, each flushed, so that the next program sees i
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final, Self
+
+from urds.common.errors import PlaneError, SettingError
 
 Cell = str | int
 
@@ -22,13 +26,46 @@ TITLE: Final = "bold"
 _LINE_EVERY_S: Final = 1.0
 
 
+class Exit(IntEnum):
+    """Exit codes of all commands."""
+
+    OK = 0
+    FAILED = 1  # no answer, or not what was asked for
+    USAGE = 2  # wrong arguments or settings
+    INTERRUPTED = 130  # Ctrl-C: 128 and the number of SIGINT, as of shells
+
+
+class UsageError(ValueError):
+    """Wrong arguments; the text names the argument, its value and its limits."""
+
+
+def guarded(name: str, run: Callable[[], Exit]) -> Exit:
+    """Run a command; print its failure as one line of standard error, without a traceback."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the pipe ended. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+    except (UsageError, SettingError, PlaneError) as wrong:
+        complain(name, str(wrong))
+        return Exit.USAGE
+    except OSError as failure:
+        complain(name, failure.strerror or str(failure))
+        return Exit.FAILED
+    return code
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table."""
 
     title: str
     characters_min: int = 0
-    left: bool = False  # else to the right, as numbers and the tables of rds-info stand
+    left: bool = False  # else to the right, as numbers and the tables of rds-info are
 
 
 class Output:
@@ -39,7 +76,7 @@ class Output:
         self._styled = None if json_wanted else _styled_print()
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """Print one line, coloured where that can be."""
+        """Print one line, coloured on a terminal with rich."""
         if style and self._styled:
             self._styled(text, style)
         else:
@@ -56,7 +93,7 @@ class Output:
             self.line(line)
 
     def record(self, record: object) -> None:
-        """Print one JSON object on a line of its own, for output that goes on and on."""
+        """Print one JSON object on a line of its own, for output without end."""
         print(json.dumps(record, default=str), flush=True)
 
     def document(self, document: object) -> None:
@@ -81,9 +118,11 @@ def align(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str
     ]
 
 
-def complain(tool: str, text: str) -> None:
-    """Print one line to standard error, with the name of the tool."""
-    print(f"urds {tool}: {text}", file=sys.stderr, flush=True)
+def complain(name: str, text: str) -> None:
+    """Print one line to standard error, with the name of the program."""
+    # One write: threads may complain at once.
+    sys.stderr.write(f"{name}: {text}\n")
+    sys.stderr.flush()
 
 
 def is_terminal() -> bool:
@@ -104,9 +143,9 @@ def _styled_print() -> Callable[[str, str], None] | None:
 
 
 class Progress:
-    """Where a longer work stands: a bar on a terminal, else a line per second.
+    """The progress of a longer work: a bar on a terminal, else a line per second.
 
-    The bar stands on standard output like the lines, and leaves with the work.
+    The bar is on standard output like the lines, and disappears at the work's end.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

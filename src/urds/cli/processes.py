@@ -1,13 +1,14 @@
-"""The process on the other side that a tool of `urds rsocket` starts where no host is given.
+"""Processes that a command starts for its other side, with the very `urds` that runs here.
 
-It is this interpreter with a module of the command line and the tool's options as JSON. Its first
-line says where it listens. It ends when its client is done or does not come, or, where clients come
-and go, when its standard input closes, which happens however the tool ends.
+`own_server` runs a module with the options of the command as JSON. Its first line holds its
+address. It ends when its client is done or does not come, or, where clients come and go, when its
+standard input closes, which happens however the command ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import signal
@@ -16,14 +17,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
-from urds.cli.children import environment
-from urds.cli.exits import Exit, guarded
+import urds
+from urds.cli.output import Exit, guarded
 
 _END_S: Final = 10.0
 _TIDY_S: Final = 2.0
 CLIENT_WAIT_S: Final = 30.0
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """Return an environment in which a child finds this `urds`, and modules of other folders."""
+    place = Path(urds.__file__).resolve().parents[1]
+    others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, (place, *folders)), *others])}
 
 
 @contextmanager
@@ -49,7 +58,7 @@ def own_server(module: str, options: Any) -> Iterator[int]:
 
 
 def _end(server: subprocess.Popen[str]) -> None:
-    """Let it tidy up as after Ctrl-C, which it may have had already; kill it if it does not."""
+    """Let it clean up as after Ctrl-C, which it may have had already; kill it if it does not."""
     if server.poll() is not None:
         return
     server.send_signal(signal.SIGINT)
@@ -61,19 +70,19 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 
 def tell_port(port: int, *, json_wanted: bool) -> None:
-    """Say where this server listens."""
+    """Print where this server listens."""
     print(json.dumps({"port": port}) if json_wanted else f"listening on port {port}", flush=True)
 
 
 def is_abandoned() -> bool:
-    """Tell whether whoever started this server has closed its standard input."""
+    """Tell whether the parent has closed the standard input of this server."""
     return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def serve_child(tool: str, options_type: type[Any], serve: Callable[..., None]) -> Exit:
     """Run the server of a tool with the options of the command line, as `own_server` starts it.
 
-    `serve` gets the longest time to wait for a client: whoever started this may be gone.
+    `serve` gets the longest time to wait for a client: the parent may be gone.
     """
     # Tuples come back as lists; a record of options only reads them.
     options = options_type(**json.loads(sys.argv[1]))

@@ -1,11 +1,11 @@
-"""What urds logs: queued where it happens, emitted by a thread that holds no lock of ours.
+"""The log of urds: queued where a line is due, emitted by a thread that holds no lock of urds.
 
 A logging handler is code of the program. It may block (a full pipe, a slow disk), wait for a lock
-whose holder waits for one of ours, or bind and send on sockets of this package. Where a line is
-due, the control lock is held more often than not; so nothing but this module calls `logging`.
+whose holder waits for one of urds, or bind and send on sockets of this package. Where a line is
+due, the control lock is held more often than not; so only this module calls `logging`.
 
-The thread starts with a line that finds none and ends when the queue is empty. Each text is limited
-by itself, because a peer can cause most of them.
+The thread starts with a line that finds none and ends when the queue is empty. Each text has its
+own limit, because a peer can cause most of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 _LINES_MAX: Final = 10
 _WINDOW_NS: Final = 5_000_000_000  # ten lines in five seconds. Source: linux v6.12 net/core/utils.c
-_QUEUED_MAX: Final = 256  # lines that a handler that blocks keeps waiting; beyond it none is taken
+_QUEUED_MAX: Final = 256  # lines that wait for a handler that blocks; further ones are counted only
 _FLUSH_S: Final = 1.0
 _log = logging.getLogger("urds")
 
@@ -76,7 +76,7 @@ class LogQueue:
         """Queue a line for the logger `urds`, unless there were ten of its text in five seconds.
 
         `problem` is logged with its traceback. A line beyond 256 that wait is counted like one
-        beyond the limit: the next of its text says how many are missing.
+        beyond the limit: the next of its text counts the missing ones.
         """
         with self._idle:
             limit = self._limits.setdefault(text, LogLimit())
@@ -132,7 +132,7 @@ class LogQueue:
     def _start(self) -> None:
         try:
             threading.Thread(target=self._emit_all, name="urds-log", daemon=True).start()
-        except RuntimeError:  # no thread to be had: the next line, or `flush`, tries again
+        except RuntimeError:  # no thread can start: the next line, or `flush`, tries again
             self._emitter = None
 
     def _emit_all(self) -> None:

@@ -1,11 +1,11 @@
-"""Memory of this process by address, as C structures name it: found to be there, or refused.
+"""Memory of this process by address, as C structures name it: checked to be mapped, or refused.
 
-What is not mapped, or cannot be written where that is wanted, is EFAULT and never a crash. The
-pages are asked for as the kernel asks when it pins them, which also gives a private page of a
+Memory that is not mapped, or not writable where that is wanted, is EFAULT and never a crash. The
+pages are requested as the kernel does when it pins them, which also gives a private page of a
 forked process its own copy. Unlike pinned pages these can be unmapped afterwards: memory behind a
-region or an operation under way has to stay where it is, as for every C library.
-Before Linux 5.14, which has no way to ask, the list of mappings answers; a page behind the end of
-its file is in it and passes. Source: madvise(2), MADV_POPULATE_READ; proc(5); rds.md 4.3.
+region or an operation under way has to stay where it is, as for every C library. Linux before 5.14
+has no such request, so the list of mappings answers; a page behind the end of its file is in it and
+passes. Source: madvise(2), MADV_POPULATE_READ; proc(5); docs/reference/rds.md 4.3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmap import PAGESIZE
 from pathlib import Path
 from typing import Final
 
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
 
 ADDRESS_END: Final = 1 << 64
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ; mmap names it from Python 3.14 on only
@@ -26,21 +26,27 @@ _MAPPINGS: Final = Path("/proc/self/maps")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def view_at(address: int, octets: int, *, writable: bool) -> memoryview:
-    """Return the memory at an address, which is one octet or more; nothing is copied.
+def view_at(address: int, byte_count: int, *, writable: bool) -> memoryview:
+    """Return the memory at an address, which is one byte or more; nothing is copied.
 
     Raises OSError (EFAULT): some of it is not mapped, or cannot be read, or written if wanted.
     """
-    if octets < 1 or address + octets > ADDRESS_END or not _is_there(address, octets, writable):
+    if (
+        byte_count < 1
+        or address + byte_count > ADDRESS_END
+        or not _is_there(address, byte_count, writable)
+    ):
         right = "writable" if writable else "readable"
-        raise os_error(Refusal.MEMORY_FAULT, f"{octets} octets at {address:#x} are not {right}")
-    view = memoryview((ctypes.c_char * octets).from_address(address)).cast("B")
+        raise os_error(
+            ErrorReason.MEMORY_FAULT, f"{byte_count} bytes at {address:#x} are not {right}"
+        )
+    view = memoryview((ctypes.c_char * byte_count).from_address(address)).cast("B")
     return view if writable else view.toreadonly()
 
 
-def _is_there(address: int, octets: int, writable: bool) -> bool:
+def _is_there(address: int, byte_count: int, writable: bool) -> bool:
     first = address // PAGESIZE * PAGESIZE
-    length = address + octets - first
+    length = address + byte_count - first
     advice = _POPULATE_WRITE if writable else _POPULATE_READ
     madvise = getattr(_libc, "madvise", None)
     if madvise is not None:
@@ -65,5 +71,5 @@ def _is_mapped(first: int, end: int, right: bytes) -> bool:
                 if first >= end:
                     return True
     except OSError:
-        pass  # no such list here: nothing can be found out, so nothing is there
+        pass  # no such list here: no address counts as mapped
     return False

@@ -1,6 +1,6 @@
 """A descriptor whose readiness is that of a socket, for select, poll, epoll and event loops.
 
-An AF_UNIX stream pair, the user's end with the smallest send buffer. Readable: one octet from the
+An AF_UNIX stream pair, the user's end with the smallest send buffer. Readable: one byte from the
 far end. Not writable: the user's end is filled until it would block; writable again: the far end
 takes it out. So all four combinations can be shown, level-triggered. An AF_UNIX descriptor shows
 POLLWRBAND together with POLLOUT (docs/differences.md).
@@ -8,12 +8,13 @@ POLLWRBAND together with POLLOUT (docs/differences.md).
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from urds.reentry import new_lock
+from urds.common.reentry import new_lock
 
 _FILL = bytes(512)
 
@@ -30,14 +31,14 @@ _here = _Here()
 def changes_one_here() -> bool:
     """Tell whether the calling thread is inside a change of a descriptor.
 
-    Then what calls is a handler or finaliser. It must not wait for a lock whose holder may wait
-    for that descriptor.
+    The caller is then a handler or finaliser. It must not wait for a lock whose holder may wait for
+    that descriptor.
     """
     return _here.depth > 0
 
 
 class ReadinessDescriptor:
-    """The pair; `sync` makes it show what `wanted` says now."""
+    """The pair; `sync` makes it show the present `wanted`."""
 
     def __init__(self, wanted: Callable[[], tuple[bool, bool]]) -> None:
         self._wanted = wanted
@@ -57,9 +58,9 @@ class ReadinessDescriptor:
     def sync(self) -> None:
         """Show the state as it is now.
 
-        Called after every change and without the owner's lock; whoever comes last reads the last
-        state, and a change in between is seen by the next comparison. A handler that finds its
-        own thread in here leaves the change to that call.
+        Called after every change and without the owner's lock; the last call reads the last state,
+        and the next comparison sees a change in between. A handler that finds its own thread in
+        here leaves the change to that call.
         """
         self._is_stale = True
         while self._is_stale and not self._is_inside():
@@ -113,7 +114,7 @@ class ReadinessDescriptor:
                 self._far.recv(65536)
 
     def abandon_in_child(self) -> None:
-        """Close our copies after a fork; the holder of the lock is not here."""
+        """Close this process's copies after a fork; the holder of the lock is not here."""
         self._lock, self._is_inside = new_lock()
         self.close()
 
@@ -127,3 +128,50 @@ class ReadinessDescriptor:
                 self._far.close()
         finally:
             _here.depth = depth
+
+
+class EventDescriptor:
+    """A descriptor that is readable while an event waits; level-triggered.
+
+    An eventfd, or a pipe elsewhere, made by the first `fileno`. Its owner's lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._read_fd = self._write_fd = -1
+
+    def fileno(self) -> int:
+        """Return the descriptor, the same each time. Raises OSError: EMFILE."""
+        if self._read_fd < 0:
+            self._open()
+        return self._read_fd
+
+    def set(self, is_set: bool) -> None:
+        """Make it readable or not."""
+        if is_set is self._is_set:
+            return
+        self._is_set = is_set
+        if self._read_fd >= 0:
+            self._show()
+
+    def close(self) -> None:
+        """Close the descriptor, if there is one."""
+        for fd in {self._read_fd, self._write_fd} - {-1}:
+            os.close(fd)
+        self._read_fd = self._write_fd = -1
+
+    def _open(self) -> None:
+        if hasattr(os, "eventfd"):  # Linux
+            self._read_fd = self._write_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        else:
+            self._read_fd, self._write_fd = os.pipe()
+            os.set_blocking(self._read_fd, False)
+        if self._is_set:
+            self._show()
+
+    def _show(self) -> None:
+        if self._is_set:
+            os.write(self._write_fd, (1).to_bytes(8, "little"))
+        else:
+            with suppress(BlockingIOError):
+                os.read(self._read_fd, 8)

@@ -1,4 +1,4 @@
-"""Sizes and buffers that a receive is given: judged before a message is taken, or it would be lost.
+"""Sizes and buffers of a receive: checked before a message is taken, or it would be lost.
 
 Types and words of the errors are CPython's. Source: cpython v3.13 Modules/socketmodule.c
 (sock_recv_into, sock_recvfrom_into, sock_recvmsg, sock_recvmsg_into).

@@ -2,8 +2,8 @@
 
 A signal handler or a finaliser runs between any two instructions of the thread that it interrupts,
 with the locks that this thread holds. A plain lock would have the thread wait for itself. So state
-that such code may reach is behind a lock that knows its holder, and a call asks before it goes on:
-what must not run in the middle of another call is refused (`Refusal.REENTERED`) or put off.
+that such code may reach is behind a lock that knows its holder, and a call checks that first: what
+must not run inside another call is refused (`ErrorReason.REENTERED`) or put off.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 
 def new_lock() -> tuple[threading.RLock, Callable[[], bool]]:
-    """Return a lock, and what tells whether the calling thread holds it.
+    """Return a lock, and a call that tells whether the calling thread holds it.
 
-    Both are calls of C: the lock costs what a plain one does, the question a tenth of that.
+    Both are calls of C: the lock costs what a plain one does, the other a tenth of that.
     """
     lock = threading.RLock()
     return lock, holder_test(lock)

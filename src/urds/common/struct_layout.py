@@ -1,38 +1,40 @@
-"""One fixed layout of octets: a Struct whose mistakes are WireErrors with values and limits."""
+"""One fixed layout of bytes: a Struct whose errors are WireErrors with values and limits."""
 
 import re
 import struct
 from typing import Any, Final
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 
 _BITS: Final = {"B": 8, "H": 16, "I": 32, "Q": 64, "?": 1}
 
 
 class Layout:
-    """A named Struct of unsigned integers and octets, of known size."""
+    """A named Struct of unsigned integers and bytes, of known size."""
 
-    __slots__ = ("_codes", "_name", "_struct", "octets")
+    __slots__ = ("_codes", "_name", "_struct", "size_bytes")
 
-    def __init__(self, name: str, format_string: str, *, octets: int) -> None:
+    def __init__(self, name: str, format_string: str, *, size_bytes: int) -> None:
         self._name = name
         self._struct = struct.Struct(format_string)
-        self.octets = octets
-        assert self._struct.size == octets, f"{name}: {self._struct.size} octets, not {octets}"
+        self.size_bytes = size_bytes
+        assert self._struct.size == size_bytes, (
+            f"{name}: {self._struct.size} bytes, not {size_bytes}"
+        )
         codes = re.findall(r"(\d*)([a-zA-Z?])", format_string)
-        # A count repeats an integer; octets ("16s") are one field and padding ("3x") is none.
+        # A count repeats an integer; bytes ("16s") are one field and padding ("3x") is none.
         self._codes = "".join(
             code if code == "s" else code * int(count or 1) for count, code in codes if code != "x"
         )
 
-    def unpack(self, octets: bytes) -> tuple[Any, ...]:
-        """Return the fields. Raises WireError if `octets` has another size."""
-        if len(octets) != self.octets:
-            raise WireError(f"{self._name} of {len(octets)} octets, not {self.octets}")
-        return self._struct.unpack(octets)
+    def unpack(self, data: bytes) -> tuple[Any, ...]:
+        """Return the fields. Raises WireError if `data` has another size."""
+        if len(data) != self.size_bytes:
+            raise WireError(f"{self._name} of {len(data)} bytes, not {self.size_bytes}")
+        return self._struct.unpack(data)
 
     def pack(self, *fields: object) -> bytes:
-        """Return the octets. Raises WireError if an integer does not fit its width."""
+        """Return the bytes. Raises WireError if an integer does not fit its width."""
         try:
             return self._struct.pack(*fields)
         except struct.error:

@@ -1,10 +1,10 @@
-"""Deadlines by name: a heap, from which what was set anew or cancelled is left out lazily."""
+"""Deadlines by key: a heap from which changed and cancelled entries are removed lazily."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
-_STALE_MIN: Final = 64  # below this many entries nobody tidies
+_STALE_MIN: Final = 64  # fewer stale entries stay
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -15,7 +15,7 @@ class Deadlines(Generic[Key]):
     def __init__(self) -> None:
         self._live: dict[Key, tuple[int, int]] = {}  # deadline and count of its entry
         self._heap: list[tuple[int, int, Key]] = []
-        self._count = 0  # settles ties: keys need not compare
+        self._count = 0  # breaks ties: keys need not compare
 
     def __len__(self) -> int:
         """Count the keys that have a deadline."""
@@ -35,8 +35,12 @@ class Deadlines(Generic[Key]):
         entry = self._live.get(key)
         return None if entry is None else entry[0]
 
+    def is_set(self, key: Key) -> bool:
+        """Return whether a key has a deadline."""
+        return key in self._live
+
     def cancel(self, key: Key) -> None:
-        """Forget a deadline; one that is not set is no mistake."""
+        """Remove a deadline; no error if the key has none."""
         self._live.pop(key, None)
 
     def next_ns(self) -> int | None:
@@ -47,7 +51,7 @@ class Deadlines(Generic[Key]):
         return heap[0][0] if heap else None
 
     def pop_due(self, now_ns: int) -> Key | None:
-        """Take the key that is due for longest; None when none is."""
+        """Remove and return the key that is due for longest; None when none is."""
         deadline_ns = self.next_ns()
         if deadline_ns is None or deadline_ns > now_ns:
             return None

@@ -1,9 +1,9 @@
 """The descriptor of a socket that is not bound yet: writable, never readable, as on Linux.
 
-A bound socket's descriptor is its mailbox's. When a socket is bound after somebody asked for its
-number, the mailbox's descriptor is put under that number, so that select and poll go on with it.
-A registration with epoll is lost then, because epoll remembers the open file and not the number:
-register after bind (docs/differences.md).
+A bound socket's descriptor is its mailbox's. When a socket is bound after its number was asked for,
+the mailbox's descriptor is put under that number, so that select and poll go on with it. A
+registration with epoll is lost then, because epoll keeps the open file and not the number: register
+after bind (docs/differences.md).
 """
 
 from __future__ import annotations

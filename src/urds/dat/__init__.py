@@ -4,298 +4,45 @@
 
 The calls return DAT return values and raise nothing; the methods of the objects raise `DatError`
 and its kinds. Both work on the same objects, so a program may mix them. docs/dat.md tells more.
+Type checkers read `__init__.pyi`, which `tools.stubs` writes.
 """
 
-from urds.dat.calls_adapters import *  # noqa: F403 - each call is listed once, there
-from urds.dat.calls_connections import *  # noqa: F403 - each call is listed once, there
-from urds.dat.calls_endpoints import *  # noqa: F403 - each call is listed once, there
-from urds.dat.calls_events import *  # noqa: F403 - each call is listed once, there
-from urds.dat.calls_memory import *  # noqa: F403 - each call is listed once, there
-from urds.dat.cno import (
-    NotificationPoint,
-)
-from urds.dat.cr import (
-    ConnectionRequest,
-)
-from urds.dat.ep import (
-    Endpoint,
-)
-from urds.dat.errors import (
-    DatAbort,
-    DatCompletionError,
-    DatConnQualInUse,
-    DatConnQualUnavailable,
-    DatError,
-    DatInsufficientResources,
-    DatInternalError,
-    DatInterruptedCall,
-    DatInvalidAddress,
-    DatInvalidHandle,
-    DatInvalidParameter,
-    DatInvalidState,
-    DatLengthError,
-    DatModelNotSupported,
-    DatNotImplemented,
-    DatPrivilegesViolation,
-    DatProtectionViolation,
-    DatProviderAlreadyRegistered,
-    DatProviderInUse,
-    DatProviderNotFound,
-    DatQueueEmpty,
-    DatQueueFull,
-    DatTimeoutExpired,
-)
-from urds.dat.evd import (
-    EventDispatcher,
-)
-from urds.dat.events import (
-    AsyncErrorEvent,
-    ConnectionEvent,
-    ConnectionRequestEvent,
-    DtoCompletionEvent,
-    Event,
-    RmrBindCompletionEvent,
-    SoftwareEvent,
-)
-from urds.dat.ia import (
-    InterfaceAdapter,
-)
-from urds.dat.mask_names import *  # noqa: F403 - each name is defined once, there
-from urds.dat.masks import (
-    CnoField,
-    CrField,
-    EpField,
-    EvdField,
-    IaField,
-    LmrField,
-    ProviderField,
-    PspField,
-    PzField,
-    RmrField,
-    RspField,
-    SrqField,
-)
+# ruff: noqa: F401 - `__all__` is made of what is imported here
+
+from types import ModuleType as _ModuleType
+
+from urds.dat import constants as _constants
+from urds.dat import returns as _returns
+from urds.dat.api import *  # noqa: F403 - each call is defined once, there
+from urds.dat.api_resources import *  # noqa: F403 - each call is defined once, there
+from urds.dat.constants import *  # noqa: F403 - each number is defined once, there
+from urds.dat.cr import ConnectionRequest, ConnectionRequestEvent, CrParam
+from urds.dat.devices import dat_provider_fini, dat_provider_init
+from urds.dat.endpoint import ConnectionEvent, DtoCompletionEvent, Endpoint, EpParam
+from urds.dat.errors import *  # noqa: F403 - each kind is defined once, there
+from urds.dat.evd import *  # noqa: F403 - each event is defined once, there
+from urds.dat.ia import InterfaceAdapter, open_ia, providers, register, unregister
 from urds.dat.memory import (
+    LmrParam,
     LocalMemory,
     RemoteMemory,
-)
-from urds.dat.names import *  # noqa: F403 - each name is defined once, there
-from urds.dat.numbers import (
-    DAT_FALSE,
-    DAT_HANDLE_NULL,
-    DAT_HW_DEFAULT,
-    DAT_LMR_COOKIE_SIZE,
-    DAT_NAME_MAX_LENGTH,
-    DAT_OPTIMAL_ALIGNMENT,
-    DAT_SRQ_LW_DEFAULT,
-    DAT_THREADSAFE,
-    DAT_TIMEOUT_INFINITE,
-    DAT_TRUE,
-    DAT_VALUE_UNKNOWN,
-    DAT_VERSION_MAJOR,
-    DAT_VERSION_MINOR,
-    DAT_WATERMARK_INFINITE,
-    AsyncEvdHandle,
-    CloseFlag,
-    CompletionFlag,
-    ConnectFlag,
-    DtoStatus,
-    EpCreator,
-    EpReason,
-    EpRecvInfo,
-    EpState,
-    EvdFlag,
-    EvdReason,
-    EvdState,
-    EventNumber,
-    HandleType,
-    IaReason,
-    IovOwnership,
-    MemPriv,
-    MemType,
-    PspFlag,
-    PzSupport,
-    Qos,
-    ServiceType,
-    SrqInfo,
-    SrqReason,
-    SrqState,
-    SrqWatermarks,
-)
-from urds.dat.opening import open_ia, providers, register, unregister
-from urds.dat.psp import (
-    PublicServicePoint,
-)
-from urds.dat.pz import (
-    ProtectionZone,
-)
-from urds.dat.records import (
-    CnoParam,
-    CrParam,
-    EpAttr,
-    EpParam,
-    EpStatus,
-    EvdParam,
-    IaAttr,
-    LmrParam,
-    LmrTriplet,
-    NamedAttr,
-    ProviderAttr,
-    ProviderInfo,
-    ProxyAgent,
-    PspParam,
-    PzParam,
-    RecvInfo,
+    RmrBindCompletionEvent,
     RmrParam,
-    RmrTriplet,
-    RspParam,
-    SrqAttr,
-    SrqParam,
 )
-from urds.dat.registry import (
-    Provider,
-    Support,
-)
-from urds.dat.return_names import *  # noqa: F403 - each name is defined once, there
-from urds.dat.returns import (
-    DatReturn,
-    ReturnType,
-    Subtype,
-)
-from urds.dat.rsp import (
-    ReservedServicePoint,
-)
-from urds.dat.srq import (
-    SharedReceiveQueue,
-)
+from urds.dat.psp import PspParam, PublicServicePoint
+from urds.dat.pz import ProtectionZone, PzParam
+from urds.dat.records import *  # noqa: F403 - each record is defined once, there
+from urds.dat.registry import Provider, Support
+from urds.dat.returns import DatReturn, ReturnType, Subtype
+from urds.dat.rsp import ReservedServicePoint, RspParam
+from urds.dat.srq import SharedReceiveQueue, SrqParam
 
-# Not in `__all__`: an import of everything must not hide the builtin.
-open = open_ia
+globals().update(_constants.FLAT | _returns.FLAT)
 
 __all__ = [
-    "DAT_FALSE",
-    "DAT_HANDLE_NULL",
-    "DAT_HW_DEFAULT",
-    "DAT_LMR_COOKIE_SIZE",
-    "DAT_NAME_MAX_LENGTH",
-    "DAT_OPTIMAL_ALIGNMENT",
-    "DAT_SRQ_LW_DEFAULT",
-    "DAT_THREADSAFE",
-    "DAT_TIMEOUT_INFINITE",
-    "DAT_TRUE",
-    "DAT_VALUE_UNKNOWN",
-    "DAT_VERSION_MAJOR",
-    "DAT_VERSION_MINOR",
-    "DAT_WATERMARK_INFINITE",
-    "AsyncErrorEvent",
-    "AsyncEvdHandle",
-    "CloseFlag",
-    "CnoField",
-    "CnoParam",
-    "CompletionFlag",
-    "ConnectFlag",
-    "ConnectionEvent",
-    "ConnectionRequest",
-    "ConnectionRequestEvent",
-    "CrField",
-    "CrParam",
-    "DatAbort",
-    "DatCompletionError",
-    "DatConnQualInUse",
-    "DatConnQualUnavailable",
-    "DatError",
-    "DatInsufficientResources",
-    "DatInternalError",
-    "DatInterruptedCall",
-    "DatInvalidAddress",
-    "DatInvalidHandle",
-    "DatInvalidParameter",
-    "DatInvalidState",
-    "DatLengthError",
-    "DatModelNotSupported",
-    "DatNotImplemented",
-    "DatPrivilegesViolation",
-    "DatProtectionViolation",
-    "DatProviderAlreadyRegistered",
-    "DatProviderInUse",
-    "DatProviderNotFound",
-    "DatQueueEmpty",
-    "DatQueueFull",
-    "DatReturn",
-    "DatTimeoutExpired",
-    "DtoCompletionEvent",
-    "DtoStatus",
-    "Endpoint",
-    "EpAttr",
-    "EpCreator",
-    "EpField",
-    "EpParam",
-    "EpReason",
-    "EpRecvInfo",
-    "EpState",
-    "EpStatus",
-    "EvdField",
-    "EvdFlag",
-    "EvdParam",
-    "EvdReason",
-    "EvdState",
-    "Event",
-    "EventDispatcher",
-    "EventNumber",
-    "HandleType",
-    "IaAttr",
-    "IaField",
-    "IaReason",
-    "InterfaceAdapter",
-    "IovOwnership",
-    "LmrField",
-    "LmrParam",
-    "LmrTriplet",
-    "LocalMemory",
-    "MemPriv",
-    "MemType",
-    "NamedAttr",
-    "NotificationPoint",
-    "ProtectionZone",
-    "Provider",
-    "ProviderAttr",
-    "ProviderField",
-    "ProviderInfo",
-    "ProxyAgent",
-    "PspField",
-    "PspFlag",
-    "PspParam",
-    "PublicServicePoint",
-    "PzField",
-    "PzParam",
-    "PzSupport",
-    "Qos",
-    "RecvInfo",
-    "RemoteMemory",
-    "ReservedServicePoint",
-    "ReturnType",
-    "RmrBindCompletionEvent",
-    "RmrField",
-    "RmrParam",
-    "RmrTriplet",
-    "RspField",
-    "RspParam",
-    "ServiceType",
-    "SharedReceiveQueue",
-    "SoftwareEvent",
-    "SrqAttr",
-    "SrqField",
-    "SrqInfo",
-    "SrqParam",
-    "SrqReason",
-    "SrqState",
-    "SrqWatermarks",
-    "Subtype",
-    "Support",
-    "open_ia",
-    "providers",
-    "register",
-    "unregister",
+    name
+    for name, value in globals().items()
+    if not name.startswith("_") and not isinstance(value, _ModuleType)
 ]
-# The flat names, each written once, in its own module.
-__all__ += [name for name in globals() if name.startswith(("dat_", "DAT_")) and name not in __all__]
+# Not in `__all__`: an import of everything must not hide the builtin.
+open = open_ia

@@ -1,15 +1,16 @@
 """Addresses of interface adapters, and connection qualifiers as ports.
 
-Source: dat.md sections 1.1, 9 and 17.1 (the rule of the library over rdma_cm for qualifiers).
+Source: docs/reference/dat.md 1.1, 9, 17.1 (the rule of the library over rdma_cm for qualifiers).
 """
 
 import ipaddress
 from typing import Final
 
+from urds.common.types import HostPort, IPAddress
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.returns import ReturnType, Subtype
 
-IaAddress = str | ipaddress.IPv4Address | ipaddress.IPv6Address | tuple[str, int]
+IaAddress = str | IPAddress | HostPort
 
 QUAL_MAX: Final = (1 << 64) - 1
 PORT_LAST: Final = 65_535
@@ -25,7 +26,7 @@ def numeric_address(address: object) -> str:
     """
     given = address[0] if isinstance(address, tuple) and address else address
     try:
-        found = ipaddress.ip_address(given)  # type: ignore[arg-type]  # refuses what it cannot read
+        found = ipaddress.ip_address(given)  # type: ignore[arg-type]  # raises for what is none
     except ValueError as error:
         raise _bad_address(Subtype.INVALID_ADDRESS_MALFORMED, str(error)) from error
     is_broadcast = found == ipaddress.IPv4Address("255.255.255.255")

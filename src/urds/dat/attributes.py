@@ -1,26 +1,24 @@
 """Attributes of interface adapters and of this provider, all fields filled.
 
-Source: dat.md sections 7.1 (which verbs attribute each comes from) and 7.2.
+Source: docs/reference/dat.md 7.1 (which verbs attribute each comes from) and 7.2.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from urds.dat.evd_streams import MERGING
-from urds.dat.numbers import (
+from urds.dat.constants import (
     DAT_VERSION_MAJOR,
     DAT_VERSION_MINOR,
     CompletionFlag,
     EpCreator,
-    HandleType,
     IovOwnership,
     MemType,
     PzSupport,
     Qos,
 )
+from urds.dat.evd_streams import MERGING
 from urds.dat.records import IaAttr, NamedAttr, ProviderAttr
-from urds.dat.returns import Subtype
 
 if TYPE_CHECKING:
     from urds.dat.registry import Support
@@ -30,17 +28,6 @@ PROVIDER_NAME: Final = "urds"
 PROVIDER_VERSION: Final = (1, 2)
 ADDRESS_LAST: Final = (1 << 64) - 1
 PRIVATE_DATA_BYTES_MIN: Final = 64  # what the specification demands
-
-# Kind of object to the attribute with its limit, and the subtype of INSUFFICIENT_RESOURCES.
-LIMIT_OF: Final[dict[HandleType, tuple[str, Subtype]]] = {
-    HandleType.EP: ("max_eps", Subtype.RESOURCE_TEP),
-    HandleType.EVD: ("max_evds", Subtype.RESOURCE_TEVD),
-    HandleType.CNO: ("max_evds", Subtype.RESOURCE_MEMORY),
-    HandleType.LMR: ("max_lmrs", Subtype.RESOURCE_MEMORY_REGION),
-    HandleType.RMR: ("max_rmrs", Subtype.RESOURCE_MEMORY_REGION),
-    HandleType.PZ: ("max_pzs", Subtype.RESOURCE_PROTECTION_DOMAIN),
-    HandleType.SRQ: ("max_srqs", Subtype.RESOURCE_SRQ),
-}
 
 
 def ia_attributes(name: str, address: str, device: DeviceAttributes) -> IaAttr:

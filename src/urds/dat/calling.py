@@ -1,16 +1,19 @@
 """What the thin `dat_*` calls share: exceptions become return values, outputs stand beside them.
 
 A call without outputs returns `ret`; one with outputs returns `(ret, first, second, ...)` in the
-order of the C call, each `None` when `ret` is not SUCCESS. Source: dat.md section 20.1.
+order of the C call, each `None` when `ret` is not SUCCESS. Source: docs/reference/dat.md 20.1.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
+from urds.dat.constants import DAT_VALUE_UNKNOWN
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error
 from urds.dat.handles import DatObject, live
 from urds.dat.returns import DatReturn, ReturnType, Subtype
 
+P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -19,9 +22,9 @@ ObjectT = TypeVar("ObjectT", bound=DatObject)
 SUCCESS: Final = DatReturn(ReturnType.SUCCESS)
 
 
-def _run(call: Callable[[], A]) -> tuple[DatReturn, A | None]:
+def _run(call: Callable[P, A], args: Any, kwargs: Any) -> tuple[DatReturn, A | None]:
     try:
-        return SUCCESS, call()
+        return SUCCESS, call(*args, **kwargs)
     except DatError as error:
         return error.ret, None
     except OSError as error:
@@ -31,34 +34,58 @@ def _run(call: Callable[[], A]) -> tuple[DatReturn, A | None]:
         return DatReturn.error(kind, Subtype.RESOURCE_MEMORY), None
 
 
-def no_output(call: Callable[[], object]) -> DatReturn:
-    """Return how the call went."""
-    return _run(call)[0]
+def no_output(call: Callable[P, object]) -> Callable[P, DatReturn]:
+    """Let a call return how it went."""
+
+    @wraps(call)
+    def returned(*args: P.args, **kwargs: P.kwargs) -> DatReturn:
+        return _run(call, args, kwargs)[0]
+
+    return returned
 
 
-def one_output(call: Callable[[], A]) -> tuple[DatReturn, A | None]:
-    """Return how the call went, and its output."""
-    return _run(call)
+def one_output(call: Callable[P, A]) -> Callable[P, tuple[DatReturn, A | None]]:
+    """Let a call return how it went, and its output."""
+
+    @wraps(call)
+    def returned(*args: P.args, **kwargs: P.kwargs) -> tuple[DatReturn, A | None]:
+        return _run(call, args, kwargs)
+
+    return returned
 
 
-def two_outputs(call: Callable[[], tuple[A, B]]) -> tuple[DatReturn, A | None, B | None]:
-    """Return how the call went, and its two outputs."""
-    ret, outputs = _run(call)
-    return (ret, None, None) if outputs is None else (ret, *outputs)
+def two_outputs(
+    call: Callable[P, tuple[A, B]],
+) -> Callable[P, tuple[DatReturn, A | None, B | None]]:
+    """Let a call return how it went, and its two outputs."""
+
+    @wraps(call)
+    def returned(*args: P.args, **kwargs: P.kwargs) -> tuple[DatReturn, A | None, B | None]:
+        ret, outputs = _run(call, args, kwargs)
+        return (ret, None, None) if outputs is None else (ret, *outputs)
+
+    return returned
 
 
 def three_outputs(
-    call: Callable[[], tuple[A, B, C]],
-) -> tuple[DatReturn, A | None, B | None, C | None]:
-    """Return how the call went, and its three outputs."""
-    ret, outputs = _run(call)
-    return (ret, None, None, None) if outputs is None else (ret, *outputs)
+    call: Callable[P, tuple[A, B, C]],
+) -> Callable[P, tuple[DatReturn, A | None, B | None, C | None]]:
+    """Let a call return how it went, and its three outputs."""
+
+    @wraps(call)
+    def returned(
+        *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[DatReturn, A | None, B | None, C | None]:
+        ret, outputs = _run(call, args, kwargs)
+        return (ret, None, None, None) if outputs is None else (ret, *outputs)
+
+    return returned
 
 
 def queried(
     handle: object, kind: type[ObjectT], query: Callable[[ObjectT], A], mask: int, known: int
 ) -> tuple[DatReturn, A | None]:
-    """Return how the query of a handle went, and its record; an unknown bit of `mask` is refused.
+    """Return how the query of a handle went, and its record; an unknown bit of `mask` is an error.
 
     A query fills all fields whatever the mask says.
     """
@@ -68,7 +95,7 @@ def queried(
         demand_bits("mask", mask, known, argument=2)
         return query(found)
 
-    return one_output(call)
+    return one_output(call)()
 
 
 def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:
@@ -84,11 +111,11 @@ def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:
     return given[:count]
 
 
-def octets_of(count_bytes: int, data: bytes | None, *, argument: int) -> bytes:
-    """Return the first octets of private data. Raises DatInvalidParameter: fewer are there."""
+def bytes_of(count_bytes: int, data: bytes | None, *, argument: int) -> bytes:
+    """Return the first bytes of private data. Raises DatInvalidParameter: fewer are there."""
     given = b"" if data is None else bytes(data)
     if not 0 <= count_bytes <= len(given):
-        raise bad_argument(argument, f"{count_bytes} octets of private data of {len(given)}")
+        raise bad_argument(argument, f"{count_bytes} bytes of private data of {len(given)}")
     return given[:count_bytes]
 
 
@@ -103,3 +130,8 @@ def choice(kind: Callable[[int], A], value: int, *, argument: int) -> A:
 def queue_is_empty() -> DatError:
     """Return the error of a dequeue that found nothing."""
     return dat_error(ReturnType.QUEUE_EMPTY)
+
+
+def or_unknown(count: int | None) -> int:
+    """Return a count, DAT_VALUE_UNKNOWN for one that the provider does not support."""
+    return DAT_VALUE_UNKNOWN if count is None else count

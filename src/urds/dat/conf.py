@@ -1,14 +1,14 @@
 """The file dat.conf: one interface adapter a line, eight fields.
 
 Fields are separated by blanks; one that holds blanks stands in double quotes, with a backslash
-before a quote or a backslash inside. `#` begins a comment. Source: dat.md section 16.
+before a quote or a backslash inside. `#` begins a comment. Source: docs/reference/dat.md 16.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
-from urds.dat.numbers import DAT_NAME_MAX_LENGTH
+from urds.dat.constants import DAT_NAME_MAX_LENGTH
 
 FIELD_COUNT: Final = 8
 FILE_BYTES_MAX: Final = 1 << 20

@@ -1,24 +1,50 @@
 """Connection requests: made when a peer asks, gone when they are accepted, rejected or passed on.
 
-Source: dat.md sections 3, 8 and 9.
+Source: docs/reference/dat.md 3, 8, 9.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from urds.dat.addresses import port_of
+from urds.dat.constants import EpState, EventNumber, HandleType
+from urds.dat.endpoint import Endpoint
 from urds.dat.ep_state import Input
 from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.evd import Event, EventDispatcher
 from urds.dat.handles import DatObject, live
-from urds.dat.numbers import EpState, HandleType
-from urds.dat.records import CrParam
 from urds.dat.returns import ReturnType, Subtype
 
 if TYPE_CHECKING:
-    from urds.dat.ep import Endpoint
-    from urds.dat.ia import InterfaceAdapter
-    from urds.verbs.providers.base import Connection, ConnectionEvent
+    from urds.verbs.providers.base import VerbsConnection, VerbsConnectionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CrParam:
+    """What a connection request says. Mask bits: `CrField`."""
+
+    remote_ia_address_ptr: str
+    remote_port_qual: int
+    private_data_size: int
+    private_data: bytes
+    local_ep_handle: Endpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRequestEvent(Event):
+    """A peer asks for a connection. `sp_handle` is `None` if a reserved service point was met."""
+
+    sp_handle: DatObject | None
+    local_ia_address_ptr: str
+    conn_qual: int
+    cr_handle: ConnectionRequest
+
+    @property
+    def cr(self) -> ConnectionRequest:
+        """Return the request: query it, then accept or reject it."""
+        return self.cr_handle
 
 
 class ConnectionRequest(DatObject):
@@ -29,8 +55,8 @@ class ConnectionRequest(DatObject):
 
     def __init__(
         self,
-        ia: InterfaceAdapter,
-        connection: Connection,
+        ia: DatObject,
+        connection: VerbsConnection,
         private_data: bytes,
         local_ep: Endpoint | None = None,
     ) -> None:
@@ -38,7 +64,7 @@ class ConnectionRequest(DatObject):
         self.local_ep = local_ep  # of a reserved service point, or made by the provider
         self.private_data = private_data
         self.remote_address, self.remote_port_qual = connection.peer[:2]
-        self._connection: Connection | None = connection
+        self._connection: VerbsConnection | None = connection
         self._is_gone = False
         connection.on_event = self._note_end
         self.enlist()
@@ -65,27 +91,27 @@ class ConnectionRequest(DatObject):
         with self.lock:
             self.demand_live()
             chosen = self._choose(ep)
-            limit = self.ia.provider_attr.max_private_data_size
+            limit = self.device.provider_attr.max_private_data_size
             if len(private_data) > limit:
-                raise bad_argument(3, f"private data of {len(private_data)} octets, limit {limit}")
+                raise bad_argument(3, f"private data of {len(private_data)} bytes, limit {limit}")
             if chosen.pz is None or chosen.connect_evd is None:
                 raise _bad_endpoint(chosen, "it lacks a zone or a connect dispatcher")
             connection, state = self._connection, chosen.state
             assert connection is not None, "a live request has its connection"
-            chosen.begin_accept(connection.peer[:2], connection.local[:2])
+            chosen.meet(Input.ACCEPT, connection.peer[:2], connection.local[:2])
             try:
                 if not self._is_gone:
-                    chosen.link.accept(connection, bytes(private_data))
+                    chosen.connection.accept(connection, bytes(private_data))
             except OSError as error:
                 chosen.undo_accept(state)
                 raise from_os_error(error) from error
             if self._is_gone:
-                chosen.link.break_soon()
+                chosen.connection.break_soon()
             self._connection = self.local_ep = None
             self.end()
 
     def reject(self) -> None:
-        """Refuse the request; the peer learns that it was rejected."""
+        """Reject the request; the peer learns that."""
         with self.lock:
             self.demand_live()
             connection, self._connection = self._connection, None
@@ -99,30 +125,31 @@ class ConnectionRequest(DatObject):
 
         Raises DatInvalidParameter: there is none, or its dispatcher is full.
         """
-        from urds.dat.psp import PublicServicePoint
-
         with self.lock:
             self.demand_live()
             port_of(conn_qual, argument=2)
-            for child in list(self.ia.children.values()):
-                if isinstance(child, PublicServicePoint) and child.conn_qual == conn_qual:
-                    break
-            else:
+            take = self.device.takers.get(conn_qual)
+            if take is None:
                 raise bad_argument(2, f"no service point at {conn_qual}")
             connection = self._connection
             assert connection is not None, "a live request has its connection"
-            if not child.take(connection, self.private_data):
+            if not take(connection, self.private_data):
                 connection.on_event = self._note_end
-                raise bad_argument(2, f"the dispatcher of {child!r} is full")
+                raise bad_argument(2, f"the dispatcher of the service point at {conn_qual} is full")
             self._connection = None
             self._return_endpoint()
             self.end()
 
-    def withdraw(self) -> None:
-        """Forget the request, which nobody learned of, and leave its connection alone. Lock held.
+    def announce(self, evd: EventDispatcher, sp: DatObject | None, conn_qual: int) -> bool:
+        """Queue the event of the request; False, and nothing is left of it, if it was lost."""
+        number, address = EventNumber.CONNECTION_REQUEST, self.device.address
+        queued = evd.queue(ConnectionRequestEvent(number, evd, sp, address, conn_qual, self))
+        if not queued:
+            self._withdraw()
+        return queued
 
-        What the connection's owner does with it is his affair.
-        """
+    def _withdraw(self) -> None:
+        """Forget the request, of which no event was queued; its connection stays. Lock held."""
         self._connection = None
         self._return_endpoint()
         self.end()
@@ -130,14 +157,12 @@ class ConnectionRequest(DatObject):
     # -- inside
 
     def _choose(self, ep: Endpoint | None) -> Endpoint:
-        from urds.dat.ep import Endpoint
-
         if self.local_ep is not None:
             if ep is not None:
                 raise _bad_endpoint(ep, "the request names its own endpoint")
             return self.local_ep
         chosen = live(ep, Endpoint)
-        self.ia.demand_own(chosen)
+        self.device.demand_own(chosen)
         if chosen.state is not EpState.UNCONNECTED:
             raise _bad_endpoint(chosen, f"it is {chosen.state.name}")
         return chosen
@@ -151,7 +176,7 @@ class ConnectionRequest(DatObject):
         else:
             ep.move(Input.REJECT)
 
-    def _note_end(self, _event: ConnectionEvent) -> None:
+    def _note_end(self, _event: VerbsConnectionEvent) -> None:
         self._is_gone = True
 
     def _dispose(self) -> None:

@@ -1,7 +1,7 @@
 """The provider library of urds' own devices, as dat.conf names it.
 
 `dat_provider_init` and `dat_provider_fini` are the two entry points that a registry looks for in
-a library. Source: dat.md section 16.
+a library. Source: docs/reference/dat.md 16.
 """
 
 from urds.dat.records import ProviderInfo

@@ -1,32 +1,16 @@
 """Endpoints: reliable connections that transfer data, and `recv_query` that counts their buffers.
 
 An endpoint stands on one queue pair, which numbers the messages of its peer and knows which of
-them hold a receive buffer. Source: dat.md sections 4, 9, 10, 13 and 14.
+them hold a receive buffer. Source: docs/reference/dat.md 4, 9, 10, 13, 14.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from urds.dat.addresses import IaAddress, numeric_address, port_of
-from urds.dat.ep_attr import creation_attr, high_watermark
-from urds.dat.ep_link import Link
-from urds.dat.ep_modify import demand_zone, feed, modify_endpoint
-from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
-from urds.dat.ep_transfers import (
-    RDMA_FLAGS,
-    RECV_FLAGS,
-    SEND_FLAGS,
-    Transfers,
-    breaks_connection,
-    demand_flags,
-    demand_length,
-)
-from urds.dat.errors import bad_argument, dat_error, from_os_error
-from urds.dat.evd import EventDispatcher
-from urds.dat.handles import DatObject, live
-from urds.dat.numbers import (
+from urds.dat.constants import (
     DAT_HW_DEFAULT,
     CompletionFlag,
     ConnectFlag,
@@ -38,7 +22,24 @@ from urds.dat.numbers import (
     Qos,
     SrqWatermarks,
 )
-from urds.dat.records import EpAttr, EpParam, EpStatus, RecvInfo
+from urds.dat.ep_config import EpConfig, creation_attr, high_watermark
+from urds.dat.ep_connection import EpConnection
+from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
+from urds.dat.ep_transfers import (
+    RDMA_FLAGS,
+    RECV_FLAGS,
+    SEND_FLAGS,
+    BoundWindow,
+    Transfers,
+    breaks_connection,
+    demand_flags,
+    demand_length,
+)
+from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.evd import Event, EventDispatcher
+from urds.dat.events import raise_for
+from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone
+from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.timeouts import ns_of_s
 from urds.verbs.engine.numbers import Acceptance, AsyncEventType, QPType, WROpcode
@@ -48,9 +49,6 @@ from urds.verbs.engine.work import SendWR
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from urds.dat.ia import InterfaceAdapter
-    from urds.dat.memory import RemoteMemory
-    from urds.dat.pz import ProtectionZone
     from urds.dat.records import LmrTriplet, RmrTriplet
     from urds.dat.srq import SharedReceiveQueue
 
@@ -62,6 +60,64 @@ _BREAKING_EVENTS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class EpParam:
+    """What an endpoint is at this moment. Mask bits: `EpField`."""
+
+    ia_handle: IaHandle | None = None
+    ep_state: EpState = EpState.UNCONNECTED
+    local_ia_address_ptr: str | None = None
+    local_port_qual: int = 0
+    remote_ia_address_ptr: str | None = None
+    remote_port_qual: int = 0
+    pz_handle: PzHandle | None = None
+    recv_evd_handle: EventDispatcher | None = None
+    request_evd_handle: EventDispatcher | None = None
+    connect_evd_handle: EventDispatcher | None = None
+    srq_handle: SharedReceiveQueue | None = None
+    ep_attr: EpAttr = field(default_factory=EpAttr)
+
+
+@dataclass(frozen=True, slots=True)
+class DtoCompletionEvent(Event):
+    """A data transfer is over. `transfered_length` is bytes and means something on success.
+
+    The spelling is that of the C structure.
+    """
+
+    ep_handle: Endpoint
+    user_cookie: Any
+    status: DtoStatus
+    transfered_length: int
+
+    @property
+    def ep(self) -> Endpoint:
+        """Return the endpoint of the transfer."""
+        return self.ep_handle
+
+    def raise_for_status(self) -> None:
+        """Raise DatCompletionError if the transfer did not succeed."""
+        raise_for(self.status, f"transfer of cookie {self.user_cookie!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEvent(Event):
+    """A connection is established, was rejected, or ended; `event_number` says which."""
+
+    ep_handle: Endpoint
+    private_data: bytes = b""
+
+    @property
+    def private_data_size(self) -> int:
+        """Return how many bytes of private data came."""
+        return len(self.private_data)
+
+    @property
+    def ep(self) -> Endpoint:
+        """Return the endpoint of the connection."""
+        return self.ep_handle
+
+
 class Endpoint(DatObject):
     """One endpoint, UNCONNECTED when it is made. Every call is safe from any thread."""
 
@@ -70,8 +126,8 @@ class Endpoint(DatObject):
 
     def __init__(
         self,
-        ia: InterfaceAdapter,
-        pz: ProtectionZone | None,
+        ia: DatObject,
+        pz: DatObject | None,
         recv_evd: EventDispatcher | None = None,
         request_evd: EventDispatcher | None = None,
         connect_evd: EventDispatcher | None = None,
@@ -80,7 +136,7 @@ class Endpoint(DatObject):
     ) -> None:
         """Make an endpoint of `ia` in `pz`; one without a zone cannot connect until it has one.
 
-        Without `attr` the provider's defaults count. With `srq` receives come from there for life,
+        Without `attr` the provider's defaults count. With `srq` receives always come from there,
         `attr` is required, its max_recv_dtos is the hard high watermark and srq_soft_hw the soft
         one. Raises DatInvalidHandle, DatInvalidParameter, DatModelNotSupported,
         DatInsufficientResources.
@@ -88,29 +144,57 @@ class Endpoint(DatObject):
         with ia.lock:
             ia.demand_live()
             if pz is not None:
-                demand_zone(pz)
-            ia.demand_own(pz, recv_evd, request_evd, connect_evd, srq)
-            self.attr = creation_attr(ia, attr, recv_evd, request_evd, srq)
+                live_zone(pz)
+            ia.device.demand_own(pz, recv_evd, request_evd, connect_evd, srq)
+            limits = ia.device.attr
+            checked = creation_attr(limits, attr, recv_evd, request_evd, srq)
             super().__init__(ia)
-            self.pz, self.srq, self.state = pz, srq, EpState.UNCONNECTED
-            self.recv_evd: EventDispatcher | None = None
-            self.request_evd: EventDispatcher | None = None
-            self.connect_evd: EventDispatcher | None = None
-            self.transfers = Transfers(self)
-            feed(self, recv_evd, request_evd, connect_evd, self.attr)
-            self.engine = self._make_engine()
-            self.link = Link(self)
-            self.link.prepare()
+            self.state = EpState.UNCONNECTED
+            self._config = EpConfig(self, checked, srq)
+            self.transfers = Transfers(self, self._config)
+            self._config.feed(recv_evd, request_evd, connect_evd, checked)
+            self.engine = self._make_engine(pz)
+            self.connection = EpConnection(self, self._config)
+            self.connection.prepare()
             self._local: tuple[str, int] | None = None
             self._remote: tuple[str, int] | None = None
             if srq is not None:
-                soft, hard = self.attr.srq_soft_hw, self.attr.max_recv_dtos
-                self.engine.set_recv_watermarks(high_watermark(soft), high_watermark(hard))
-            self.hold(pz)
+                self._set_watermarks()
+            self._config.set_zone(pz)
             self.hold(srq)
             self.enlist()
 
     # -- what it is
+
+    @property
+    def attr(self) -> EpAttr:
+        """Return its attributes."""
+        return self._config.attr
+
+    @property
+    def pz(self) -> PzHandle | None:
+        """Return its protection zone."""
+        return self._config.pz
+
+    @property
+    def srq(self) -> SharedReceiveQueue | None:
+        """Return the shared queue that it receives from."""
+        return self._config.srq
+
+    @property
+    def recv_evd(self) -> EventDispatcher | None:
+        """Return the dispatcher of completed receives."""
+        return self._config.recv_evd
+
+    @property
+    def request_evd(self) -> EventDispatcher | None:
+        """Return the dispatcher of completed requests."""
+        return self._config.request_evd
+
+    @property
+    def connect_evd(self) -> EventDispatcher | None:
+        """Return the dispatcher of connection events."""
+        return self._config.connect_evd
 
     @property
     def recv_idle(self) -> bool:
@@ -138,7 +222,7 @@ class Endpoint(DatObject):
             return EpParam(
                 ia_handle=self.ia,
                 ep_state=self.state,
-                local_ia_address_ptr=local[0] if local else self.ia.address,
+                local_ia_address_ptr=local[0] if local else self.device.address,
                 local_port_qual=local[1] if local else 0,
                 remote_ia_address_ptr=remote[0] if remote else None,
                 remote_port_qual=remote[1] if remote else 0,
@@ -153,12 +237,15 @@ class Endpoint(DatObject):
     def modify(self, **changes: Any) -> None:
         """Change fields of EpParam or EpAttr by name; all of them or none.
 
-        Raises DatInvalidParameter: a field that nobody may change. DatInvalidState: one that may
-        not change in this state; see `urds.dat.ep_modify`.
+        Raises DatInvalidParameter: a field that never changes. DatInvalidState: one that may
+        not change in this state; see `urds.dat.ep_config`.
         """
         with self.lock:
             self.demand_live()
-            modify_endpoint(self, changes)
+            self._config.modify(changes, self.state)
+            self.engine.pd = self.pz
+            if self.srq is not None and changes.keys() & {"srq_soft_hw", "max_recv_dtos"}:
+                self._set_watermarks()
 
     # -- receive buffers
 
@@ -168,11 +255,11 @@ class Endpoint(DatObject):
         Both are of one moment and one set of buffers, whatever completes meanwhile: one look at
         counters that the engine keeps, under the lock that guards them. The span is never below
         the count. A value that the provider does not support is `None`; without both,
-        DatModelNotSupported is raised. Allowed in every state. Source: dat.md section 13.
+        DatModelNotSupported is raised. Allowed in every state. Source: docs/reference/dat.md 13.
         """
         with self.lock:
             self.demand_live()
-            info = EpRecvInfo(self.ia.provider_attr.ep_recv_info_supported)
+            info = EpRecvInfo(self.device.provider_attr.ep_recv_info_supported)
             if not info:
                 detail = "neither count: see ep_recv_info_supported"
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
@@ -191,7 +278,7 @@ class Endpoint(DatObject):
         """
         with self.lock:
             self.demand_live()
-            marks = SrqWatermarks(self.ia.provider_attr.srq_watermarks_supported)
+            marks = SrqWatermarks(self.device.provider_attr.srq_watermarks_supported)
             for number, value, bit in (
                 (2, soft, SrqWatermarks.EP_SOFT_HIGH),
                 (3, hard, SrqWatermarks.EP_HARD_HIGH),
@@ -200,13 +287,13 @@ class Endpoint(DatObject):
                     raise bad_argument(number, f"watermark {value}, at least 0, or none")
                 if bit not in marks:
                     raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=f"{bit.name} watermark")
-            self.attr = replace(
+            self._config.attr = replace(
                 self.attr,
                 srq_soft_hw=_mark(soft),
                 max_recv_dtos=self.attr.max_recv_dtos if self.srq is None else _mark(hard),
             )
             self.engine.set_recv_watermarks(soft, hard)
-            self.ia.adapter.kick(self.engine)
+            self.device.adapter.progress_qp(self.engine)
 
     # -- transfers
 
@@ -262,7 +349,7 @@ class Endpoint(DatObject):
             self.transfers.post_rdma(WROpcode.RDMA_READ, iov, remote, cookie, flags)
 
     def post_bind(
-        self, rmr: RemoteMemory, request: SendWR, cookie: Any, flags: int = CompletionFlag.DEFAULT
+        self, rmr: BoundWindow, request: SendWR, cookie: Any, flags: int = CompletionFlag.DEFAULT
     ) -> None:
         """Post the bind of a window; `urds.dat.memory` makes the request. Raises as `post_send`."""
         with self.lock:
@@ -298,7 +385,7 @@ class Endpoint(DatObject):
             after = next_state(self.state, Input.CONNECT)
             self.demand_ready()
             try:
-                self.link.connect(peer, bytes(private_data), timeout_ns)
+                self.connection.connect(peer, bytes(private_data), timeout_ns)
             except OSError as error:
                 raise from_os_error(error) from error
             self.state = after
@@ -334,10 +421,10 @@ class Endpoint(DatObject):
             if self.state is EpState.DISCONNECTED:
                 return
             if not graceful or self.state not in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
-                self.link.end(EventNumber.CONNECTION_DISCONNECTED)
+                self.connection.end(EventNumber.CONNECTION_DISCONNECTED)
             elif self.state is EpState.CONNECTED:
                 self.move(Input.DRAIN)
-                self.link.drain()
+                self.connection.drain()
 
     def reset(self) -> None:
         """Make a disconnected endpoint unconnected; an unconnected one keeps its receives.
@@ -350,7 +437,7 @@ class Endpoint(DatObject):
             self.move(Input.RESET)
             if was_over:
                 self.transfers.forget()
-                self.link.reset()
+                self.connection.reset()
                 self._local = self._remote = None
 
     # -- for the parts and the service points; lock held
@@ -368,45 +455,52 @@ class Endpoint(DatObject):
             subtype = Subtype.INVALID_STATE_EP_NOTREADY
             raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
 
-    def begin_accept(self, remote: tuple[str, int], local: tuple[str, int]) -> None:
-        """Note whose request is being answered."""
-        self.move(Input.ACCEPT)
+    def meet(self, event: Input, remote: tuple[str, int], local: tuple[str, int]) -> None:
+        """Note a request that met the reserved service point, or is being accepted: `event`."""
+        self.move(event)
         self._remote, self._local = remote, local
 
     def undo_accept(self, state: EpState) -> None:
-        """Go back to the state before `begin_accept`: the request could not be answered."""
+        """Go back to the state before an accept: the request could not be answered."""
         self.state = state
         if state is EpState.UNCONNECTED:
             self._remote = self._local = None
 
-    def note_request(self, remote: tuple[str, int], local: tuple[str, int]) -> None:
-        """Note whose request met the reserved service point of this endpoint."""
-        self.move(Input.REQUEST)
-        self._remote, self._local = remote, local
-
     def note_established(self, local: tuple[str, int]) -> None:
-        """Note from where the endpoint is connected: who asked learns that only now."""
+        """Note the local address: the side that connects learns it only now."""
         self.move(Input.ESTABLISHED)
         self._local = local
+
+    def post_connection(self, number: EventNumber, private_data: bytes) -> None:
+        """Queue an event of the connection, where there is a dispatcher."""
+        evd = self.connect_evd
+        if evd is not None:
+            evd.queue(ConnectionEvent(number, evd, self, private_data))
+
+    def dto_event(
+        self, evd: EventDispatcher, cookie: Any, status: DtoStatus, byte_count: int
+    ) -> DtoCompletionEvent:
+        """Return the event of a transfer that has completed."""
+        return DtoCompletionEvent(EventNumber.DTO_COMPLETION, evd, self, cookie, status, byte_count)
 
     def note_status(self, status: DtoStatus) -> None:
         """Break the connection after a completion that failed by itself."""
         if breaks_connection(status):
-            self.link.break_soon()
+            self.connection.break_soon()
 
     def note_drained(self) -> None:
         """Go on with a graceful disconnect: no request is outstanding."""
         if self.state is EpState.DISCONNECT_PENDING:
-            self.link.drain()
+            self.connection.drain()
 
     def handle_async(self, kind: AsyncEventType) -> None:
         """Break the connection where the engine says that it cannot go on."""
         if kind in _BREAKING_EVENTS:
-            self.link.break_soon()
+            self.connection.break_soon()
 
-    def handle_evd_overflow(self, evd: EventDispatcher) -> None:
+    def handle_evd_overflow(self, evd: DatObject) -> None:
         """Break the connection: a completion or an event of it was lost."""
-        self.link.break_soon()
+        self.connection.break_soon()
 
     def demand_free(self) -> None:
         """Raise DatInvalidState while a service point or a request owns the endpoint."""
@@ -415,14 +509,18 @@ class Endpoint(DatObject):
         super().demand_free()
 
     def _dispose(self) -> None:
-        self.link.dispose()
-        self.ia.adapter.remove(self.engine)
-        self.ia.disown(self.engine)
+        self.connection.dispose()
+        self.device.adapter.remove(self.engine)
+        self.device.disown(self.engine)
 
     # -- inside
 
-    def _make_engine(self) -> QueuePair:
-        limits, device = self.ia.attr, self.ia.adapter.attributes
+    def _set_watermarks(self) -> None:
+        soft, hard = self.attr.srq_soft_hw, self.attr.max_recv_dtos
+        self.engine.set_recv_watermarks(high_watermark(soft), high_watermark(hard))
+
+    def _make_engine(self, pz: DatObject | None) -> QueuePair:
+        limits, device = self.device.attr, self.device.adapter.attributes
         # Depths are this object's to watch: they may change while the queue pair exists.
         cap = QPCap(
             max_send_wr=limits.max_dto_per_ep,
@@ -431,33 +529,33 @@ class Endpoint(DatObject):
             max_recv_sge=limits.max_iov_segments_per_dto,
         )
         engine = QueuePair(
-            qpn=self.ia.adapter.new_qpn(),
+            qpn=self.device.adapter.new_qpn(),
             qp_type=QPType.RC,
-            pd=self.pz,
+            pd=pz,
             send_cq=self.transfers.send_cq,
             recv_cq=self.transfers.recv_cq,
             srq=None if self.srq is None else self.srq.engine,
             cap=cap,
-            keys=self.ia.adapter.keys,
+            keys=self.device.adapter.keys,
             link=device.link,
-            acceptance=_acceptance(self.ia),
+            acceptance=_acceptance(self.device),
         )
-        self.ia.adapter.add(engine)
-        self.ia.adopt(engine, self)
+        self.device.adapter.add(engine)
+        self.device.adopt(engine, self)
         return engine
 
     def _demand_private_data(self, private_data: bytes, *, argument: int) -> None:
-        limit = self.ia.provider_attr.max_private_data_size
+        limit = self.device.provider_attr.max_private_data_size
         if len(private_data) > limit:
             raise bad_argument(
-                argument, f"private data of {len(private_data)} octets, limit {limit}"
+                argument, f"private data of {len(private_data)} bytes, limit {limit}"
             )
 
 
-def _acceptance(ia: InterfaceAdapter) -> Acceptance:
+def _acceptance(device: OpenDevice) -> Acceptance:
     """Return what the adapter was opened with, else by arrival where messages can overtake."""
-    offered = ia.adapter.attributes.acceptance
-    wanted = ia.support.acceptance
+    offered = device.adapter.attributes.acceptance
+    wanted = device.support.acceptance
     if wanted is None:
         wanted = Acceptance.BY_ARRIVAL if Acceptance.BY_ARRIVAL in offered else Acceptance.IN_ORDER
     return wanted

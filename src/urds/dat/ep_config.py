@@ -1,24 +1,35 @@
-"""Attributes of endpoints: what may be asked for, and the defaults.
+"""What is set of an endpoint: attributes, zone, shared queue, dispatchers; what may change when.
 
-Source: dat.md section 4.1, creation checks; section 22, trap 19 for endpoints on a shared queue.
+The dispatchers and the ordinary attributes may change until a connection is asked for or accepted,
+the zone while no service point and no request has a say in the endpoint, attributes of the
+transport or the provider before anything has begun. The shared receive queue never changes.
+Source: docs/reference/dat.md 4.1 (creation checks), 4.2, 22 (trap 19, endpoints on a shared queue).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any, Final, Protocol
 
+from urds.dat.constants import (
+    DAT_HW_DEFAULT,
+    CompletionFlag,
+    DtoStatus,
+    EpState,
+    EventNumber,
+    Qos,
+    ServiceType,
+)
+from urds.dat.ep_state import MODIFIABLE, Input, wrong_state
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.handles import live
-from urds.dat.numbers import DAT_HW_DEFAULT, CompletionFlag, Qos, ServiceType
-from urds.dat.records import EpAttr
+from urds.dat.evd import Event, EventDispatcher
+from urds.dat.evd_streams import Role
+from urds.dat.handles import DatObject, OpenDevice, live, live_zone
+from urds.dat.records import EpAttr, IaAttr
 from urds.dat.returns import ReturnType
-
-if TYPE_CHECKING:
-    from urds.dat.evd import EventDispatcher
-    from urds.dat.ia import InterfaceAdapter
-    from urds.dat.records import IaAttr
-    from urds.dat.srq import SharedReceiveQueue
+from urds.dat.srq import SharedReceiveQueue
+from urds.verbs.engine.queue_pair import QueuePair
 
 _RECV_FLAGS: Final = {
     CompletionFlag.DEFAULT,
@@ -32,9 +43,149 @@ _REQUEST_FLAGS: Final = {
     CompletionFlag.EVD_THRESHOLD,
 }
 
+_STREAMS: Final = (
+    (Role.RECV, "recv_evd"),
+    (Role.REQUEST, "request_evd"),
+    (Role.CONNECTION, "connect_evd"),
+)
+_ATTR_FIELDS: Final = {field.name for field in fields(EpAttr)}
+_SPECIFIC_FIELDS: Final = {name for name in _ATTR_FIELDS if "_specific" in name}
+_CHANGEABLE: Final = _ATTR_FIELDS | {f"{name}_handle" for _, name in _STREAMS} | {"pz_handle"}
+_ZONE_STATES: Final = frozenset({EpState.UNCONNECTED, EpState.TENTATIVE_CONNECTION_PENDING})
+
+
+class EpOwner(Protocol):
+    """What the parts of an endpoint, its connection and its transfers, know of it."""
+
+    live: bool
+    state: EpState
+    device: OpenDevice
+    engine: QueuePair
+
+    @property
+    def request_idle(self) -> bool:
+        """Return whether no request is outstanding."""
+
+    def demand_live(self) -> None:
+        """Raise DatInvalidHandle if it was freed."""
+
+    def move(self, event: Input) -> None:
+        """Change the state."""
+
+    def note_established(self, local: tuple[str, int]) -> None:
+        """Note that it is connected, and from where."""
+
+    def note_status(self, status: DtoStatus) -> None:
+        """Note how a transfer ended."""
+
+    def note_drained(self) -> None:
+        """Note that no request is outstanding any more."""
+
+    def post_connection(self, number: EventNumber, private_data: bytes) -> None:
+        """Queue an event of the connection."""
+
+    def dto_event(
+        self, evd: EventDispatcher, cookie: Any, status: DtoStatus, byte_count: int
+    ) -> Event:
+        """Return the event of a transfer that has completed."""
+
+
+class EpConfig:
+    """Attributes, zone, shared queue and dispatchers of one endpoint. Lock held throughout."""
+
+    def __init__(self, owner: DatObject, attr: EpAttr, srq: SharedReceiveQueue | None) -> None:
+        self._owner = owner
+        self.attr = attr
+        self.srq = srq
+        self.pz: DatObject | None = None
+        self.recv_evd: EventDispatcher | None = None
+        self.request_evd: EventDispatcher | None = None
+        self.connect_evd: EventDispatcher | None = None
+
+    def feed(
+        self,
+        recv_evd: EventDispatcher | None,
+        request_evd: EventDispatcher | None,
+        connect_evd: EventDispatcher | None,
+        attr: EpAttr,
+    ) -> None:
+        """Let the endpoint feed these dispatchers with these attributes instead of those of before.
+
+        Both change, or nothing does. Raises DatInvalidHandle, DatInvalidParameter.
+        """
+        wanted = (recv_evd, request_evd, connect_evd)
+        for (role, _), evd in zip(_STREAMS, wanted, strict=True):
+            if evd is not None:
+                live(evd, EventDispatcher, role.subtype)
+                self._owner.device.demand_own(evd)
+        before, old_attr = tuple(getattr(self, name) for _, name in _STREAMS), self.attr
+        # All at once: two streams that share a dispatcher may only differ from it together.
+        self._detach()
+        try:
+            self._attach(wanted, attr)
+        except Exception:
+            self._detach()
+            self._attach(before, old_attr)
+            raise
+
+    def set_zone(self, zone: DatObject | None) -> None:
+        """Use a zone instead of the one of before."""
+        self._owner.hold(zone)
+        self._owner.drop(self.pz)
+        self.pz = zone
+
+    def modify(self, changes: dict[str, Any], state: EpState) -> None:
+        """Change fields of EpParam or EpAttr by name; all of them or none.
+
+        Raises DatInvalidParameter, DatInvalidHandle, DatInvalidState.
+        """
+        if unknown := sorted(changes.keys() - _CHANGEABLE):
+            raise bad_argument(2, f"{', '.join(unknown)} cannot be changed")
+        allowed: frozenset[EpState] = MODIFIABLE
+        if "pz_handle" in changes:
+            allowed &= _ZONE_STATES
+        if changes.keys() & _SPECIFIC_FIELDS:
+            allowed &= {EpState.UNCONNECTED}
+        if state not in allowed:
+            raise wrong_state(state, f"{', '.join(sorted(changes))} cannot change")
+        evds = [changes.get(f"{name}_handle", getattr(self, name)) for _, name in _STREAMS]
+        attr_changes = {name: value for name, value in changes.items() if name in _ATTR_FIELDS}
+        attr = replace(self.attr, **attr_changes)
+        check_attr(
+            attr,
+            self._owner.device.attr,
+            argument=3,
+            has_recv_evd=evds[0] is not None,
+            has_request_evd=evds[1] is not None,
+            has_srq=self.srq is not None,
+        )
+        zone = live_zone(changes["pz_handle"]) if "pz_handle" in changes else None
+        self._owner.device.demand_own(zone)
+        self.feed(evds[0], evds[1], evds[2], attr)
+        if zone is not None:
+            self.set_zone(zone)
+
+    def _attach(self, evds: Iterable[EventDispatcher | None], attr: EpAttr) -> None:
+        self.attr = attr
+        flags = {
+            Role.RECV: attr.recv_completion_flags,
+            Role.REQUEST: attr.request_completion_flags,
+        }
+        for (role, name), evd in zip(_STREAMS, evds, strict=True):
+            if evd is not None:
+                evd.attach(role, self._owner, flags.get(role, CompletionFlag.DEFAULT))
+                setattr(self, name, evd)
+
+    def _detach(self) -> None:
+        for role, name in _STREAMS:
+            evd: EventDispatcher | None = getattr(self, name)
+            if evd is not None:
+                evd.detach(role, self._owner)
+                setattr(self, name, None)
+
 
 def creation_attr(
-    ia: InterfaceAdapter,
+    limits: IaAttr,
     attr: EpAttr | None,
     recv_evd: EventDispatcher | None,
     request_evd: EventDispatcher | None,
@@ -47,15 +198,13 @@ def creation_attr(
     """
     has_recv_evd, has_request_evd = recv_evd is not None, request_evd is not None
     if srq is not None:
-        from urds.dat.srq import SharedReceiveQueue
-
         live(srq, SharedReceiveQueue)
         if attr is None:
             raise bad_argument(7, "no attributes: an endpoint on a shared queue needs them")
     found = attr or _default_attr(has_recv_evd=has_recv_evd, has_request_evd=has_request_evd)
     check_attr(
         found,
-        ia.attr,
+        limits,
         argument=6 if srq is None else 7,
         has_recv_evd=has_recv_evd,
         has_request_evd=has_request_evd,

@@ -2,7 +2,7 @@
 
 One terminal event per attempt or connection. Callbacks of the layers below may come from inside
 the engine, so what touches the queue pair from there waits for `adapter.call_soon`.
-Source: dat.md sections 4.3 and 9.
+Source: docs/reference/dat.md 4.3, 9.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from urds.dat.constants import EpState, EventNumber
+from urds.dat.ep_config import EpConfig, EpOwner
 from urds.dat.ep_state import CONNECTING, Input
-from urds.dat.numbers import EpState, EventNumber
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
 
 if TYPE_CHECKING:
-    from urds.dat.ep import Endpoint
-    from urds.verbs.providers.base import Address, Connection, ConnectionEvent
+    from urds.common.types import HostPort
+    from urds.verbs.providers.base import VerbsConnection, VerbsConnectionEvent
 
 Kind = ConnectionEventKind
 
@@ -44,15 +45,16 @@ _ATTEMPT_ENDS: Final = {
 }
 
 
-class Link:
+class EpConnection:
     """What ties an endpoint to its peer, from connect or accept to the reset. Lock held."""
 
-    def __init__(self, ep: Endpoint) -> None:
+    def __init__(self, ep: EpOwner, config: EpConfig) -> None:
         self._ep = ep
-        self._adapter = ep.ia.adapter
-        self.connection: Connection | None = None
+        self._config = config
+        self._adapter = ep.device.adapter
+        self.connection: VerbsConnection | None = None
         self._deadline_ns: int | None = None
-        self._life = 0  # counts resets: what was put off before one is of no account after it
+        self._generation = 0  # counts resets: what was deferred before one means nothing after it
 
     # -- how it begins
 
@@ -65,7 +67,7 @@ class Link:
         attr = QPAttr(qp_state=QPState.INIT, qp_access_flags=_REMOTE_ACCESS)
         self._ep.engine.modify(attr, _TO_INIT, self._adapter.now_ns())
 
-    def connect(self, peer: Address, private_data: bytes, timeout_ns: int | None) -> None:
+    def connect(self, peer: HostPort, private_data: bytes, timeout_ns: int | None) -> None:
         """Ask for a connection. Raises OSError for what can be told at once."""
         now_ns = self._adapter.now_ns()
         self._deadline_ns = None if timeout_ns is None else now_ns + timeout_ns
@@ -78,7 +80,7 @@ class Link:
             timeout_ns=timeout_ns,
         )
 
-    def accept(self, connection: Connection, private_data: bytes) -> None:
+    def accept(self, connection: VerbsConnection, private_data: bytes) -> None:
         """Answer a request. Raises OSError; then nothing has changed."""
         before = connection.on_event
         connection.on_event = self._handle_event
@@ -94,8 +96,8 @@ class Link:
 
     def drain(self) -> None:
         """Disconnect once nothing is outstanding; called again when a request completes."""
-        if self._ep.transfers.requests_outstanding == 0:
-            self._adapter.call_soon(partial(self._finish_drain, self._life))
+        if self._ep.request_idle:
+            self._adapter.call_soon(partial(self._finish_drain, self._generation))
 
     def end(self, number: EventNumber | None, private_data: bytes = b"") -> None:
         """End the connection from this side, whatever its state: flush, tell the peer, tell us."""
@@ -105,17 +107,17 @@ class Link:
         if connection is not None:
             connection.close()
         self._flush()
-        if number is not None and ep.connect_evd is not None:
-            ep.connect_evd.post_connection(ep, number, private_data)
+        if number is not None:
+            ep.post_connection(number, private_data)
 
     def break_soon(self) -> None:
         """Break the connection once the engine call under way is over."""
-        self._adapter.call_soon(partial(self._break, self._life))
+        self._adapter.call_soon(partial(self._break, self._generation))
 
     def reset(self) -> None:
         """Make the queue pair new, for another connection."""
         now_ns = self._adapter.now_ns()
-        self._life += 1
+        self._generation += 1
         self._ep.engine.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, now_ns)
         self.prepare()
 
@@ -131,11 +133,11 @@ class Link:
     def _parameters(self, private_data: bytes) -> ConnectParameters:
         return ConnectParameters(
             private_data=private_data,
-            responder_resources=self._ep.attr.max_rdma_read_in,
-            initiator_depth=self._ep.attr.max_rdma_read_out,
+            responder_resources=self._config.attr.max_rdma_read_in,
+            initiator_depth=self._config.attr.max_rdma_read_out,
         )
 
-    def _handle_event(self, event: ConnectionEvent) -> None:
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.connection is not self.connection:
             return  # of a connection that this endpoint has ended
         if event.kind is Kind.ESTABLISHED:
@@ -143,17 +145,16 @@ class Link:
         elif event.kind is not Kind.REQUEST:
             self._lose(event)
 
-    def _establish(self, event: ConnectionEvent) -> None:
+    def _establish(self, event: VerbsConnectionEvent) -> None:
         ep = self._ep
         is_active = ep.state is EpState.ACTIVE_CONNECTION_PENDING
         ep.note_established(event.connection.local[:2])
         # Only the side that asked learns what the other said; the accepting one gave it itself.
         private_data = event.parameters.private_data if is_active else b""
-        assert ep.connect_evd is not None, "no connection without its dispatcher"
-        ep.connect_evd.post_connection(ep, EventNumber.CONNECTION_ESTABLISHED, private_data)
+        ep.post_connection(EventNumber.CONNECTION_ESTABLISHED, private_data)
         ep.engine.hold_receives = False
 
-    def _lose(self, event: ConnectionEvent) -> None:
+    def _lose(self, event: VerbsConnectionEvent) -> None:
         ep = self._ep
         private_data = event.parameters.private_data if event.kind is Kind.REJECTED else b""
         number = self._number_of_end(event.kind)
@@ -162,11 +163,12 @@ class Link:
         if ep.engine.state is QPState.ERR:
             self._tell(number, private_data)
         else:
-            self._adapter.call_soon(partial(self._finish_loss, self._life, number, private_data))
+            finish = partial(self._finish_loss, self._generation, number, private_data)
+            self._adapter.call_soon(finish)
 
-    def _finish_loss(self, life: int, number: EventNumber, private_data: bytes) -> None:
+    def _finish_loss(self, generation: int, number: EventNumber, private_data: bytes) -> None:
         """Flush what is posted, then tell: the event comes after the transfers."""
-        if life == self._life:
+        if generation == self._generation:
             self._flush()
         self._tell(number, private_data)
 
@@ -184,17 +186,17 @@ class Link:
         return EventNumber.CONNECTION_BROKEN
 
     def _tell(self, number: EventNumber, private_data: bytes) -> None:
-        if self._ep.live and self._ep.connect_evd is not None:
-            self._ep.connect_evd.post_connection(self._ep, number, private_data)
+        if self._ep.live:
+            self._ep.post_connection(number, private_data)
 
-    def _finish_drain(self, life: int) -> None:
+    def _finish_drain(self, generation: int) -> None:
         ep = self._ep
-        if ep.live and life == self._life and ep.state is EpState.DISCONNECT_PENDING:
+        if ep.live and generation == self._generation and ep.state is EpState.DISCONNECT_PENDING:
             self.end(EventNumber.CONNECTION_DISCONNECTED)
 
-    def _break(self, life: int) -> None:
+    def _break(self, generation: int) -> None:
         state = self._ep.state
-        if not self._ep.live or life != self._life:
+        if not self._ep.live or generation != self._generation:
             return
         if state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
             self.end(EventNumber.CONNECTION_BROKEN)
@@ -207,4 +209,4 @@ class Link:
         engine = self._ep.engine
         if engine.state is not QPState.ERR:
             engine.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self._adapter.now_ns())
-        self._adapter.kick(engine)
+        self._adapter.progress_qp(engine)

@@ -1,16 +1,16 @@
-"""Life of an endpoint as a table; what is not in it cannot happen.
+"""States of an endpoint as a table; what is not in it cannot happen.
 
 An endpoint is quiet (UNCONNECTED), belongs to a reserved service point (RESERVED, then PASSIVE when
 a request met it), tries to connect (ACTIVE), was accepted (COMPLETION), is CONNECTED, drains
 (DISCONNECT_PENDING) or is over (DISCONNECTED) until a reset. TENTATIVE is an endpoint that the
-provider made for a request. Source: dat.md section 4.3.
+provider made for a request. Source: docs/reference/dat.md 4.3.
 """
 
 from enum import Enum, auto
 from typing import Final
 
+from urds.dat.constants import EpState
 from urds.dat.errors import dat_error
-from urds.dat.numbers import EpState
 from urds.dat.returns import ReturnType, Subtype
 
 
@@ -49,7 +49,7 @@ TRANSITIONS: Final[dict[tuple[EpState, Input], EpState]] = {
     (EpState.DISCONNECTED, Input.RESET): EpState.UNCONNECTED,
 }
 
-# An endpoint here belongs to somebody who has yet to decide: it may not be freed or disconnected.
+# A service point or a request has yet to decide about it: it may not be freed or disconnected.
 UNDECIDED: Final = frozenset(
     {
         EpState.RESERVED,

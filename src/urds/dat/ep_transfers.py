@@ -1,21 +1,21 @@
 """What an endpoint posts and how it completes: cookies, flags, dispatchers.
 
 Requests are always signalled below: a suppressed one that succeeds ends here without an event, so
-its slot is free as soon as the transport has finished it. Source: dat.md section 10.
+its slot is free as soon as the transport has finished it. Source: docs/reference/dat.md 10.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from urds.dat.constants import CompletionFlag, DtoStatus, EpState
 from urds.dat.ep_state import wrong_state
 from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd_streams import is_signalled
 from urds.dat.events import dto_status
 from urds.dat.iov import pieces_of
-from urds.dat.numbers import CompletionFlag, DtoStatus, EpState
 from urds.dat.records import RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.completions import CompletionQueue
@@ -25,8 +25,8 @@ from urds.verbs.engine.work import RecvWR, SendWR
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from urds.dat.ep import Endpoint
-    from urds.dat.memory import RemoteMemory
+    from urds.dat.ep_config import EpConfig, EpOwner
+    from urds.dat.evd import Event, EventDispatcher
     from urds.dat.records import LmrTriplet
     from urds.verbs.engine.keys import WindowBinding
     from urds.verbs.engine.work import SGE, WC
@@ -42,20 +42,31 @@ RECV_FLAGS: Final = CompletionFlag.UNSIGNALLED
 _HARMLESS: Final = {DtoStatus.SUCCESS, DtoStatus.ERR_FLUSHED}  # all else breaks the connection
 
 
+class BoundWindow(Protocol):
+    """A window that a request binds."""
+
+    def handle_bound(self, asked: WindowBinding) -> None:
+        """Note that the bind has completed."""
+
+    def bind_event(self, evd: EventDispatcher, cookie: Any, status: DtoStatus) -> Event:
+        """Return the event of that."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Posted:
     cookie: Any
     flags: CompletionFlag
-    octets: int = 0  # of a request; verbs completions of requests do not tell
-    window: RemoteMemory | None = None  # of a bind
+    byte_count: int = 0  # of a request; verbs completions of requests do not tell
+    window: BoundWindow | None = None  # of a bind
     bind: WindowBinding | None = None
 
 
 class Transfers:
     """The requests and receives of one endpoint that have not completed. Lock held throughout."""
 
-    def __init__(self, ep: Endpoint) -> None:
+    def __init__(self, ep: EpOwner, config: EpConfig) -> None:
         self._ep = ep
+        self._config = config
         self._numbers = itertools.count(1)
         self._requests: dict[int, _Posted] = {}
         self._receives: dict[int, _Posted] = {}
@@ -82,12 +93,12 @@ class Transfers:
 
     def pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[SGE]:
         """Return segments as the engine takes them. Raises DatInvalidState without a zone."""
-        ep = self._ep
-        if ep.pz is None:
+        zone = self._config.pz
+        if zone is None:
             subtype = Subtype.INVALID_STATE_EP_NOTREADY
             raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
-        keys = ep.ia.adapter.keys
-        return pieces_of(iov, keys, ep.pz, write=write, segments_max=segments_max)
+        keys = self._ep.device.adapter.keys
+        return pieces_of(iov, keys, zone, write=write, segments_max=segments_max)
 
     def demand_request(
         self, flags: int, allowed: CompletionFlag, *, argument: int
@@ -97,7 +108,7 @@ class Transfers:
         ep.demand_live()
         if ep.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
             raise wrong_state(ep.state, "requests need a connection")
-        wanted, attribute = CompletionFlag(flags), ep.attr.request_completion_flags
+        wanted, attribute = CompletionFlag(flags), self._config.attr.request_completion_flags
         demand_flags(wanted, allowed, attribute, argument=argument)
         return wanted
 
@@ -116,13 +127,13 @@ class Transfers:
         wanted = self.demand_request(flags, RDMA_FLAGS, argument=6)
         if not isinstance(remote, RmrTriplet):
             raise bad_argument(5, f"{remote!r} is no piece of a peer's memory")
-        attr, is_read = self._ep.attr, opcode is WROpcode.RDMA_READ
+        attr, is_read = self._config.attr, opcode is WROpcode.RDMA_READ
         segments_max = attr.max_rdma_read_iov if is_read else attr.max_rdma_write_iov
         sg = self.pieces(iov, segments_max, write=is_read)
-        octets = sum(segment.segment_length for segment in iov)
-        if octets > min(remote.segment_length, attr.max_rdma_size):
+        byte_count = sum(segment.segment_length for segment in iov)
+        if byte_count > min(remote.segment_length, attr.max_rdma_size):
             room = f"the peer's segment has {remote.segment_length}"
-            detail = f"{octets} octets, {room}, max_rdma_size is {attr.max_rdma_size}"
+            detail = f"{byte_count} bytes, {room}, max_rdma_size is {attr.max_rdma_size}"
             raise dat_error(ReturnType.LENGTH_ERROR, detail=detail)
         request = SendWR(opcode=opcode, sg=sg)
         request.set_wr_rdma(remote.rmr_context, remote.target_address)
@@ -134,31 +145,31 @@ class Transfers:
         cookie: Any,
         flags: CompletionFlag,
         *,
-        window: RemoteMemory | None = None,
+        window: BoundWindow | None = None,
     ) -> None:
         """Post a request. Raises DatInsufficientResources: `max_request_dtos` are outstanding."""
-        _demand_slot("request", len(self._requests), self._ep.attr.max_request_dtos)
+        _demand_slot("request", len(self._requests), self._config.attr.max_request_dtos)
         request.wr_id = next(self._numbers)
         request.send_flags = _send_flags(flags)
         self._requests[request.wr_id] = _Posted(
             cookie, flags, sum(piece.length for piece in request.sg), window, request.bind
         )
-        adapter = self._ep.ia.adapter
+        adapter = self._ep.device.adapter
         try:
             self._ep.engine.post_send(request, adapter.now_ns())
         except OSError as error:
             del self._requests[request.wr_id]
             raise from_os_error(error) from error
-        adapter.kick(self._ep.engine)
+        adapter.progress_qp(self._ep.engine)
 
     def post_receive(self, sg: list[SGE], cookie: Any, flags: CompletionFlag) -> None:
         """Post a receive. Raises DatInsufficientResources: `max_recv_dtos` are outstanding."""
-        _demand_slot("recv", len(self._receives), self._ep.attr.max_recv_dtos)
+        _demand_slot("recv", len(self._receives), self._config.attr.max_recv_dtos)
         number = next(self._numbers)
         self._receives[number] = _Posted(cookie, flags)
-        adapter = self._ep.ia.adapter
+        adapter = self._ep.device.adapter
         self._ep.engine.post_recv(RecvWR(number, sg), adapter.now_ns())
-        adapter.kick(self._ep.engine)
+        adapter.progress_qp(self._ep.engine)
 
     # -- completions, from the engine
 
@@ -170,19 +181,20 @@ class Transfers:
             self._ep.note_drained()
         if posted.window is not None and posted.bind is not None:
             posted.window.handle_bound(posted.bind)
-        evd = self._ep.request_evd
+        evd = self._config.request_evd
         suppressed = wc.status is WCStatus.SUCCESS and CompletionFlag.SUPPRESS in posted.flags
         if suppressed or evd is None:
             return True
-        signals = is_signalled(self._ep.attr.request_completion_flags, posted.flags)
+        signals = is_signalled(self._config.attr.request_completion_flags, posted.flags)
         if posted.window is not None:
-            evd.post_bind(posted.window, posted.cookie, status, signals=signals)
+            event = posted.window.bind_event(evd, posted.cookie, status)
         else:
-            evd.post_dto(self._ep, posted.cookie, status, posted.octets, signals=signals)
+            event = self._ep.dto_event(evd, posted.cookie, status, posted.byte_count)
+        evd.queue(event, signals=signals)
         return True
 
     def _finish_receive(self, wc: WC, solicited: bool) -> bool:
-        srq = self._ep.srq
+        srq = self._config.srq
         if srq is None:
             posted, on_taken = self._receives.pop(wc.wr_id), None
         else:
@@ -190,17 +202,16 @@ class Transfers:
             posted, on_taken = _Posted(cookie, CompletionFlag.DEFAULT), srq.count_taken
         status = dto_status(wc.status)
         self._ep.note_status(status)
-        evd = self._ep.recv_evd
+        evd = self._config.recv_evd
         if evd is None:
             if on_taken is not None:
                 on_taken()
             return True
         signals = is_signalled(
-            self._ep.attr.recv_completion_flags, posted.flags, solicited=solicited
+            self._config.attr.recv_completion_flags, posted.flags, solicited=solicited
         )
-        evd.post_dto(
-            self._ep, posted.cookie, status, wc.byte_len, signals=signals, on_taken=on_taken
-        )
+        event = self._ep.dto_event(evd, posted.cookie, status, wc.byte_len)
+        evd.queue(event, signals=signals, on_taken=on_taken)
         return True
 
 
@@ -211,9 +222,9 @@ def breaks_connection(status: DtoStatus) -> bool:
 
 def demand_length(iov: Sequence[LmrTriplet], limit: int, *, argument: int) -> None:
     """Raise DatInvalidParameter: a message longer than the endpoint's attribute allows."""
-    octets = sum(segment.segment_length for segment in iov)
-    if octets > limit:
-        raise bad_argument(argument, f"message of {octets} octets, max_message_size is {limit}")
+    byte_count = sum(segment.segment_length for segment in iov)
+    if byte_count > limit:
+        raise bad_argument(argument, f"message of {byte_count} bytes, max_message_size is {limit}")
 
 
 def demand_flags(

@@ -1,7 +1,8 @@
 """Exceptions of the object layer, one per return type, and the table from errno to return type.
 
 An exception is also of the builtin type that a Python program would catch, where there is one.
-A completion that failed is no exception: its event has a status. Source: dat.md sections 6, 20.3.
+A completion that failed is no exception: its event has a status.
+Source: docs/reference/dat.md 6, 20.3.
 """
 
 import errno
@@ -59,7 +60,7 @@ class DatAbort(DatError):
 
 
 class DatConnQualInUse(DatError, OSError):
-    """Somebody listens on this connection qualifier already."""
+    """This connection qualifier is in use by a listener."""
 
 
 class DatInsufficientResources(DatError):
@@ -170,8 +171,9 @@ EXCEPTION_OF: Final[dict[ReturnType, type[DatError]]] = {
     ReturnType.NOT_IMPLEMENTED: DatNotImplemented,
 }
 assert EXCEPTION_OF.keys() == set(ReturnType) - {ReturnType.SUCCESS}
+__all__ = [each.__name__ for each in (DatError, DatCompletionError, *EXCEPTION_OF.values())]
 
-# Source: dat.md section 6; what the errno of a verbs call means to a DAT program.
+# Source: docs/reference/dat.md 6; what the errno of a verbs call means to a DAT program.
 RETURN_OF_ERRNO: Final[dict[int, tuple[ReturnType, Subtype]]] = {
     errno.EOVERFLOW: (ReturnType.LENGTH_ERROR, Subtype.NO_SUBTYPE),
     errno.EACCES: (ReturnType.PRIVILEGES_VIOLATION, Subtype.NO_SUBTYPE),

@@ -1,4 +1,4 @@
-"""Event dispatchers: bounded queues that event streams feed and programs dequeue or wait on.
+"""Event dispatchers: bounded queues that event streams feed; and the notification points on them.
 
 How an endpoint, a service point or a shared receive queue feeds one (lock held throughout):
 - `evd.attach(Role.RECV, ep, flags)` when it is created or modified, `evd.detach(Role.RECV, ep)`
@@ -7,59 +7,93 @@ How an endpoint, a service point or a shared receive queue feeds one (lock held 
   share it. An attached dispatcher is in use. The streams that are left detach when the owner ends.
 - An endpoint gives its queue pair two engine `CompletionQueue`s of its own, one per direction (so
   a failed completion tells its direction, and ep_modify may change the dispatcher). Their `on_push`
-  is the endpoint's; it finds the cookie by `wc.wr_id`, returns True and calls
-  `evd.post_dto(ep, cookie, status, octets, signals=..., on_taken=...)` with `dto_status(wc.status)`
-  and `signals=is_signalled(attribute_flags, posted_flags, solicited=solicited)`.
-- `on_taken` is called once when the event leaves the dispatcher: dequeued, lost or dropped with it.
-  A shared receive queue lowers its outstanding count there.
-- `evd.post_bind(rmr, cookie, status)`, `evd.post_connection(ep, number, private_data)`,
-  `evd.post_request(sp, address, conn_qual, cr)`. All `post_*` return whether there was room.
-- Without room the event is lost. `ia.post_async(ASYNC_EVD_OVERFLOW, evd)` is done here, and
+  is the endpoint's; it finds the cookie by `wc.wr_id`, returns True and queues an event with
+  `dto_status(wc.status)` and `signals=is_signalled(attribute_flags, posted_flags, ...)`.
+- `evd.queue(event, signals=..., on_taken=...)` returns whether there was room. `on_taken` is called
+  once when the event leaves the dispatcher: dequeued, lost or dropped with it. A shared receive
+  queue lowers its outstanding count there.
+- Without room the event is lost. ASYNC_EVD_OVERFLOW about the dispatcher is posted here, and
   `owner.handle_evd_overflow(evd)` is called once on every owner that feeds the dispatcher, by
-  `adapter.call_soon`, so never inside the engine: the endpoint breaks its connection there. A lost
-  request is rejected by whoever posted it.
+  `adapter.call_soon`, so never inside the engine: the endpoint breaks its connection there. A
+  service point rejects the request whose event is lost.
 
-Source: dat.md sections 5, 10 and 15.
+A trigger of a notification point is not counted: it stays until one thread has taken it, and says
+which dispatcher it came from, as a hint; that dispatcher may be empty by then, so a program polls
+all of its dispatchers. Source: docs/reference/dat.md 5, 6, 10, 15.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from urds.dat.cno import NotificationPoint
-from urds.dat.errors import bad_argument, dat_error
-from urds.dat.evd_streams import Role, Streams, demand_flags
-from urds.dat.events import (
-    AsyncErrorEvent,
-    ConnectionEvent,
-    ConnectionRequestEvent,
-    DtoCompletionEvent,
-    Event,
-    RmrBindCompletionEvent,
-    SoftwareEvent,
-)
-from urds.dat.handles import DatObject, live
-from urds.dat.numbers import (
+from urds.dat.constants import (
     CompletionFlag,
-    DtoStatus,
     EvdFlag,
     EvdState,
     EventNumber,
     HandleType,
 )
-from urds.dat.records import EvdParam
+from urds.dat.errors import bad_argument, dat_error
+from urds.dat.evd_streams import Role, Streams, demand_flags
+from urds.dat.handles import DatObject, IaHandle, live
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.timeouts import ns_of_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from urds.dat.cr import ConnectionRequest
-    from urds.dat.ep import Endpoint
-    from urds.dat.ia import InterfaceAdapter
-    from urds.dat.memory import RemoteMemory
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What all events have."""
+
+    event_number: EventNumber
+    evd_handle: EventDispatcher
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncErrorEvent(Event):
+    """Something happened to an object; `reason` is an enum of the object's kind."""
+
+    dat_handle: DatObject
+    reason: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareEvent(Event):
+    """What a program posted itself."""
+
+    pointer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyAgent:
+    """What a notification point calls once, in a thread of its own, when it is triggered."""
+
+    proxy_agent_func: Callable[[Any, EventDispatcher], object]
+    instance_data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvdParam:
+    """What an event dispatcher is at this moment. Mask bits: `EvdField`."""
+
+    ia_handle: IaHandle
+    evd_qlen: int
+    evd_state: EvdState
+    cno_handle: NotificationPoint | None
+    evd_flags: EvdFlag
+
+
+@dataclass(frozen=True, slots=True)
+class CnoParam:
+    """What a notification point is at this moment. Mask bits: `CnoField`."""
+
+    ia_handle: IaHandle
+    agent: ProxyAgent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +117,7 @@ class EventDispatcher(DatObject):
 
     def __init__(
         self,
-        ia: InterfaceAdapter,
+        ia: DatObject,
         min_qlen: int,
         flags: EvdFlag,
         cno: NotificationPoint | None = None,
@@ -91,7 +125,7 @@ class EventDispatcher(DatObject):
         """Make a dispatcher of `ia`. Raises DatInvalidParameter, DatInsufficientResources."""
         demand_flags(flags)
         super().__init__(ia)
-        _demand_qlen(min_qlen, ia.attr.max_evd_qlen)
+        _demand_qlen(min_qlen, ia.device.attr.max_evd_qlen)
         self.evd_flags = EvdFlag(flags)
         self.qlen = min_qlen
         self.enabled = True
@@ -103,7 +137,7 @@ class EventDispatcher(DatObject):
         self._waitable = True
         self._is_dead = False  # an asynchronous dispatcher that overflowed
         self._overflowed = False
-        self._threshold = 0  # of the thread that waits; 0: nobody does
+        self._threshold = 0  # of the thread that waits; 0: none does
         self._signalled = False  # since it began to wait
         if cno is not None:
             self._set_cno(cno)
@@ -128,7 +162,7 @@ class EventDispatcher(DatObject):
         Raises DatInvalidState while a thread waits on the dispatcher.
         """
         if not self._queue and self.live:
-            self.ia.adapter.progress()
+            self.device.adapter.progress()
         with self.lock:
             self.demand_live()
             self._demand_no_waiter()
@@ -154,7 +188,7 @@ class EventDispatcher(DatObject):
                 return self._take()
             self._threshold, self._signalled = threshold, False
         try:
-            self.ia.adapter.wait(self._is_over, timeout_ns)
+            self.device.adapter.wait(self._is_over, timeout_ns)
             with self.lock:
                 has_events = self._signalled and len(self._queue) >= threshold
                 self.nmore = len(self._queue) - has_events
@@ -177,7 +211,7 @@ class EventDispatcher(DatObject):
                 raise bad_argument(1, f"{self!r} takes no software events")
             if len(self._queue) >= self.qlen:
                 raise dat_error(ReturnType.QUEUE_FULL, detail=f"{self.qlen} events are queued")
-            self._post(SoftwareEvent(EventNumber.SOFTWARE, self, pointer))
+            self.queue(SoftwareEvent(EventNumber.SOFTWARE, self, pointer))
 
     # -- settings
 
@@ -191,7 +225,7 @@ class EventDispatcher(DatObject):
         with self.lock:
             self.demand_live()
             self._waitable = waitable
-            self.ia.adapter.notify()
+            self.device.adapter.notify()
 
     @property
     def cno(self) -> NotificationPoint | None:
@@ -216,7 +250,7 @@ class EventDispatcher(DatObject):
         """Change the length. Raises DatInvalidState below what is queued; nothing is lost."""
         with self.lock:
             self.demand_live()
-            _demand_qlen(min_qlen, self.ia.attr.max_evd_qlen)
+            _demand_qlen(min_qlen, self.device.attr.max_evd_qlen)
             if min_qlen < len(self._queue):
                 detail = f"length {min_qlen}, {len(self._queue)} events are queued"
                 raise dat_error(ReturnType.INVALID_STATE, detail=detail)
@@ -243,7 +277,7 @@ class EventDispatcher(DatObject):
         """Let a stream feed the dispatcher; `flags` is the endpoint's attribute, for transfers.
 
         Raises DatInvalidHandle: the flag of the role is missing. DatInvalidParameter: the streams
-        cannot share a dispatcher (dat.md section 4.1, sharing rules).
+        cannot share a dispatcher (docs/reference/dat.md 4.1, sharing rules).
         """
         if role.flag not in self.evd_flags:
             detail = f"{self!r} has {self.evd_flags!r}, not {role.flag!r}"
@@ -260,42 +294,31 @@ class EventDispatcher(DatObject):
         """Detach all streams of an owner that ends."""
         self._streams.forget(user)
 
-    def post_dto(
+    def queue(
         self,
-        ep: Endpoint,
-        cookie: Any,
-        status: DtoStatus,
-        transfered_length: int,
+        event: Event,
         *,
         signals: bool = True,
         on_taken: Callable[[], None] | None = None,
     ) -> bool:
-        """Queue the completion of a transfer; False if it was lost."""
-        number = EventNumber.DTO_COMPLETION
-        event = DtoCompletionEvent(number, self, ep, cookie, status, transfered_length)
-        return self._post(event, signals=signals, on_taken=on_taken)
-
-    def post_bind(
-        self, rmr: RemoteMemory, cookie: Any, status: DtoStatus, *, signals: bool = True
-    ) -> bool:
-        """Queue the completion of a bind; False if it was lost."""
-        event = RmrBindCompletionEvent(EventNumber.RMR_BIND_COMPLETION, self, rmr, cookie, status)
-        return self._post(event, signals=signals)
-
-    def post_connection(self, ep: Endpoint, number: EventNumber, private_data: bytes = b"") -> bool:
-        """Queue an event of a connection; False if it was lost."""
-        return self._post(ConnectionEvent(number, self, ep, private_data))
-
-    def post_request(
-        self, sp: DatObject | None, local_address: str, conn_qual: int, cr: ConnectionRequest
-    ) -> bool:
-        """Queue a request for a connection; False if it was lost: then it is to be rejected."""
-        number = EventNumber.CONNECTION_REQUEST
-        return self._post(ConnectionRequestEvent(number, self, sp, local_address, conn_qual, cr))
-
-    def post_async(self, number: EventNumber, subject: DatObject, reason: int) -> bool:
-        """Queue an asynchronous event; False if it was lost: then the dispatcher is dead."""
-        return self._post(AsyncErrorEvent(number, self, subject, reason))
+        """Queue an event of a stream; False if it was lost."""
+        if len(self._queue) >= self.qlen or not self.live:
+            if on_taken is not None:
+                on_taken()
+            if self.live:
+                self._lose()
+            return False
+        self._queue.append(_Queued(event, on_taken))
+        if not signals:
+            return True
+        if self._threshold:
+            # A thread that waits here comes before the notification point.
+            self._signalled = True
+            if len(self._queue) >= self._threshold:
+                self.device.adapter.notify()
+        elif self.enabled and self._cno is not None:
+            self._cno.trigger(self)
+        return True
 
     # -- inside
 
@@ -312,7 +335,7 @@ class EventDispatcher(DatObject):
                 queued.on_taken()
         self._queue.clear()
         self._streams = Streams()
-        self.ia.adapter.notify()
+        self.device.adapter.notify()
 
     def _take(self) -> Event:
         queued = self._queue.popleft()
@@ -320,31 +343,6 @@ class EventDispatcher(DatObject):
         if queued.on_taken is not None:
             queued.on_taken()
         return queued.event
-
-    def _post(
-        self,
-        event: Event,
-        *,
-        signals: bool = True,
-        on_taken: Callable[[], None] | None = None,
-    ) -> bool:
-        if len(self._queue) >= self.qlen or not self.live:
-            if on_taken is not None:
-                on_taken()
-            if self.live:
-                self._lose()
-            return False
-        self._queue.append(_Queued(event, on_taken))
-        if not signals:
-            return True
-        if self._threshold:
-            # A thread that waits here comes before the notification point.
-            self._signalled = True
-            if len(self._queue) >= self._threshold:
-                self.ia.adapter.notify()
-        elif self.enabled and self._cno is not None:
-            self._cno.trigger(self)
-        return True
 
     def _lose(self) -> None:
         """Count a lost event; the first one since there was room breaks what feeds this queue."""
@@ -354,11 +352,11 @@ class EventDispatcher(DatObject):
         self._overflowed = True
         if EvdFlag.ASYNC in self.evd_flags:
             self._is_dead = True
-            self.ia.adapter.notify()
+            self.device.adapter.notify()
             return
-        self.ia.post_async(EventNumber.ASYNC_EVD_OVERFLOW, self)
+        self.device.post_async(EventNumber.ASYNC_EVD_OVERFLOW, self)
         owners = self._streams.owners
-        self.ia.adapter.call_soon(lambda: self._break(owners))
+        self.device.adapter.call_soon(lambda: self._break(owners))
 
     def _break(self, owners: list[DatObject]) -> None:
         for owner in owners:
@@ -416,10 +414,123 @@ class EventDispatcher(DatObject):
     def _set_cno(self, cno: NotificationPoint | None) -> None:
         if cno is not None:
             live(cno, NotificationPoint)
-            self.ia.demand_own(cno)
+            self.device.demand_own(cno)
         self.hold(cno)
         self.drop(self._cno)
         self._cno = cno
+
+
+class NotificationPoint(DatObject):
+    """A place where threads wait for any of several dispatchers, or a proxy agent is called.
+
+    The agent is called once, in a thread of its own without a lock, with its `instance_data` and
+    the dispatcher; then it is no longer attached: set `agent` again for the next time.
+    """
+
+    handle_type: ClassVar[HandleType] = HandleType.CNO
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_CNO
+    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_CNO_IN_USE
+
+    def __init__(self, ia: DatObject, agent: ProxyAgent | None = None) -> None:
+        """Make a notification point of `ia`.
+
+        Raises DatInsufficientResources, DatInvalidParameter: `agent` is none.
+        """
+        super().__init__(ia)
+        self._agent = _checked(agent)
+        self._triggered_by: EventDispatcher | None = None
+        self._waiting_count = 0
+        self._desertions = 0  # how often the last dispatcher went
+        self.enlist()
+
+    @property
+    def agent(self) -> ProxyAgent | None:
+        """The agent that the next trigger calls; may be set."""
+        return self._agent
+
+    @agent.setter
+    def agent(self, agent: ProxyAgent | None) -> None:
+        with self.lock:
+            self.demand_live()
+            self._agent = _checked(agent)
+
+    def wait(self, timeout_s: float | None = None) -> EventDispatcher | None:
+        """Wait for a trigger and return the dispatcher that it came from.
+
+        Returns `None` if the last dispatcher was freed or the adapter closed meanwhile. `None`
+        waits without end, 0 polls. Raises DatQueueEmpty if nothing came in time.
+        """
+        return self.wait_ns(ns_of_s(timeout_s, argument=2))
+
+    def wait_ns(self, timeout_ns: int | None) -> EventDispatcher | None:
+        """Wait as `wait` does, for nanoseconds."""
+        with self.lock:
+            self.demand_live()
+            desertions = self._desertions
+            self._waiting_count += 1
+        try:
+            self.device.adapter.wait(
+                lambda: (
+                    not self.live
+                    or self._triggered_by is not None
+                    or self._desertions != desertions
+                ),
+                timeout_ns,
+            )
+            with self.lock:
+                evd, self._triggered_by = self._triggered_by, None
+                is_deserted = not self.live or self._desertions != desertions
+        finally:
+            # Also after an interrupt, which takes no trigger.
+            with self.lock:
+                self._waiting_count -= 1
+        if evd is None and not is_deserted:
+            raise dat_error(ReturnType.QUEUE_EMPTY, detail="nothing triggered it in time")
+        return evd
+
+    def query(self) -> CnoParam:
+        """Return what the notification point is."""
+        with self.lock:
+            self.demand_live()
+            return CnoParam(self.ia, self._agent)
+
+    # -- for dispatchers; lock held
+
+    def trigger(self, evd: EventDispatcher) -> None:
+        """Note that events wait in `evd`: wake one thread, call the agent."""
+        if self._triggered_by is None:
+            self._triggered_by = evd
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            # The agent is the program's: it may take its time and its locks, and may fail.
+            threading.Thread(
+                target=agent.proxy_agent_func,
+                args=(agent.instance_data, evd),
+                name="urds-dat-agent",
+                daemon=True,
+            ).start()
+        if self._waiting_count:
+            self.device.adapter.notify()
+
+    def forget_user(self, user: DatObject) -> None:
+        """Forget a dispatcher that was freed; wake the waiting threads if it was the last."""
+        if self._triggered_by is user:
+            self._triggered_by = None
+        if self._users.keys() == {user}:
+            self._desertions += 1
+            self.device.adapter.notify()
+
+    # -- inside
+
+    def demand_free(self) -> None:
+        """Raise DatInvalidState while a dispatcher refers to it or a thread waits."""
+        super().demand_free()
+        if self._waiting_count:
+            raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, "a thread waits on it")
+
+    def _dispose(self) -> None:
+        self._triggered_by = self._agent = None
+        self.device.adapter.notify()
 
 
 def _demand_qlen(min_qlen: int, limit: int) -> None:
@@ -428,3 +539,21 @@ def _demand_qlen(min_qlen: int, limit: int) -> None:
     if min_qlen > limit:
         detail = f"queue of {min_qlen} events, at most {limit}"
         raise dat_error(ReturnType.INSUFFICIENT_RESOURCES, Subtype.RESOURCE_TEVD, detail)
+
+
+def _checked(agent: ProxyAgent | None) -> ProxyAgent | None:
+    if agent is not None and not isinstance(agent, ProxyAgent):
+        raise bad_argument(2, f"{agent!r} is no agent")
+    return agent
+
+
+__all__ = [
+    "AsyncErrorEvent",
+    "CnoParam",
+    "EvdParam",
+    "Event",
+    "EventDispatcher",
+    "NotificationPoint",
+    "ProxyAgent",
+    "SoftwareEvent",
+]  # fmt: skip

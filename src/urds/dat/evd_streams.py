@@ -1,6 +1,6 @@
 """Which event streams may feed one dispatcher, and how their completions notify.
 
-Source: dat.md sections 4.1 (sharing rules), 5, 7.2 (field 15) and 10.
+Source: docs/reference/dat.md 4.1 (sharing rules), 5, 7.2 (field 15) and 10.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from urds.dat.constants import CompletionFlag, EvdFlag, EvdState
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.numbers import CompletionFlag, EvdFlag, EvdState
 from urds.dat.returns import ReturnType, Subtype
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Role(Enum):
 DTO_ROLES: Final = frozenset({Role.RECV, Role.REQUEST})
 _Kind = tuple[Role, CompletionFlag]
 
-# Order of the rows and columns of `MERGING`. Source: dat.md section 7.2, field 15.
+# Order of the rows and columns of `MERGING`. Source: docs/reference/dat.md 7.2, field 15.
 STREAM_ORDER: Final = (
     EvdFlag.SOFTWARE,
     EvdFlag.CR,
@@ -109,7 +109,7 @@ class Streams:
 
     @property
     def owners(self) -> list[DatObject]:
-        """Return whoever feeds the dispatcher, each once."""
+        """Return the distinct objects that feed the dispatcher."""
         return list(dict.fromkeys(owner for owner, _ in self._kind_of))
 
     @property

@@ -1,20 +1,21 @@
-"""What all DAT objects share: kind, liveness, who uses them, the consumer's context.
+"""What all DAT objects share: kind, liveness, users, the consumer's context, the open device.
 
-A handle is the object itself. Once freed it is refused with INVALID_HANDLE for ever; its number
-(`handle`, for people and logs) is never used again in this process. Source: dat.md section 3.
+A handle is the object itself. Once freed it gives INVALID_HANDLE for ever; its number
+(`handle`, for people and logs) is never used again in this process.
+Source: docs/reference/dat.md 3.
 
-For those who write an object (Endpoint, SharedReceiveQueue, service points):
+Rules for a class of objects (Endpoint, SharedReceiveQueue, service points):
 - Everything is touched with `self.lock` held, the lock of the adapter below the interface adapter.
   Public methods begin with `with self.lock: self.demand_live()`.
-- `live(other, Class)` checks a handle that a consumer gave, `self.ia.demand_own(other)` that it
+- `live(other, Class)` checks a handle that a consumer gave, `self.device.demand_own(other)` that it
   is of the same adapter.
 - `self.hold(other)` says "I use it" and `self.drop(other)` takes that back, once for each `hold`;
-  an object that is used refuses `free`. What is still held is dropped when the holder ends.
+  an object that is used cannot be freed. What is still held is dropped when the holder ends.
 - Override `_dispose` to end what stands below (queue pair, listener); it runs once, lock held, and
-  must not refuse: an abrupt close calls it in any state. Override `demand_free` for refusals,
+  must not fail: an abrupt close calls it in any state. Override `demand_free` to forbid a free,
   `handle_async` and `handle_evd_overflow` for what the layers below tell.
-- `self.ia.adopt(engine, self)` makes the adapter hand on asynchronous events about an engine object
-  (queue pair, shared queue); `self.ia.disown(engine)` ends it.
+- `self.device.adopt(engine, self)` makes the adapter hand on asynchronous events about an engine
+  object (queue pair, shared queue) and finds the owner of a region; `disown(engine)` ends it.
 - `__init__` ends with `self.enlist()`: then the adapter knows the object and closes it with itself.
 - How events are fed is at the top of `urds.dat.evd`.
 """
@@ -25,18 +26,122 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
+from urds.dat.constants import HandleType
 from urds.dat.errors import dat_error
-from urds.dat.numbers import HandleType
 from urds.dat.returns import ReturnType, Subtype
+from urds.verbs.engine.numbers import AccessFlag
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
-    from urds.dat.evd import EventDispatcher
-    from urds.dat.ia import InterfaceAdapter
+    from urds.dat.constants import EventNumber
+    from urds.dat.records import IaAttr, ProviderAttr
+    from urds.dat.registry import Support
+    from urds.verbs.engine.keys import Region
     from urds.verbs.engine.numbers import AsyncEventType
+    from urds.verbs.providers.base import Adapter, VerbsConnection
+
+# An `InterfaceAdapter` and a `ProtectionZone`, as those see them that they make: they know no layer
+# above their own.
+IaHandle = Any
+PzHandle = Any
 
 _HANDLES: Final = itertools.count(0x1000)  # above AsyncEvdHandle
+
+# Kind of object to the attribute with its limit, and the subtype of INSUFFICIENT_RESOURCES.
+_LIMIT_OF: Final[dict[HandleType, tuple[str, Subtype]]] = {
+    HandleType.EP: ("max_eps", Subtype.RESOURCE_TEP),
+    HandleType.EVD: ("max_evds", Subtype.RESOURCE_TEVD),
+    HandleType.CNO: ("max_evds", Subtype.RESOURCE_MEMORY),
+    HandleType.LMR: ("max_lmrs", Subtype.RESOURCE_MEMORY_REGION),
+    HandleType.RMR: ("max_rmrs", Subtype.RESOURCE_MEMORY_REGION),
+    HandleType.PZ: ("max_pzs", Subtype.RESOURCE_PROTECTION_DOMAIN),
+    HandleType.SRQ: ("max_srqs", Subtype.RESOURCE_SRQ),
+}
+
+
+class OpenDevice:
+    """What the objects of one interface adapter share: the device below, its lock and limits.
+
+    It also keeps the list of those objects, and posts asynchronous events. Its lock is held
+    throughout.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        *,
+        address: str,
+        attr: IaAttr,
+        provider_attr: ProviderAttr,
+        support: Support,
+    ) -> None:
+        self.adapter = adapter
+        self.lock: threading.RLock = adapter.lock
+        self.address = address
+        self.attr = attr
+        self.provider_attr = provider_attr
+        self.support = support
+        self.objects: dict[int, DatObject] = {}  # by handle; the interface adapter is none of them
+        # What takes a request that is handed off, by connection qualifier.
+        self.takers: dict[int, Callable[[VerbsConnection, bytes], bool]] = {}
+        self.post_async: Callable[[EventNumber, DatObject], None] = lambda _number, _subject: None
+        self._counts: Counter[HandleType] = Counter()
+        self._owners: dict[int, DatObject] = {}  # of engine objects, by identity
+        self._unbinding: dict[DatObject, Region] = {}  # by zone
+
+    def demand_own(self, *others: DatObject | None) -> None:
+        """Raise DatInvalidHandle if one belongs to another adapter."""
+        for other in others:
+            if other is not None and other.device is not self:
+                detail = f"{other!r} belongs to another adapter"
+                raise dat_error(ReturnType.INVALID_HANDLE, other.invalid_subtype, detail)
+
+    def demand_room(self, kind: HandleType) -> None:
+        """Raise DatInsufficientResources if there can be no more objects of this kind."""
+        if kind in _LIMIT_OF:
+            name, subtype = _LIMIT_OF[kind]
+            limit = getattr(self.attr, name)
+            if self._counts[kind] >= limit:
+                detail = f"{limit} objects ({name})"
+                raise dat_error(ReturnType.INSUFFICIENT_RESOURCES, subtype, detail)
+
+    def add(self, child: DatObject) -> None:
+        """Add an object, which closes with the adapter."""
+        self.objects[child.handle] = child
+        self._counts[child.handle_type] += 1
+
+    def remove(self, child: DatObject) -> None:
+        """Remove an object that ends."""
+        if self.objects.pop(child.handle, None) is not None:
+            self._counts[child.handle_type] -= 1
+
+    def adopt(self, engine: object, owner: DatObject) -> None:
+        """Remember whose engine object this is: asynchronous events about it name the owner."""
+        self._owners[id(engine)] = owner
+
+    def disown(self, engine: object) -> None:
+        """Forget an engine object."""
+        self._owners.pop(id(engine), None)
+
+    def owner_of(self, engine: object) -> DatObject | None:
+        """Return whose engine object this is, `None` if it is no object's."""
+        return self._owners.get(id(engine))
+
+    def unbinding_region(self, zone: DatObject) -> Region:
+        """Return the region that a bind of no bytes in a zone names: it must name one."""
+        if zone not in self._unbinding:
+            view = memoryview(bytearray(1))
+            region = self.adapter.keys.register(zone, view, 0, AccessFlag.MW_BIND)
+            self._unbinding[zone] = region
+        return self._unbinding[zone]
+
+    def forget_zone(self, zone: DatObject) -> None:
+        """Deregister what `unbinding_region` made for a zone that ends."""
+        region = self._unbinding.pop(zone, None)
+        if region is not None:
+            self.adapter.keys.deregister(region)
 
 
 class DatObject:
@@ -49,10 +154,11 @@ class DatObject:
     invalid_subtype: ClassVar[Subtype]  # of INVALID_HANDLE when something else was given
     in_use_subtype: ClassVar[Subtype] = Subtype.NO_SUBTYPE  # of INVALID_STATE when it is used
 
-    def __init__(self, ia: InterfaceAdapter) -> None:
-        ia.demand_room(self.handle_type)
-        self.ia = ia
-        self.lock: threading.RLock = ia.lock
+    def __init__(self, ia: DatObject) -> None:
+        self.ia: IaHandle = ia
+        self.device: OpenDevice = ia.device
+        self.device.demand_room(self.handle_type)
+        self.lock = self.device.lock
         self.handle = next(_HANDLES)
         self.context: Any = None
         self.live = True
@@ -100,7 +206,7 @@ class DatObject:
 
     def enlist(self) -> None:
         """Make the object known to its adapter, which closes it with itself."""
-        self.ia.admit(self)
+        self.device.add(self)
 
     def hold(self, other: DatObject | None) -> None:
         """Use another object until `drop`, or until this one ends."""
@@ -119,7 +225,7 @@ class DatObject:
         if not self.live:
             return
         self.live = False
-        self.ia.dismiss(self)
+        self.device.remove(self)
         self._dispose()
         for other in list(self._holds):
             with other.lock:  # another adapter's, if asynchronous events go to its dispatcher
@@ -133,7 +239,7 @@ class DatObject:
     def handle_async(self, kind: AsyncEventType) -> None:
         """React to an asynchronous event about the engine object; the DAT event is queued."""
 
-    def handle_evd_overflow(self, evd: EventDispatcher) -> None:
+    def handle_evd_overflow(self, evd: DatObject) -> None:
         """React to the loss of an event in a dispatcher that this object feeds."""
 
     def _dispose(self) -> None:
@@ -141,6 +247,14 @@ class DatObject:
 
 
 ObjectT = TypeVar("ObjectT", bound=DatObject)
+
+
+def live_zone(candidate: object) -> DatObject:
+    """Return a live protection zone. Raises DatInvalidHandle for anything else."""
+    found = live(candidate, DatObject, Subtype.INVALID_HANDLE_PZ)
+    if found.handle_type is not HandleType.PZ:
+        raise dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_PZ, f"PZ is {found!r}")
+    return found
 
 
 def live(candidate: object, kind: type[ObjectT], subtype: Subtype | None = None) -> ObjectT:

@@ -1,40 +1,48 @@
 """Interface adapters: one opening of a device, and all objects made from it.
 
 The adapter below (`urds.verbs.providers`) gives the lock, the keys, the clock and the way to wait;
-this object keeps the list of children, hands on asynchronous events, and closes everything.
-Source: dat.md sections 3, 6, 7 and 16.
+this object makes the others, hands on asynchronous events, and closes everything.
+Source: docs/reference/dat.md 3, 6, 7, 16.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from urds.dat.attributes import LIMIT_OF, ia_attributes, provider_attributes
-from urds.dat.cno import NotificationPoint
-from urds.dat.errors import dat_error, demand_bits
-from urds.dat.evd import EventDispatcher
+from urds.dat.attributes import ia_attributes, provider_attributes
+from urds.dat.constants import (
+    DAT_THREADSAFE,
+    DAT_VERSION_MAJOR,
+    DAT_VERSION_MINOR,
+    AsyncEvdHandle,
+    EvdFlag,
+    EventNumber,
+    HandleType,
+    IaField,
+    ProviderField,
+)
+from urds.dat.endpoint import Endpoint
+from urds.dat.errors import dat_error, demand_bits, from_os_error
+from urds.dat.evd import AsyncErrorEvent, EventDispatcher, NotificationPoint, ProxyAgent
 from urds.dat.evd_streams import Role
 from urds.dat.events import async_number, async_reason
-from urds.dat.handles import DatObject, live
-from urds.dat.masks import IaField, ProviderField
-from urds.dat.numbers import AsyncEvdHandle, EvdFlag, EventNumber, HandleType
+from urds.dat.handles import DatObject, OpenDevice, live
+from urds.dat.memory import find_piece
+from urds.dat.psp import PublicServicePoint
 from urds.dat.pz import ProtectionZone
+from urds.dat.records import IaAttr, LmrTriplet, ProviderAttr, ProviderInfo
+from urds.dat.registry import REGISTRY, Provider, Support
 from urds.dat.returns import ReturnType, Subtype
+from urds.dat.rsp import ReservedServicePoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from urds.dat.ep import Endpoint
-    from urds.dat.memory import LocalMemory
-    from urds.dat.psp import PublicServicePoint
-    from urds.dat.records import IaAttr, LmrTriplet, ProviderAttr, ProxyAgent
-    from urds.dat.registry import Support
-    from urds.dat.rsp import ReservedServicePoint
-    from urds.verbs.engine.work import AsyncEvent
+    from urds.verbs.engine.work import EngineEvent
     from urds.verbs.providers.base import Adapter
 
 ASYNC_QLEN_DEFAULT: Final = 8
+LOOPBACK: Final = "127.0.0.1"
 
 # An abrupt close ends the children in this order: users before what they use.
 _END_ORDER: Final = (
@@ -61,26 +69,27 @@ class InterfaceAdapter(DatObject):
         async_evd: EventDispatcher | AsyncEvdHandle | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Stand on an adapter that nobody else uses; `on_close` is called once at the end.
+        """Stand on an adapter of its own; `on_close` is called once at the end.
 
         Raises DatInvalidParameter, DatInvalidHandle, DatInsufficientResources.
         """
-        self.adapter = adapter
-        self.lock = adapter.lock
-        self.children: dict[int, DatObject] = {}
-        self._counts: Counter[HandleType] = Counter()
-        self.regions: dict[int, LocalMemory] = {}  # by lmr_context
-        self._owners: dict[int, DatObject] = {}  # of engine objects, by identity
-        self._on_close = on_close
-        self.address = address
-        self.support = support
         self.attr: IaAttr = ia_attributes(name, address, adapter.attributes)
         self.provider_attr: ProviderAttr = provider_attributes(adapter.attributes, support)
+        self.device = OpenDevice(
+            adapter,
+            address=address,
+            attr=self.attr,
+            provider_attr=self.provider_attr,
+            support=support,
+        )
+        self.adapter, self.address = adapter, address
+        self._on_close = on_close
         super().__init__(self)
         self._own_async_evd: EventDispatcher | None = None
         self._async_evd: EventDispatcher | None = None
         with self.lock:
             self._take_async_evd(async_evd, async_qlen)
+            self.device.post_async = self.post_async
             adapter.on_async_event = self._handle_event
 
     @property
@@ -92,6 +101,11 @@ class InterfaceAdapter(DatObject):
     def async_evd(self) -> EventDispatcher | AsyncEvdHandle:
         """Return where asynchronous events go; OUT_OF_SCOPE if that is not known here."""
         return AsyncEvdHandle.OUT_OF_SCOPE if self._async_evd is None else self._async_evd
+
+    @property
+    def children(self) -> dict[int, DatObject]:
+        """Return the objects of the adapter by handle."""
+        return self.device.objects
 
     # -- making objects
 
@@ -123,14 +137,10 @@ class InterfaceAdapter(DatObject):
         provider_ep: bool = False,
     ) -> PublicServicePoint:
         """Listen at a connection qualifier, a free one with `None`; see `urds.dat.psp`."""
-        from urds.dat.psp import PublicServicePoint
-
         return PublicServicePoint(self, conn_qual, evd, provider_ep=provider_ep)
 
     def reserve(self, conn_qual: int, ep: Endpoint, evd: EventDispatcher) -> ReservedServicePoint:
         """Listen once for an endpoint; see `urds.dat.rsp`."""
-        from urds.dat.rsp import ReservedServicePoint
-
         return ReservedServicePoint(self, conn_qual, ep, evd)
 
     # -- asking
@@ -154,13 +164,11 @@ class InterfaceAdapter(DatObject):
         self._sync(triplets)
 
     def _sync(self, triplets: Iterable[LmrTriplet]) -> None:
-        from urds.dat.memory import find_piece
-
         with self.lock:
             self.demand_live()
             for triplet in triplets:
                 if triplet.segment_length:
-                    find_piece(self, triplet)
+                    find_piece(self.device, triplet)
 
     # -- closing
 
@@ -171,7 +179,8 @@ class InterfaceAdapter(DatObject):
         """
         with self.lock:
             self.demand_live()
-            left = tuple(one for one in self.children.values() if one is not self._own_async_evd)
+            own, children = self._own_async_evd, self.children.values()
+            left = tuple(child for child in children if child is not own)
             if graceful and left:
                 detail = f"{len(left)} objects are left, {left[0]!r} among them"
                 raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, detail)
@@ -199,44 +208,10 @@ class InterfaceAdapter(DatObject):
 
     def _dispose(self) -> None:
         self.adapter.on_async_event = lambda _event: None
-        self._owners.clear()
+        self.device.post_async = lambda _number, _subject: None
         self._async_evd = self._own_async_evd = None
 
-    # -- for the children; lock held
-
-    def demand_own(self, *others: DatObject | None) -> None:
-        """Raise DatInvalidHandle if one belongs to another adapter."""
-        for other in others:
-            if other is not None and other.ia is not self:
-                detail = f"{other!r} belongs to another adapter"
-                raise dat_error(ReturnType.INVALID_HANDLE, other.invalid_subtype, detail)
-
-    def demand_room(self, kind: HandleType) -> None:
-        """Raise DatInsufficientResources if there can be no more objects of this kind."""
-        if kind in LIMIT_OF:
-            name, subtype = LIMIT_OF[kind]
-            limit = getattr(self.attr, name)
-            if self._counts[kind] >= limit:
-                detail = f"{limit} objects ({name})"
-                raise dat_error(ReturnType.INSUFFICIENT_RESOURCES, subtype, detail)
-
-    def admit(self, child: DatObject) -> None:
-        """Take a new object into the list of those that close with the adapter."""
-        self.children[child.handle] = child
-        self._counts[child.handle_type] += 1
-
-    def dismiss(self, child: DatObject) -> None:
-        """Take an object that ends from the list."""
-        if self.children.pop(child.handle, None) is not None:
-            self._counts[child.handle_type] -= 1
-
-    def adopt(self, engine: object, owner: DatObject) -> None:
-        """Remember whose engine object this is: asynchronous events about it name the owner."""
-        self._owners[id(engine)] = owner
-
-    def disown(self, engine: object) -> None:
-        """Forget an engine object."""
-        self._owners.pop(id(engine), None)
+    # -- asynchronous events; lock held
 
     def post_async(
         self, number: EventNumber, subject: DatObject, reason: int | None = None
@@ -254,10 +229,10 @@ class InterfaceAdapter(DatObject):
             if evd.live:
                 if reason is None:
                     reason = async_reason(number, subject.handle_type)
-                evd.post_async(number, subject, reason)
+                evd.queue(AsyncErrorEvent(number, evd, subject, reason))
 
-    def _handle_event(self, event: AsyncEvent) -> None:
-        owner = self if event.element is None else self._owners.get(id(event.element))
+    def _handle_event(self, event: EngineEvent) -> None:
+        owner = self if event.element is None else self.device.owner_of(event.element)
         if owner is None:
             return
         number = async_number(event.event_type)
@@ -275,3 +250,69 @@ class InterfaceAdapter(DatObject):
         with evd.lock:
             evd.attach(Role.ASYNC, self)
         self._async_evd = evd
+
+
+def open_ia(
+    name: str,
+    async_qlen: int = ASYNC_QLEN_DEFAULT,
+    async_evd: EventDispatcher | AsyncEvdHandle | None = None,
+    *,
+    major: int = DAT_VERSION_MAJOR,
+    minor: int = DAT_VERSION_MINOR,
+    is_thread_safe: bool = DAT_THREADSAFE,
+) -> InterfaceAdapter:
+    """Open an adapter of the registry; `urds.dat.open` is this function.
+
+    Asynchronous events go to a dispatcher that is made with at least `async_qlen` places, to the
+    one given, or with AsyncEvdHandle.EXISTS nowhere that is known here. Raises
+    DatProviderNotFound, DatInvalidParameter, DatInsufficientResources.
+    """
+    info, provider = REGISTRY.find(name, major=major, minor=minor, is_thread_safe=is_thread_safe)
+    try:
+        adapter = provider.open_adapter()
+    except OSError as error:
+        raise from_os_error(error) from error
+    REGISTRY.count_open(provider, 1)
+    address = provider.address or str(getattr(adapter, "address", LOOPBACK))
+    try:
+        return InterfaceAdapter(
+            info.ia_name,
+            adapter,
+            address=address,
+            support=provider.support,
+            async_qlen=async_qlen,
+            async_evd=async_evd,
+            on_close=lambda: REGISTRY.count_open(provider, -1),
+        )
+    except BaseException:
+        REGISTRY.count_open(provider, -1)
+        adapter.close()
+        raise
+
+
+def providers() -> list[ProviderInfo]:
+    """Return the adapters that can be opened by name. Raises DatInternalError: no registry."""
+    return REGISTRY.list_providers()
+
+
+def register(
+    name: str,
+    open_adapter: Callable[[], Adapter],
+    *,
+    address: str | None = None,
+    support: Support | None = None,
+) -> ProviderInfo:
+    """Add an adapter to the registry of this process: `open_adapter` is called for each opening.
+
+    `address` is the numeric IP address of the adapter, `None` its attribute of that name or
+    loopback. For a simulated network: `register("sim-a", lambda: network.adapter("a"))`. Raises
+    DatProviderAlreadyRegistered.
+    """
+    info = ProviderInfo(name)
+    REGISTRY.add(Provider(open_adapter, address, support or Support()), info)
+    return info
+
+
+def unregister(info: ProviderInfo) -> None:
+    """Remove an adapter again. Raises DatProviderNotFound, DatProviderInUse."""
+    REGISTRY.remove(info)

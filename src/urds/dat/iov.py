@@ -1,6 +1,6 @@
 """Lists of segments: checked when they are posted, handed on as scatter/gather entries.
 
-Source: dat.md sections 10 and 11, post-time checks.
+Source: docs/reference/dat.md 10, 11, post-time checks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from urds.verbs.engine.work import SGE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from urds.dat.pz import ProtectionZone
     from urds.verbs.engine.keys import KeyTable, Region
 
 
 def pieces_of(
-    iov: Sequence[LmrTriplet], keys: KeyTable, pz: ProtectionZone, *, write: bool, segments_max: int
+    iov: Sequence[LmrTriplet], keys: KeyTable, pz: object, *, write: bool, segments_max: int
 ) -> list[SGE]:
     """Return the segments as the engine takes them; those of length 0 mean nothing and go.
 
@@ -42,7 +41,7 @@ def pieces_of(
     return found
 
 
-def _check(segment: LmrTriplet, region: Region | None, pz: ProtectionZone, *, write: bool) -> None:
+def _check(segment: LmrTriplet, region: Region | None, pz: object, *, write: bool) -> None:
     context = f"lmr_context {segment.lmr_context:#x}"
     wanted = Subtype.PRIVILEGES_WRITE if write else Subtype.PRIVILEGES_READ
     if region is None:
@@ -58,6 +57,6 @@ def _check(segment: LmrTriplet, region: Region | None, pz: ProtectionZone, *, wr
     if segment.segment_length < 0 or not 0 <= offset <= region.length - segment.segment_length:
         raise bad_argument(
             3,
-            f"{segment.segment_length} octets at {segment.virtual_address:#x}, {context} has "
+            f"{segment.segment_length} bytes at {segment.virtual_address:#x}, {context} has "
             f"{region.length} at {region.address:#x}",
         )

@@ -3,8 +3,8 @@
 A region has a context for local pieces and, if its privileges let a peer in, one for peers; below
 they are the keys of the adapter, which check every access; what can be told when a request is
 posted is told then, by `urds.dat.iov`. Reading locally is always granted. Addresses are those of
-the buffer in this process; nothing follows one, they only count octets within a region.
-Source: dat.md section 11.
+the buffer in this process; nothing follows one, they only count bytes within a region.
+Source: docs/reference/dat.md 11.
 """
 
 from __future__ import annotations
@@ -14,23 +14,73 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from urds.dat.constants import (
+    CompletionFlag,
+    DtoStatus,
+    EventNumber,
+    HandleType,
+    MemPriv,
+    MemType,
+)
+from urds.dat.endpoint import Endpoint
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error
-from urds.dat.handles import DatObject, live
-from urds.dat.numbers import CompletionFlag, HandleType, MemPriv, MemType
-from urds.dat.records import LmrParam, LmrTriplet, RmrParam, RmrTriplet
+from urds.dat.evd import Event, EventDispatcher
+from urds.dat.events import raise_for
+from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live
+from urds.dat.records import LmrTriplet, RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.keys import Window, WindowBinding, next_variant
+from urds.verbs.engine.keys import MemoryWindow, WindowBinding, next_variant
 from urds.verbs.engine.numbers import AccessFlag, WROpcode
 from urds.verbs.engine.work import SendWR
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from urds.dat.ep import Endpoint
-    from urds.dat.ia import InterfaceAdapter
-    from urds.dat.pz import ProtectionZone
 
 _REMOTE: Final = MemPriv.REMOTE_READ | MemPriv.REMOTE_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class LmrParam:
+    """What a local memory region is. Mask bits: `LmrField`.
+
+    `region_desc` is the registered buffer, or the region that this one was made of.
+    """
+
+    ia_handle: IaHandle
+    mem_type: MemType
+    region_desc: memoryview | LocalMemory
+    length: int
+    pz_handle: PzHandle
+    mem_priv: MemPriv
+    lmr_context: int
+    rmr_context: int
+    registered_size: int
+    registered_address: int
+
+
+@dataclass(frozen=True, slots=True)
+class RmrParam:
+    """What a remote memory region is bound to; `None` while it is not. Mask bits: `RmrField`."""
+
+    ia_handle: IaHandle
+    pz_handle: PzHandle
+    lmr_triplet: LmrTriplet | None
+    mem_priv: MemPriv
+    rmr_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class RmrBindCompletionEvent(Event):
+    """A bind is over."""
+
+    rmr_handle: RemoteMemory
+    user_cookie: Any
+    status: DtoStatus
+
+    def raise_for_status(self) -> None:
+        """Raise DatCompletionError if the bind did not succeed."""
+        raise_for(self.status, f"bind of cookie {self.user_cookie!r}")
 
 
 class LocalMemory(DatObject):
@@ -42,7 +92,7 @@ class LocalMemory(DatObject):
 
     def __init__(
         self,
-        pz: ProtectionZone,
+        pz: DatObject,
         source: ReadableBuffer | LocalMemory,
         privileges: int = MemPriv.ALL,
         mem_type: int = MemType.VIRTUAL,
@@ -62,15 +112,16 @@ class LocalMemory(DatObject):
             self.privileges = MemPriv(privileges)
             view, address = self._memory_of(source, mem_type, length_bytes)
             try:
-                self.region = ia.adapter.keys.register(pz, view, address, _access(self.privileges))
+                keys, access = self.device.adapter.keys, _access(self.privileges)
+                self.region = keys.register(pz, view, address, access)
             except OSError as error:
                 raise from_os_error(error) from error
-            self.pz = pz
+            self.pz: PzHandle = pz
             self._origin = source if isinstance(source, LocalMemory) else None
             self._view = view
             self.hold(pz)
             self.enlist()
-            ia.regions[self.lmr_context] = self
+            self.device.adopt(self.region, self)
 
     # -- what it is
 
@@ -86,17 +137,17 @@ class LocalMemory(DatObject):
 
     @property
     def address(self) -> int:
-        """Return the address of the first octet."""
+        """Return the address of the first byte."""
         return self.region.address
 
     @property
     def size(self) -> int:
-        """Return how many octets are registered; 0 once freed."""
+        """Return how many bytes are registered; 0 once freed."""
         return self.region.length
 
     @property
     def view(self) -> memoryview:
-        """Return the memory as octets; not a copy."""
+        """Return the memory as bytes; not a copy."""
         with self.lock:
             self.demand_live()
             return self._view
@@ -141,7 +192,7 @@ class LocalMemory(DatObject):
             self.demand_live()
             count = self.size - offset_bytes if length_bytes is None else length_bytes
             if not (0 <= offset_bytes <= self.size and 0 <= count <= self.size - offset_bytes):
-                detail = f"{count} octets at offset {offset_bytes} of {self.size}"
+                detail = f"{count} bytes at offset {offset_bytes} of {self.size}"
                 raise dat_error(ReturnType.INVALID_PARAMETER, detail=detail)
             return self.address + offset_bytes, count
 
@@ -151,23 +202,23 @@ class LocalMemory(DatObject):
         if mem_type == MemType.LMR:
             self.mem_type = MemType.LMR
             other = live(source, LocalMemory)
-            self.ia.demand_own(other)
+            self.device.demand_own(other)
             return memoryview(other.region.view), other.address
         if mem_type == MemType.SHARED_VIRTUAL:
             raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="memory type SHARED_VIRTUAL")
         if mem_type != MemType.VIRTUAL:
             raise bad_argument(2, f"memory type {mem_type}")
         self.mem_type = MemType.VIRTUAL
-        view = _octets(source)
+        view = _bytes(source)
         count = view.nbytes if length_bytes is None else length_bytes
-        limit = min(view.nbytes, self.ia.attr.max_lmr_block_size)
+        limit = min(view.nbytes, self.device.attr.max_lmr_block_size)
         if not 1 <= count <= limit:
-            raise bad_argument(4, f"{count} octets, from 1 to {limit}")
+            raise bad_argument(4, f"{count} bytes, from 1 to {limit}")
         return view[:count], ctypes.addressof(ctypes.c_char.from_buffer(view))
 
     def _dispose(self) -> None:
-        self.ia.regions.pop(self.lmr_context, None)
-        self.ia.adapter.keys.deregister(self.region)
+        self.device.disown(self.region)
+        self.device.adapter.keys.deregister(self.region)
         self._origin = None
         # A slice that a program holds keeps the buffer exported; that is its own affair.
         with suppress(BufferError):
@@ -182,7 +233,7 @@ class _Binding:
     triplet: LmrTriplet | None = None
     privileges: MemPriv = MemPriv.NONE
 
-    def is_of(self, window: Window) -> bool:
+    def is_of(self, window: MemoryWindow) -> bool:
         """Return whether this is what the window stands for now."""
         if self.lmr is None or self.triplet is None:
             return window.region is None
@@ -199,19 +250,19 @@ class RemoteMemory(DatObject):
     handle_type: ClassVar[HandleType] = HandleType.RMR
     invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_RMR
 
-    def __init__(self, pz: ProtectionZone) -> None:
+    def __init__(self, pz: DatObject) -> None:
         """Make an unbound window. Raises DatInsufficientResources, DatModelNotSupported."""
         ia = pz.ia
         with ia.lock:
             pz.demand_live()
             super().__init__(ia)
-            if not ia.adapter.attributes.memory_windows:
+            if not ia.device.adapter.attributes.memory_windows:
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="memory windows")
             try:
-                self.window = ia.adapter.keys.new_window(pz, kind=1)
+                self.window = ia.device.adapter.keys.new_window(pz, kind=1)
             except OSError as error:
                 raise from_os_error(error) from error
-            self.pz = pz
+            self.pz: PzHandle = pz
             self._bound = _Binding()
             # By the request's record: endpoints complete their binds in any order.
             self._pending: list[tuple[WindowBinding, _Binding]] = []
@@ -234,14 +285,12 @@ class RemoteMemory(DatObject):
         and window must be of one zone; DatPrivilegesViolation: REMOTE_WRITE needs LOCAL_WRITE;
         DatInvalidState, DatInsufficientResources as any request of the endpoint.
         """
-        from urds.dat.ep import Endpoint
-
         with self.lock:
             self.demand_live()
             live(ep, Endpoint)
-            self.ia.demand_own(ep)
+            self.device.demand_own(ep)
             binding = self._checked_binding(ep, triplet, privileges)
-            region = binding.lmr.region if binding.lmr else self.pz.unbinding_region()
+            region = binding.lmr.region if binding.lmr else self.device.unbinding_region(self.pz)
             asked = WindowBinding(
                 region,
                 triplet.virtual_address if binding.lmr else region.address,
@@ -284,6 +333,12 @@ class RemoteMemory(DatObject):
         self.drop(binding.lmr)
         self._foretell_context()
 
+    def bind_event(
+        self, evd: EventDispatcher, cookie: Any, status: DtoStatus
+    ) -> RmrBindCompletionEvent:
+        """Return the event of a bind that has completed."""
+        return RmrBindCompletionEvent(EventNumber.RMR_BIND_COMPLETION, evd, self, cookie, status)
+
     def _foretell_context(self) -> None:
         self.rmr_context = self.window.rkey
         for _ in self._pending:
@@ -297,7 +352,7 @@ class RemoteMemory(DatObject):
             raise _foreign(f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}")
         if triplet.segment_length == 0:
             return _Binding()
-        lmr = find_piece(self.ia, triplet, argument=2)
+        lmr = find_piece(self.device, triplet)
         if lmr.pz is not self.pz:
             raise _foreign(f"{lmr!r} is of zone {lmr.pz!r}, not {self.pz!r}")
         if privileges & MemPriv.REMOTE_WRITE and not lmr.privileges & MemPriv.LOCAL_WRITE:
@@ -307,24 +362,25 @@ class RemoteMemory(DatObject):
         return _Binding(lmr, triplet, MemPriv(privileges))
 
     def _dispose(self) -> None:
-        self.ia.adapter.keys.free(self.window)
+        self.device.adapter.keys.free(self.window)
         self._pending.clear()
         self._bound = _Binding()
 
 
-def find_piece(ia: InterfaceAdapter, triplet: LmrTriplet, *, argument: int = 2) -> LocalMemory:
+def find_piece(device: OpenDevice, triplet: LmrTriplet, *, argument: int = 2) -> LocalMemory:
     """Return the region of a piece; lock held.
 
     Raises DatPrivilegesViolation: no region has this context. DatInvalidParameter: the piece is
     not inside.
     """
-    lmr = ia.regions.get(triplet.lmr_context)
-    if lmr is None:
+    region = device.adapter.keys.region(triplet.lmr_context)
+    lmr = None if region is None else device.owner_of(region)
+    if not isinstance(lmr, LocalMemory):
         detail = f"context {triplet.lmr_context:#x} is not valid"
         raise dat_error(ReturnType.PRIVILEGES_VIOLATION, detail=detail)
     start = triplet.virtual_address - lmr.address
     if not (0 <= start <= lmr.size and 0 <= triplet.segment_length <= lmr.size - start):
-        piece = f"{triplet.segment_length} octets at {triplet.virtual_address:#x}"
+        piece = f"{triplet.segment_length} bytes at {triplet.virtual_address:#x}"
         raise bad_argument(argument, f"{piece} outside {lmr.size} at {lmr.address:#x}")
     return lmr
 
@@ -341,10 +397,10 @@ def _access(privileges: MemPriv) -> AccessFlag:
     return access
 
 
-def _octets(source: object) -> memoryview:
-    """Return a view of a buffer's octets. Raises DatInvalidParameter: not writable, contiguous."""
+def _bytes(source: object) -> memoryview:
+    """Return a view of a buffer's bytes. Raises DatInvalidParameter: not writable, contiguous."""
     try:
-        view = memoryview(source)  # type: ignore[arg-type]  # refuses what is no buffer
+        view = memoryview(source)  # type: ignore[arg-type]  # raises for what is none
     except TypeError as error:
         raise bad_argument(3, str(error)) from error
     if view.readonly or not view.c_contiguous or not view.nbytes:

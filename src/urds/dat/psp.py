@@ -1,26 +1,36 @@
 """Public service points: they listen at a connection qualifier until they are freed.
 
-Source: dat.md sections 3, 8 and 9.
+Source: docs/reference/dat.md 3, 8, 9.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from urds.dat.addresses import port_of
+from urds.dat.constants import EpState, HandleType, PspFlag
+from urds.dat.cr import ConnectionRequest
+from urds.dat.endpoint import Endpoint
 from urds.dat.errors import dat_error, from_os_error
 from urds.dat.evd import EventDispatcher
 from urds.dat.evd_streams import Role
-from urds.dat.handles import DatObject, live
-from urds.dat.numbers import EpState, HandleType, PspFlag
-from urds.dat.records import PspParam
+from urds.dat.handles import DatObject, IaHandle, live
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.providers.base import ConnectionEventKind, PortSpace
 
 if TYPE_CHECKING:
-    from urds.dat.ep import Endpoint
-    from urds.dat.ia import InterfaceAdapter
-    from urds.verbs.providers.base import Connection, ConnectionEvent
+    from urds.verbs.providers.base import VerbsConnection, VerbsConnectionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class PspParam:
+    """What a public service point is. Mask bits: `PspField`."""
+
+    ia_handle: IaHandle
+    conn_qual: int
+    evd_handle: EventDispatcher
+    psp_flags: PspFlag
 
 
 class PublicServicePoint(DatObject):
@@ -31,7 +41,7 @@ class PublicServicePoint(DatObject):
 
     def __init__(
         self,
-        ia: InterfaceAdapter,
+        ia: DatObject,
         conn_qual: int | None,
         evd: EventDispatcher,
         *,
@@ -45,15 +55,15 @@ class PublicServicePoint(DatObject):
         with ia.lock:
             ia.demand_live()
             live(evd, EventDispatcher, Role.CR.subtype)
-            ia.demand_own(evd)
+            ia.device.demand_own(evd)
             port = 0 if conn_qual is None else port_of(conn_qual, argument=2)
             super().__init__(ia)
             self.evd = evd
             self.flags = PspFlag.PROVIDER if provider_ep else PspFlag.CONSUMER
             evd.attach(Role.CR, self)
             try:
-                self._listener = ia.adapter.listen(
-                    (ia.address, port),
+                self._listener = ia.device.adapter.listen(
+                    (ia.device.address, port),
                     PortSpace.TCP,
                     backlog=evd.qlen,
                     on_event=self._handle_event,
@@ -65,6 +75,7 @@ class PublicServicePoint(DatObject):
                     raise dat_error(kind, detail=str(error)) from error
                 raise from_os_error(error) from error
             self.conn_qual = self._listener.local[1] if conn_qual is None else conn_qual
+            self.device.takers[self.conn_qual] = self.take
             self.enlist()
 
     def query(self) -> PspParam:
@@ -73,29 +84,23 @@ class PublicServicePoint(DatObject):
             self.demand_live()
             return PspParam(self.ia, self.conn_qual, self.evd, self.flags)
 
-    def take(self, connection: Connection, private_data: bytes) -> bool:
+    def take(self, connection: VerbsConnection, private_data: bytes) -> bool:
         """Queue a request; False if the dispatcher is full. Lock held."""
-        from urds.dat.cr import ConnectionRequest
-
         ep = self._tentative_ep() if self.flags is PspFlag.PROVIDER else None
         request = ConnectionRequest(self.ia, connection, private_data, ep)
-        queued = self.evd.post_request(self, self.ia.address, self.conn_qual, request)
-        if not queued:
-            request.withdraw()
-        return queued
+        return request.announce(self.evd, self, self.conn_qual)
 
-    def _handle_event(self, event: ConnectionEvent) -> None:
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.kind is not ConnectionEventKind.REQUEST:
             return
         if not self.take(event.connection, event.parameters.private_data):
             event.connection.close()
 
     def _tentative_ep(self) -> Endpoint:
-        from urds.dat.ep import Endpoint
-
         ep = Endpoint(self.ia, None)
         ep.state = EpState.TENTATIVE_CONNECTION_PENDING
         return ep
 
     def _dispose(self) -> None:
+        del self.device.takers[self.conn_qual]
         self._listener.close()

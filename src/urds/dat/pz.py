@@ -1,27 +1,31 @@
-"""Protection zones: what may be used together. Objects of other zones are refused.
+"""Protection zones: what may be used together. Objects of another zone are an error.
 
-Source: dat.md section 3.
+Source: docs/reference/dat.md 3.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from urds.dat.handles import DatObject
-from urds.dat.numbers import HandleType, MemPriv, MemType
-from urds.dat.records import EpAttr, PzParam, SrqAttr
+from urds.dat.constants import HandleType, MemPriv, MemType
+from urds.dat.endpoint import Endpoint
+from urds.dat.evd import EventDispatcher
+from urds.dat.handles import DatObject, IaHandle
+from urds.dat.memory import LocalMemory, RemoteMemory
+from urds.dat.records import EpAttr, SrqAttr
 from urds.dat.returns import Subtype
-from urds.verbs.engine.numbers import AccessFlag
+from urds.dat.srq import SharedReceiveQueue
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from urds.dat.ep import Endpoint
-    from urds.dat.evd import EventDispatcher
-    from urds.dat.ia import InterfaceAdapter
-    from urds.dat.memory import LocalMemory, RemoteMemory
-    from urds.dat.srq import SharedReceiveQueue
-    from urds.verbs.engine.keys import Region
+
+@dataclass(frozen=True, slots=True)
+class PzParam:
+    """What a protection zone is. Mask bits: `PzField`."""
+
+    ia_handle: IaHandle
 
 
 class ProtectionZone(DatObject):
@@ -31,10 +35,9 @@ class ProtectionZone(DatObject):
     invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_PZ
     in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_PZ_IN_USE
 
-    def __init__(self, ia: InterfaceAdapter) -> None:
+    def __init__(self, ia: DatObject) -> None:
         """Make a zone of `ia`. Raises DatInsufficientResources."""
         super().__init__(ia)
-        self._unbinding: Region | None = None
         self.enlist()
 
     def query(self) -> PzParam:
@@ -53,14 +56,10 @@ class ProtectionZone(DatObject):
 
         Raises DatInvalidParameter, DatModelNotSupported, DatInsufficientResources.
         """
-        from urds.dat.memory import LocalMemory
-
         return LocalMemory(self, buffer, privileges, mem_type)
 
     def create_rmr(self) -> RemoteMemory:
         """Make a window that can be bound to a part of a region."""
-        from urds.dat.memory import RemoteMemory
-
         return RemoteMemory(self)
 
     def create_ep(
@@ -71,26 +70,12 @@ class ProtectionZone(DatObject):
         attr: EpAttr | None = None,
         srq: SharedReceiveQueue | None = None,
     ) -> Endpoint:
-        """Make an endpoint; see `urds.dat.ep`."""
-        from urds.dat.ep import Endpoint
-
+        """Make an endpoint; see `urds.dat.endpoint`."""
         return Endpoint(self.ia, self, recv_evd, request_evd, connect_evd, attr, srq)
 
     def create_srq(self, max_recv_dtos: int, max_recv_iov: int = 1) -> SharedReceiveQueue:
         """Make a shared receive queue; see `urds.dat.srq`."""
-        from urds.dat.srq import SharedReceiveQueue
-
         return SharedReceiveQueue(self, SrqAttr(max_recv_dtos, max_recv_iov))
 
-    # -- inside
-
-    def unbinding_region(self) -> Region:
-        """Return the region that a bind of no octets names: it must name one. Lock held."""
-        if self._unbinding is None:
-            view = memoryview(bytearray(1))
-            self._unbinding = self.ia.adapter.keys.register(self, view, 0, AccessFlag.MW_BIND)
-        return self._unbinding
-
     def _dispose(self) -> None:
-        if self._unbinding is not None:
-            self.ia.adapter.keys.deregister(self._unbinding)
+        self.device.forget_zone(self)

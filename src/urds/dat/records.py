@@ -1,48 +1,30 @@
 """Records that DAT calls take and give, with the field names of the C structures.
 
-Sizes are octets, `DAT_COUNT` is signed with -1 for "default" and -2 for "unknown", timeouts are
+Sizes are bytes, `DAT_COUNT` is signed with -1 for "default" and -2 for "unknown", timeouts are
 microseconds. Handles in records are the objects themselves, `None` for DAT_HANDLE_NULL. Addresses
-are numeric IP addresses as text. Source: dat.md sections 1.1, 4.1, 4.2, 7 and 12.
+are numeric IP addresses as text. Source: docs/reference/dat.md 1.1, 4.1, 4.2, 7, 12.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from urds.dat.numbers import (
+from urds.dat.constants import (
     DAT_HW_DEFAULT,
     DAT_SRQ_LW_DEFAULT,
     CompletionFlag,
     EpCreator,
     EpState,
-    EvdFlag,
-    EvdState,
     IovOwnership,
-    MemPriv,
-    MemType,
-    PspFlag,
     PzSupport,
     Qos,
     ServiceType,
-    SrqState,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from urds.dat.cno import NotificationPoint
-    from urds.dat.ep import Endpoint
-    from urds.dat.evd import EventDispatcher
-    from urds.dat.ia import InterfaceAdapter
-    from urds.dat.memory import LocalMemory
-    from urds.dat.pz import ProtectionZone
-    from urds.dat.srq import SharedReceiveQueue
-
 __all__ = [
-    "CnoParam", "CrParam", "EpAttr", "EpParam", "EpStatus", "EvdParam",
-    "IaAttr", "LmrParam", "LmrTriplet", "NamedAttr", "ProviderAttr", "ProviderInfo", "ProxyAgent",
-    "PspParam", "PzParam", "RecvInfo", "RmrParam", "RmrTriplet", "RspParam", "SrqAttr", "SrqParam",
+    "EpAttr", "EpStatus", "IaAttr", "LmrTriplet", "NamedAttr", "ProviderAttr", "ProviderInfo",
+    "RecvInfo", "RmrTriplet", "SrqAttr",
 ]  # fmt: skip
 
 
@@ -80,14 +62,6 @@ class ProviderInfo:
     dapl_version_major: int = 1
     dapl_version_minor: int = 2
     is_thread_safe: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyAgent:
-    """What a notification point calls once, in a thread of its own, when it is triggered."""
-
-    proxy_agent_func: Callable[[Any, EventDispatcher], object]
-    instance_data: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +167,6 @@ class EpAttr:
     ep_provider_specific: tuple[NamedAttr, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EpParam:
-    """What an endpoint is at this moment. Mask bits: `EpField`."""
-
-    ia_handle: InterfaceAdapter | None = None
-    ep_state: EpState = EpState.UNCONNECTED
-    local_ia_address_ptr: str | None = None
-    local_port_qual: int = 0
-    remote_ia_address_ptr: str | None = None
-    remote_port_qual: int = 0
-    pz_handle: ProtectionZone | None = None
-    recv_evd_handle: EventDispatcher | None = None
-    request_evd_handle: EventDispatcher | None = None
-    connect_evd_handle: EventDispatcher | None = None
-    srq_handle: SharedReceiveQueue | None = None
-    ep_attr: EpAttr = field(default_factory=EpAttr)
-
-
 class EpStatus(NamedTuple):
     """State of an endpoint, and whether nothing is outstanding in either direction."""
 
@@ -222,7 +178,7 @@ class EpStatus(NamedTuple):
 class RecvInfo(NamedTuple):
     """Receive buffers at an endpoint: how many, and over how many messages they reach.
 
-    `None` is DAT_VALUE_UNKNOWN. Source: dat.md section 13.1.
+    `None` is DAT_VALUE_UNKNOWN. Source: docs/reference/dat.md 13.1.
     """
 
     nbufs_allocated: int | None
@@ -243,107 +199,3 @@ class SrqAttr:
     max_recv_dtos: int
     max_recv_iov: int = 1
     low_watermark: int = DAT_SRQ_LW_DEFAULT
-
-
-@dataclass(frozen=True, slots=True)
-class SrqParam:
-    """What a shared receive queue is at this moment. Mask bits: `SrqField`.
-
-    A count is `None` in the object layer where the C call gives DAT_VALUE_UNKNOWN.
-    """
-
-    ia_handle: InterfaceAdapter
-    srq_state: SrqState
-    pz_handle: ProtectionZone
-    max_recv_dtos: int
-    max_recv_iov: int
-    low_watermark: int
-    available_dto_count: int | None
-    outstanding_dto_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class EvdParam:
-    """What an event dispatcher is at this moment. Mask bits: `EvdField`."""
-
-    ia_handle: InterfaceAdapter
-    evd_qlen: int
-    evd_state: EvdState
-    cno_handle: NotificationPoint | None
-    evd_flags: EvdFlag
-
-
-@dataclass(frozen=True, slots=True)
-class CnoParam:
-    """What a notification point is at this moment. Mask bits: `CnoField`."""
-
-    ia_handle: InterfaceAdapter
-    agent: ProxyAgent | None
-
-
-@dataclass(frozen=True, slots=True)
-class PzParam:
-    """What a protection zone is. Mask bits: `PzField`."""
-
-    ia_handle: InterfaceAdapter
-
-
-@dataclass(frozen=True, slots=True)
-class PspParam:
-    """What a public service point is. Mask bits: `PspField`."""
-
-    ia_handle: InterfaceAdapter
-    conn_qual: int
-    evd_handle: EventDispatcher
-    psp_flags: PspFlag
-
-
-@dataclass(frozen=True, slots=True)
-class RspParam:
-    """What a reserved service point is. Mask bits: `RspField`."""
-
-    ia_handle: InterfaceAdapter
-    conn_qual: int
-    evd_handle: EventDispatcher
-    ep_handle: Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class CrParam:
-    """What a connection request says. Mask bits: `CrField`."""
-
-    remote_ia_address_ptr: str
-    remote_port_qual: int
-    private_data_size: int
-    private_data: bytes
-    local_ep_handle: Endpoint | None
-
-
-@dataclass(frozen=True, slots=True)
-class LmrParam:
-    """What a local memory region is. Mask bits: `LmrField`.
-
-    `region_desc` is the registered buffer, or the region that this one was made of.
-    """
-
-    ia_handle: InterfaceAdapter
-    mem_type: MemType
-    region_desc: memoryview | LocalMemory
-    length: int
-    pz_handle: ProtectionZone
-    mem_priv: MemPriv
-    lmr_context: int
-    rmr_context: int
-    registered_size: int
-    registered_address: int
-
-
-@dataclass(frozen=True, slots=True)
-class RmrParam:
-    """What a remote memory region is bound to; `None` while it is not. Mask bits: `RmrField`."""
-
-    ia_handle: InterfaceAdapter
-    pz_handle: ProtectionZone
-    lmr_triplet: LmrTriplet | None
-    mem_priv: MemPriv
-    rmr_context: int

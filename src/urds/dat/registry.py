@@ -5,7 +5,7 @@ Entries come from two places. The static registry is dat.conf: the file that DAT
 Python module; it is imported when an adapter of it is first opened and its `dat_provider_init`
 adds the provider. Libraries that are no Python modules, as those of other providers, are passed
 over. The dynamic registry holds what programs add: simulated adapters, above all.
-Source: dat.md section 16.
+Source: docs/reference/dat.md 16.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from urds.common.forks import renewed
 from urds.dat.conf import FILE_BYTES_MAX, ConfEntry, ConfError, parse_conf
+from urds.dat.constants import EpRecvInfo, SrqInfo, SrqWatermarks
 from urds.dat.errors import dat_error
-from urds.dat.numbers import EpRecvInfo, SrqInfo, SrqWatermarks
 from urds.dat.records import ProviderInfo
 from urds.dat.returns import ReturnType, Subtype
-from urds.forks import renewed
 from urds.verbs.engine.numbers import Acceptance
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 class Support:
     """What a provider says it supports; less of it lets programs test what they do then.
 
-    Source: dat.md section 13.4.
+    Source: docs/reference/dat.md 13.4.
     """
 
     ep_recv_info: int = EpRecvInfo.NBUFS_ALLOCATED | EpRecvInfo.BUFS_ALLOC_SPAN
@@ -61,7 +61,7 @@ class Support:
 
 @dataclass(slots=True, eq=False)
 class Provider:
-    """Who opens the adapters of one name.
+    """What opens the adapters of one name.
 
     `address` is theirs, a numeric IP address; `None` is the one that the adapter has as attribute
     `address`, as simulated ones do, or loopback.
@@ -126,11 +126,11 @@ class Registry:
         with self._lock:
             known = list(self._providers)
             static = static_entries() if _closest(known, wanted) is not None else []
-            refusal = _closest([*known, *map(_info, static)], wanted)
-            if refusal is not None:
+            missing = _closest([*known, *map(_info, static)], wanted)
+            if missing is not None:
                 names = dict.fromkeys(info.ia_name for info in [*known, *map(_info, static)])
                 detail = f"{_text_of(wanted)}; there are {', '.join(names) or 'none'}"
-                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, refusal, detail)
+                raise dat_error(ReturnType.PROVIDER_NOT_FOUND, missing, detail)
             for entry in static:
                 if _closest([_info(entry)], wanted) is None and _load(entry):
                     break
@@ -228,15 +228,15 @@ def _load(entry: ConfEntry) -> bool:
 
 def _closest(known: list[ProviderInfo], wanted: ProviderInfo) -> Subtype | None:
     """Return why none of the known ones will do, as specific as can be; `None` if one does."""
-    refusals = {_refusal(info, wanted) for info in known}
-    if None in refusals:
+    misses = {_miss(info, wanted) for info in known}
+    if None in misses:
         return None
     # The later in this order, the more of the four parts were right.
-    reached = [each for each in _REFUSALS if each in refusals]
+    reached = [each for each in _MISSES if each in misses]
     return reached[-1] if reached else Subtype.NAME_NOT_REGISTERED
 
 
-_REFUSALS: Final = (
+_MISSES: Final = (
     Subtype.NAME_NOT_REGISTERED,
     Subtype.MAJOR_NOT_FOUND,
     Subtype.MINOR_NOT_FOUND,
@@ -244,7 +244,7 @@ _REFUSALS: Final = (
 )
 
 
-def _refusal(info: ProviderInfo, wanted: ProviderInfo) -> Subtype | None:
+def _miss(info: ProviderInfo, wanted: ProviderInfo) -> Subtype | None:
     if info.ia_name != wanted.ia_name:
         return Subtype.NAME_NOT_REGISTERED
     if info.dapl_version_major != wanted.dapl_version_major:

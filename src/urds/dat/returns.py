@@ -2,11 +2,16 @@
 
 Bits 31 and 30 are the class (error, warning, success), 29 to 16 the type, 15 to 0 the subtype.
 Providers in the field set the class bits or do not, so programs compare types; `DatReturn` does it
-for them. This provider always sets the error bit. Source: dat.md section 2 (uDAPL 1.2 numbering).
+for them. This provider always sets the error bit. Source: docs/reference/dat.md 2 (uDAPL 1.2
+numbering).
 """
 
 from enum import IntEnum
 from typing import Final, Self
+
+from urds.common.flat_names import FlatNames
+
+FLAT: Final = FlatNames()
 
 CLASS_ERROR: Final = 0x8000_0000
 CLASS_WARNING: Final = 0x4000_0000
@@ -43,6 +48,7 @@ class ReturnType(IntEnum):
     NOT_IMPLEMENTED = 0x0FFF_0000
 
 
+@FLAT.of("DAT_*")
 class Subtype(IntEnum):
     """The closer reason. 102, an invalid cookie of relaxed ordering, is Solaris' own."""
 
@@ -224,3 +230,13 @@ def names_of(ret: int) -> tuple[str, str]:
         raise LookupError(f"return value {ret:#x} is not defined")
     minor = f"DAT_{Subtype(subtype).name}" if subtype else ""
     return f"DAT_{ReturnType(kind).name}", minor
+
+
+# Types compare equal with any value of the type.
+FLAT.update((f"DAT_{kind.name}", DatReturn(kind)) for kind in ReturnType)
+FLAT["DAT_NAME_NOT_FOUND"] = FLAT["DAT_PROVIDER_NOT_FOUND"]
+FLAT["DAT_CLASS_ERROR"] = CLASS_ERROR
+FLAT["DAT_CLASS_WARNING"] = CLASS_WARNING
+FLAT["DAT_CLASS_SUCCESS"] = 0
+FLAT["DAT_TYPE_MASK"] = TYPE_MASK
+FLAT["DAT_SUBTYPE_MASK"] = SUBTYPE_MASK

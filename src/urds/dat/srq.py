@@ -2,35 +2,52 @@
 
 A buffer is *available* from its post until an endpoint takes it, then allocated to that endpoint
 until its completion is generated, and *outstanding* until the program has taken that completion
-from the dispatcher: available <= outstanding <= max_recv_dtos. Source: dat.md section 12.
+from the dispatcher: available <= outstanding <= max_recv_dtos. Source: docs/reference/dat.md 12.
 """
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from urds.dat.errors import bad_argument, dat_error
-from urds.dat.handles import DatObject, live
-from urds.dat.iov import pieces_of
-from urds.dat.numbers import (
+from urds.dat.constants import (
     DAT_SRQ_LW_DEFAULT,
     HandleType,
     SrqInfo,
     SrqState,
     SrqWatermarks,
 )
-from urds.dat.records import SrqAttr, SrqParam
+from urds.dat.errors import bad_argument, dat_error
+from urds.dat.handles import DatObject, IaHandle, PzHandle, live_zone
+from urds.dat.iov import pieces_of
+from urds.dat.records import SrqAttr
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType
 from urds.verbs.engine.receives import SharedReceiveQueue as EngineQueue
-from urds.verbs.engine.work import AsyncEvent, RecvWR
+from urds.verbs.engine.work import EngineEvent, RecvWR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from urds.dat.pz import ProtectionZone
     from urds.dat.records import LmrTriplet
+
+
+@dataclass(frozen=True, slots=True)
+class SrqParam:
+    """What a shared receive queue is at this moment. Mask bits: `SrqField`.
+
+    A count is `None` in the object layer where the C call gives DAT_VALUE_UNKNOWN.
+    """
+
+    ia_handle: IaHandle
+    srq_state: SrqState
+    pz_handle: PzHandle
+    max_recv_dtos: int
+    max_recv_iov: int
+    low_watermark: int
+    available_dto_count: int | None
+    outstanding_dto_count: int | None
 
 
 class SharedReceiveQueue(DatObject):
@@ -40,18 +57,16 @@ class SharedReceiveQueue(DatObject):
     invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_SRQ
     in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_SRQ_IN_USE
 
-    def __init__(self, pz: ProtectionZone, attr: SrqAttr) -> None:
+    def __init__(self, pz: DatObject, attr: SrqAttr) -> None:
         """Make a queue whose buffers are of `pz`.
 
         Raises DatInvalidParameter: a size that is not 1 to the adapter's limit, or a low
         watermark other than DAT_SRQ_LW_DEFAULT, which would fire at once on an empty queue.
         """
-        from urds.dat.pz import ProtectionZone
-
-        live(pz, ProtectionZone)
-        _check_attr(attr, pz.ia.attr.max_recv_per_srq, pz.ia.attr.max_iov_segments_per_dto)
+        live_zone(pz)
+        _check_attr(attr, pz.device.attr.max_recv_per_srq, pz.device.attr.max_iov_segments_per_dto)
         super().__init__(pz.ia)
-        self.pz = pz
+        self.pz: PzHandle = pz
         self.max_recv_dtos = attr.max_recv_dtos
         self.max_recv_iov = attr.max_recv_iov
         self.low_watermark = DAT_SRQ_LW_DEFAULT
@@ -60,19 +75,19 @@ class SharedReceiveQueue(DatObject):
         self.engine.on_limit = self._tell_low
         self._cookies: dict[int, Any] = {}
         self._numbers = itertools.count(1)
-        self.ia.adopt(self.engine, self)
+        self.device.adopt(self.engine, self)
         self.hold(pz)
         self.enlist()
 
     def post_recv(self, iov: Sequence[LmrTriplet], cookie: Any = None) -> None:
         """Give a buffer to the queue. Every completion wakes waiters as its endpoint's flags say.
 
-        Raises DatInsufficientResources: `max_recv_dtos` are outstanding, completions that nobody
-        has dequeued included. DatInvalidParameter, DatProtectionViolation, DatPrivilegesViolation.
+        Raises DatInsufficientResources: `max_recv_dtos` are outstanding, completions that are
+        not dequeued included. DatInvalidParameter, DatProtectionViolation, DatPrivilegesViolation.
         """
         with self.lock:
             self.demand_live()
-            keys = self.ia.adapter.keys
+            keys = self.device.adapter.keys
             sg = pieces_of(iov, keys, self.pz, write=True, segments_max=self.max_recv_iov)
             if self.outstanding >= self.max_recv_dtos:
                 raise dat_error(
@@ -89,7 +104,7 @@ class SharedReceiveQueue(DatObject):
         """Return what the queue is; a count that the provider does not support is `None`."""
         with self.lock:
             self.demand_live()
-            info = SrqInfo(self.ia.provider_attr.srq_info_supported)
+            info = SrqInfo(self.device.provider_attr.srq_info_supported)
             available = len(self.engine) if SrqInfo.AVAILABLE_DTO_COUNT in info else None
             outstanding = self.outstanding if SrqInfo.OUTSTANDING_DTO_COUNT in info else None
             return SrqParam(
@@ -111,7 +126,7 @@ class SharedReceiveQueue(DatObject):
         """
         with self.lock:
             self.demand_live()
-            limit = self.ia.attr.max_recv_per_srq
+            limit = self.device.attr.max_recv_per_srq
             if not 1 <= max_recv_dtos <= limit:
                 raise bad_argument(2, f"max_recv_dtos {max_recv_dtos}, from 1 to {limit}")
             floor = max(self.outstanding, self.low_watermark)
@@ -132,7 +147,7 @@ class SharedReceiveQueue(DatObject):
         """
         with self.lock:
             self.demand_live()
-            marks = SrqWatermarks(self.ia.provider_attr.srq_watermarks_supported)
+            marks = SrqWatermarks(self.device.provider_attr.srq_watermarks_supported)
             if SrqWatermarks.SRQ_LOW not in marks:
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="low watermark of an SRQ")
             if not 0 <= low_watermark <= self.max_recv_dtos:
@@ -153,11 +168,11 @@ class SharedReceiveQueue(DatObject):
     # -- inside
 
     def _tell_low(self) -> None:
-        event = AsyncEvent(AsyncEventType.SRQ_LIMIT_REACHED, self.engine)
-        self.ia.adapter.on_async_event(event)
+        event = EngineEvent(AsyncEventType.SRQ_LIMIT_REACHED, self.engine)
+        self.device.adapter.on_async_event(event)
 
     def _dispose(self) -> None:
-        self.ia.disown(self.engine)
+        self.device.disown(self.engine)
         self._cookies.clear()
 
 

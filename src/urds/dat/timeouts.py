@@ -2,8 +2,8 @@
 
 import math
 
+from urds.dat.constants import DAT_TIMEOUT_INFINITE
 from urds.dat.errors import bad_argument
-from urds.dat.numbers import DAT_TIMEOUT_INFINITE
 
 _NS_PER_US = 1000
 _US_PER_S = 1_000_000

@@ -1,9 +1,10 @@
-"""Socket addresses: what a program gives, checked as Linux checks it, and what it gets back.
+"""Socket addresses: a program's arguments, checked as Linux checks them, and what it gets back.
 
-A program gives a tuple as with `socket.socket`, `(host, port)` or `(host, port, flow, scope)`, the
-host being a literal or a name; or the octets of a C `sockaddr_in` or `sockaddr_in6`. Inside, an
+A program passes a tuple as with `socket.socket`, `(host, port)` or `(host, port, flow, scope)`, the
+host being a literal or a name; or the bytes of a C `sockaddr_in` or `sockaddr_in6`. Inside, an
 address is an `ipaddress` object and a v4-mapped one is IPv4. Each call has rules of its own.
-Source: linux v6.12 net/rds/bind.c, net/rds/af_rds.c (connect), net/rds/send.c; rds.md 3.1, 3.4.
+Source: linux v6.12 net/rds/bind.c, net/rds/af_rds.c (connect), net/rds/send.c;
+docs/reference/rds.md 3.1, 3.4.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final
 
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
 
-Address = IPv4Address | IPv6Address
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
 # Family and scope in host order, port and address as on the wire.
@@ -40,20 +41,20 @@ class Call(Enum):
 
 # What Linux answers to a destination or name that is no unicast address, per call and version.
 _NOT_UNICAST: Final = {
-    (Call.BIND, 4): Refusal.BAD_ADDRESS,
-    (Call.BIND, 6): Refusal.BAD_ADDRESS,
-    (Call.CONNECT, 4): Refusal.BAD_ADDRESS,
-    (Call.CONNECT, 6): Refusal.ADDRESS_PROTOTYPE,
-    (Call.SEND, 4): Refusal.BAD_ADDRESS,
-    (Call.SEND, 6): Refusal.BAD_ADDRESS,
+    (Call.BIND, 4): ErrorReason.BAD_ADDRESS,
+    (Call.BIND, 6): ErrorReason.BAD_ADDRESS,
+    (Call.CONNECT, 4): ErrorReason.BAD_ADDRESS,
+    (Call.CONNECT, 6): ErrorReason.ADDRESS_PROTOTYPE,
+    (Call.SEND, 4): ErrorReason.BAD_ADDRESS,
+    (Call.SEND, 6): ErrorReason.BAD_ADDRESS,
 }
 
 
-def parse(given: object, call: Call) -> tuple[Address, int]:
+def parse(given: object, call: Call) -> tuple[IPAddress, int]:
     """Return the address and port that a program gave to `call`.
 
     A name is looked up, IPv4 first. Raises OSError as Linux does, TypeError and OverflowError as
-    `socket.socket` does, socket.gaierror for a name that nobody knows.
+    `socket.socket` does, socket.gaierror for an unknown name.
     """
     if isinstance(given, bytes):
         address, port = parse_sockaddr(given, call)
@@ -65,12 +66,12 @@ def parse(given: object, call: Call) -> tuple[Address, int]:
     return address, port
 
 
-def parse_target(given: object, local: Address) -> tuple[Address, int]:
+def parse_target(given: object, local: IPAddress) -> tuple[IPAddress, int]:
     """Return the address and port of a destination that a socket bound to `local` can reach."""
     address, port = parse(given, Call.SEND)
     if address.version != local.version:
         detail = f"to IPv{address.version} from a socket bound to IPv{local.version}"
-        raise os_error(Refusal.FAMILY_MISMATCH, detail)
+        raise os_error(ErrorReason.FAMILY_MISMATCH, detail)
     return address, port
 
 
@@ -79,43 +80,43 @@ def is_name(given: object) -> bool:
     return isinstance(given, tuple) and _literal(given[0]) is None
 
 
-def known_peer(given: SocketAddress, local: Address) -> Address | None:
+def known_peer(given: SocketAddress, local: IPAddress) -> IPAddress | None:
     """Return the address of a destination if it needs no look-up and is one, else None."""
     if is_name(given):
         return None
     try:
         return parse_target(given, local)[0]
-    except (OSError, TypeError, ValueError):  # the send itself says what is wrong
+    except (OSError, TypeError, ValueError):  # the send itself reports the error
         return None
 
 
-def parse_sockaddr(octets: bytes, call: Call) -> tuple[Address, int]:
+def parse_sockaddr(data: bytes, call: Call) -> tuple[IPAddress, int]:
     """Read a C socket address. Raises OSError for a short one or another family."""
-    family = _FAMILY.unpack_from(octets)[0] if len(octets) >= _FAMILY.size else None
+    family = _FAMILY.unpack_from(data)[0] if len(data) >= _FAMILY.size else None
     shapes = {socket.AF_INET: _SOCKADDR_IN, socket.AF_INET6: _SOCKADDR_IN6}
     shape = shapes.get(family) if family is not None else None
-    short = len(octets) < (_SOCKADDR_IN if shape is None else shape).size
+    short = len(data) < (_SOCKADDR_IN if shape is None else shape).size
     if shape is None and not short and call is Call.CONNECT:
-        raise os_error(Refusal.FAMILY_UNKNOWN, f"family {family}")
+        raise os_error(ErrorReason.FAMILY_UNKNOWN, f"family {family}")
     if shape is None or short:
-        raise os_error(Refusal.BAD_ADDRESS, f"{len(octets)} octets of family {family}")
-    return unpack_sockaddr(octets)
+        raise os_error(ErrorReason.BAD_ADDRESS, f"{len(data)} bytes of family {family}")
+    return unpack_sockaddr(data)
 
 
-def unpack_sockaddr(octets: bytes) -> tuple[Address, int]:
-    """Read 28 octets or more as IPv6, else 16 as IPv4, whatever the family says.
+def unpack_sockaddr(data: bytes) -> tuple[IPAddress, int]:
+    """Read 28 bytes or more as IPv6, else 16 as IPv4, whatever the family field holds.
 
     That is how RDS_CANCEL_SENT_TO reads its value: kernel parity.
     """
-    if len(octets) < _SOCKADDR_IN6.size:
-        _, port, address4 = _SOCKADDR_IN.unpack_from(octets)
+    if len(data) < _SOCKADDR_IN6.size:
+        _, port, address4 = _SOCKADDR_IN.unpack_from(data)
         return IPv4Address(address4), int.from_bytes(port, "big")
-    _, port, address6, scope = _SOCKADDR_IN6.unpack_from(octets)
+    _, port, address6, scope = _SOCKADDR_IN6.unpack_from(data)
     address = IPv6Address(address6)
     return address.ipv4_mapped or _scoped(address, scope), int.from_bytes(port, "big")
 
 
-def socket_address(address: Address, port: int) -> SocketAddress:
+def socket_address(address: IPAddress, port: int) -> SocketAddress:
     """Return the tuple that a program sees: two members for IPv4, four for IPv6."""
     if isinstance(address, IPv4Address):
         return str(address), port
@@ -123,7 +124,7 @@ def socket_address(address: Address, port: int) -> SocketAddress:
     return host, port, 0, int(scope or 0)
 
 
-def _parse_tuple(given: object, call: Call) -> tuple[Address, int]:
+def _parse_tuple(given: object, call: Call) -> tuple[IPAddress, int]:
     name = call.value
     if not isinstance(given, tuple):
         kind = type(given).__name__
@@ -141,7 +142,7 @@ def _parse_tuple(given: object, call: Call) -> tuple[Address, int]:
     return (_scoped(address, rest[1]) if rest and address.version == 6 else address), port
 
 
-def _literal(host: str) -> Address | None:
+def _literal(host: str) -> IPAddress | None:
     """Read a literal; the empty host and `<broadcast>` are those of the socket module."""
     if not host:
         return IPv4Address(0)
@@ -156,14 +157,14 @@ def _literal(host: str) -> Address | None:
 
 
 @lru_cache(maxsize=_LITERALS_MAX)
-def _plain_literal(host: str) -> Address | None:
+def _plain_literal(host: str) -> IPAddress | None:
     try:
         return ip_address(host)
     except ValueError:
         return None
 
 
-def _lookup(host: str) -> Address:
+def _lookup(host: str) -> IPAddress:
     """Ask the resolver, which may wait. Raises socket.gaierror."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     best = min(found, key=lambda entry: entry[0] != socket.AF_INET)
@@ -171,17 +172,17 @@ def _lookup(host: str) -> Address:
     return _scoped(address, int(best[4][3])) if len(best[4]) == 4 else address
 
 
-def _scoped(address: Address, scope: int) -> Address:
+def _scoped(address: IPAddress, scope: int) -> IPAddress:
     """Return an address with its scope, where it needs one; a number outranks that of the text."""
     if not scope or not address.is_link_local:
         return address
     return IPv6Address(f"{str(address).partition('%')[0]}%{scope}")
 
 
-def _check(address: Address, call: Call) -> None:
+def _check(address: IPAddress, call: Call) -> None:
     if address.is_unspecified and address.version == 4 and call is Call.CONNECT:
-        raise os_error(Refusal.DESTINATION_ANY)
+        raise os_error(ErrorReason.DESTINATION_ANY)
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
         raise os_error(_NOT_UNICAST[call, address.version], f"{address} is not unicast")
     if isinstance(address, IPv6Address) and address.is_link_local and not address.scope_id:
-        raise os_error(Refusal.BAD_ADDRESS, f"{address} is link-local and has no scope")
+        raise os_error(ErrorReason.BAD_ADDRESS, f"{address} is link-local and has no scope")

@@ -1,11 +1,11 @@
 """Ancillary data of sendmsg and recvmsg: control messages to records and back.
 
-Sending: `read` judges the list as Linux does and says what is asked. The RDMA and atomic kinds
-are read and checked here; whether the transport can do them is for the caller. Receiving: `fit`
-lays control messages into the caller's buffer, with the truncation rules of Linux's put_cmsg.
-All values are in host order with natural alignment.
+Sending: `read` checks the list as Linux does and returns what is asked. It reads and checks the
+RDMA and atomic kinds; the caller knows whether the transport can do them. Receiving: `fit` puts
+control messages into the caller's buffer, with the truncation rules of Linux's put_cmsg. All values
+are in host order with natural alignment.
 Source: linux v6.12 net/rds/send.c (rds_rm_size, rds_cmsg_send), net/rds/recv.c, net/core/scm.c;
-rds.md 3.3; golden octets of linux v6.1.
+docs/reference/rds.md 3.3; golden bytes of linux v6.1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from urds.constants import (
+from urds.common.errors import ErrorReason, os_error
+from urds.rds.constants import (
     MSG_CTRUNC,
     RDS_MSG_RX_DGRAM_TRACE_MAX,
     SOL_RDS,
@@ -24,7 +25,6 @@ from urds.constants import (
     Cmsg,
     ExtensionType,
 )
-from urds.errors import Refusal, os_error
 
 Ancillary = tuple[int, int, bytes]
 
@@ -55,7 +55,7 @@ _ATOMIC_KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaArgs:
-    """RDMA_ARGS: move octets between local memory and a region of the peer."""
+    """RDMA_ARGS: move bytes between local memory and a region of the peer."""
 
     cookie: int
     remote_address: int
@@ -78,7 +78,7 @@ class RdmaMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atomic:
-    """One of four atomic operations on eight octets of the peer."""
+    """One of four atomic operations on eight bytes of the peer."""
 
     kind: Cmsg
     cookie: int
@@ -101,7 +101,7 @@ class SendRequest:
 
 
 def rdma_bytes(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
-    """Return how many octets of the peer the RDMA_ARGS name; looked at before anything else.
+    """Return how many bytes of the peer the RDMA_ARGS name; looked at before anything else.
 
     Raises OSError (EINVAL) for a short one.
     """
@@ -115,9 +115,9 @@ def rdma_bytes(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
 def read(ancillary: Iterable[tuple[int, int, bytes]]) -> SendRequest:
     """Return what a sendmsg asks for; other levels are ignored.
 
-    Raises OSError (EINVAL) for an unknown kind of ours, a short one, a second of its kind, or a
+    Raises OSError (EINVAL) for an unknown RDS kind, a short one, a second of its kind, or a
     combination that Linux refuses: an operation together with a cookie or a region, or a cookie
-    with a region, which brings its own.
+    with a region, which has its own.
     """
     found: dict[str, RdmaArgs | RdmaMap | Atomic | int] = {}
     for level, kind, data in ancillary:
@@ -125,12 +125,12 @@ def read(ancillary: Iterable[tuple[int, int, bytes]]) -> SendRequest:
             continue
         field, record = _read_one(kind, bytes(data))
         if field in found:
-            raise os_error(Refusal.BAD_CMSG, f"a second control message of kind {kind}")
+            raise os_error(ErrorReason.BAD_CMSG, f"a second control message of kind {kind}")
         found[field] = record
     operations = found.keys() & {"rdma", "atomic"}
     companions = found.keys() - operations
     if (operations and companions) or found.keys() >= {"region", "destination_cookie"}:
-        raise os_error(Refusal.BAD_CMSG, f"{'+'.join(sorted(found))} do not go together")
+        raise os_error(ErrorReason.BAD_CMSG, f"{'+'.join(sorted(found))} do not go together")
     return SendRequest(**found)  # type: ignore[arg-type]  # field and record come in pairs
 
 
@@ -140,7 +140,7 @@ def congestion_update(groups: int) -> Ancillary:
 
 
 def rdma_status(user_token: int, status: int) -> Ancillary:
-    """Return the control message that tells how an RDMA or atomic operation ended."""
+    """Return the control message of an RDMA or atomic operation's end."""
     return SOL_RDS, Cmsg.RDMA_STATUS, _STATUS.pack(user_token, status)
 
 
@@ -150,7 +150,7 @@ def rdma_destination(cookie: int) -> Ancillary:
 
 
 def zerocopy_completion(cookies: tuple[int, ...]) -> Ancillary:
-    """Return the control message that gives up to eight buffers back."""
+    """Return the control message that returns up to eight buffers to their owner."""
     padding = (0,) * (ZCOPY_COOKIES_MAX - len(cookies))
     return SOL_RDS, Cmsg.ZCOPY_COMPLETION, _ZCOPY_COMPLETION.pack(len(cookies), *cookies, *padding)
 
@@ -170,7 +170,7 @@ def latency(trace: tuple[tuple[int, int], ...]) -> Ancillary:
 
 def destination_extension(cookie: int) -> bytes:
     """Return the extension headers of a message that brings a region's cookie."""
-    from urds.wire import exthdr
+    from urds.rds.wire import extensions as exthdr
 
     values = (cookie & _U32_MAX, cookie >> 32)
     return exthdr.emit([exthdr.Extension(ExtensionType.RDMA_DEST, values)])
@@ -182,7 +182,7 @@ def destination_cookie(extension: bytes) -> int | None:
     The cookie has the offset in its upper half and the key in its lower.
     Source: linux v6.12 net/rds/rdma.c (rds_rdma_make_cookie).
     """
-    from urds.wire import exthdr
+    from urds.rds.wire import extensions as exthdr
 
     for item in exthdr.parse(extension) if extension else ():
         if item.type == ExtensionType.RDMA_DEST:
@@ -214,7 +214,7 @@ def fit(messages: list[Ancillary], buffer_bytes: int) -> tuple[list[Ancillary], 
 def _read_one(kind: int, data: bytes) -> tuple[str, RdmaArgs | RdmaMap | Atomic | int]:
     layout = _SENT.get(kind)
     if layout is None:
-        raise os_error(Refusal.BAD_CMSG, f"kind {kind} cannot be sent")
+        raise os_error(ErrorReason.BAD_CMSG, f"kind {kind} cannot be sent")
     values = _unpack(layout, kind, data)
     if kind == Cmsg.RDMA_ARGS:
         return "rdma", RdmaArgs(**dict(zip(RdmaArgs.__slots__, values, strict=True)))
@@ -236,8 +236,8 @@ def _read_one(kind: int, data: bytes) -> tuple[str, RdmaArgs | RdmaMap | Atomic 
 
 def _unpack(layout: Struct, kind: int, data: bytes) -> tuple[int, ...]:
     if len(data) < layout.size:
-        detail = f"kind {kind} of {len(data)} octets, not {layout.size}"
-        raise os_error(Refusal.BAD_CMSG, detail)
+        detail = f"kind {kind} of {len(data)} bytes, not {layout.size}"
+        raise os_error(ErrorReason.BAD_CMSG, detail)
     return layout.unpack_from(data)
 
 

@@ -1,8 +1,8 @@
-"""Numbers of the RDS interface: one enum per family, the flat Linux names beside it.
+"""Numbers of the RDS interface: one enum per family, whose members have flat Linux names too.
 
-Imports nothing of ours. Members carry no prefix (`SockOpt.RECVERR`); the flat name
-(`RDS_RECVERR`) is the same object. All numbers are those of Linux, also on other systems,
-because the API and the octets are Linux's.
+Members carry no prefix (`SockOpt.RECVERR`); the flat name (`RDS_RECVERR`) is the same object, made
+at the end of this module. Type checkers read `constants.pyi`, which `tools.stubs` writes. All
+numbers are those of Linux, also on other systems, because the API and the bytes are Linux's.
 
 Sources: linux v6.12 include/uapi/linux/rds.h for the interface, net/rds/rds.h for the header
 and its extensions; other sources stand at their family. "UEK" is Oracle's out-of-tree kernel.
@@ -10,6 +10,10 @@ and its extensions; other sources stand at their family. "UEK" is Oracle's out-o
 
 from enum import IntEnum, IntFlag
 from typing import Final
+
+from urds.common.flat_names import FlatNames
+
+FLAT: Final = FlatNames()
 
 # Family, level, type. The address family and the level were once assigned at run time
 # (`pf_rds`, `sol_rds` of rds(7)); they have been fixed since Linux 2.6.30.
@@ -24,14 +28,14 @@ SO_TIMESTAMP: Final = 29
 SCM_TIMESTAMP: Final = SO_TIMESTAMP
 SO_ZEROCOPY: Final = 60
 
-# Ports of the carriers. Source: linux v6.12 net/rds/tcp.h, net/rds/rdma_transport.h.
+# Ports of the transports. Source: linux v6.12 net/rds/tcp.h, net/rds/rdma_transport.h.
 RDS_TCP_PORT: Final = 16385
 RDS_PORT: Final = 18634  # RDMA over IPv4 keeps the historical port; the name is the kernel's
 RDS_CM_PORT: Final = 16385  # RDMA over IPv6
 
 # Ports of RDS itself: 16 bits, no privileged range.
 PING_PORT: Final = 0  # target of a ping; at bind it means "choose for me"
-PROBE_PORT: Final = 1  # source of the handshake's probe ping; nobody may bind it
+PROBE_PORT: Final = 1  # source of the handshake's probe ping; bind refuses it
 PORT_FIRST: Final = 2
 PORT_LAST: Final = 65535
 PORT_COUNT: Final = 65536
@@ -50,6 +54,12 @@ SIOCRDSSETTOS: Final = 0x89E0
 SIOCRDSGETTOS: Final = 0x89E1
 
 
+@FLAT.of(
+    "RDS_*",
+    TRANSPORT="SO_RDS_TRANSPORT",
+    MSG_RXPATH_LATENCY="SO_RDS_MSG_RXPATH_LATENCY",
+    TIMESTAMP_="",
+)
 class SockOpt(IntEnum):
     """Options at level SOL_RDS. Source: linux v6.12 include/uapi/linux/rds.h."""
 
@@ -65,16 +75,7 @@ class SockOpt(IntEnum):
     TIMESTAMP_NEW = 63
 
 
-RDS_CANCEL_SENT_TO = SockOpt.CANCEL_SENT_TO
-RDS_GET_MR = SockOpt.GET_MR
-RDS_FREE_MR = SockOpt.FREE_MR
-RDS_RECVERR = SockOpt.RECVERR
-RDS_CONG_MONITOR = SockOpt.CONG_MONITOR
-RDS_GET_MR_FOR_DEST = SockOpt.GET_MR_FOR_DEST
-SO_RDS_TRANSPORT = SockOpt.TRANSPORT
-SO_RDS_MSG_RXPATH_LATENCY = SockOpt.MSG_RXPATH_LATENCY
-
-
+@FLAT.of("RDS_INFO_*", V6_="RDS6_INFO_*")
 class InfoOpt(IntEnum):
     """What `getsockopt` at level SOL_RDS lists. Source: linux v6.12 include/uapi/linux/rds.h."""
 
@@ -97,27 +98,11 @@ class InfoOpt(IntEnum):
     V6_IB_CONNECTIONS = 10017
 
 
-RDS_INFO_FIRST = InfoOpt.COUNTERS
-RDS_INFO_COUNTERS = InfoOpt.COUNTERS
-RDS_INFO_CONNECTIONS = InfoOpt.CONNECTIONS
-RDS_INFO_SEND_MESSAGES = InfoOpt.SEND_MESSAGES
-RDS_INFO_RETRANS_MESSAGES = InfoOpt.RETRANS_MESSAGES
-RDS_INFO_RECV_MESSAGES = InfoOpt.RECV_MESSAGES
-RDS_INFO_SOCKETS = InfoOpt.SOCKETS
-RDS_INFO_TCP_SOCKETS = InfoOpt.TCP_SOCKETS
-RDS_INFO_IB_CONNECTIONS = InfoOpt.IB_CONNECTIONS
-RDS_INFO_CONNECTION_STATS = InfoOpt.CONNECTION_STATS
-RDS_INFO_IWARP_CONNECTIONS = InfoOpt.IWARP_CONNECTIONS
-RDS6_INFO_CONNECTIONS = InfoOpt.V6_CONNECTIONS
-RDS6_INFO_SEND_MESSAGES = InfoOpt.V6_SEND_MESSAGES
-RDS6_INFO_RETRANS_MESSAGES = InfoOpt.V6_RETRANS_MESSAGES
-RDS6_INFO_RECV_MESSAGES = InfoOpt.V6_RECV_MESSAGES
-RDS6_INFO_SOCKETS = InfoOpt.V6_SOCKETS
-RDS6_INFO_TCP_SOCKETS = InfoOpt.V6_TCP_SOCKETS
-RDS6_INFO_IB_CONNECTIONS = InfoOpt.V6_IB_CONNECTIONS
-RDS_INFO_LAST = InfoOpt.V6_IB_CONNECTIONS
+FLAT["RDS_INFO_FIRST"] = InfoOpt.COUNTERS
+FLAT["RDS_INFO_LAST"] = InfoOpt.V6_IB_CONNECTIONS
 
 
+@FLAT.of("RDS_INFO_CONNECTION_FLAG_*", ERROR="")
 class ConnectionFlag(IntFlag):
     """State of a connection in the records of `CONNECTIONS`."""
 
@@ -127,11 +112,7 @@ class ConnectionFlag(IntFlag):
     ERROR = 0x08  # UEK only; rds-info prints it as E
 
 
-RDS_INFO_CONNECTION_FLAG_SENDING = ConnectionFlag.SENDING
-RDS_INFO_CONNECTION_FLAG_CONNECTING = ConnectionFlag.CONNECTING
-RDS_INFO_CONNECTION_FLAG_CONNECTED = ConnectionFlag.CONNECTED
-
-
+@FLAT.of("RDS_CMSG_*")
 class Cmsg(IntEnum):
     """Control messages at level SOL_RDS. Source: linux v6.12 include/uapi/linux/rds.h."""
 
@@ -149,20 +130,7 @@ class Cmsg(IntEnum):
     ZCOPY_COMPLETION = 13
 
 
-RDS_CMSG_RDMA_ARGS = Cmsg.RDMA_ARGS
-RDS_CMSG_RDMA_DEST = Cmsg.RDMA_DEST
-RDS_CMSG_RDMA_MAP = Cmsg.RDMA_MAP
-RDS_CMSG_RDMA_STATUS = Cmsg.RDMA_STATUS
-RDS_CMSG_CONG_UPDATE = Cmsg.CONG_UPDATE
-RDS_CMSG_ATOMIC_FADD = Cmsg.ATOMIC_FADD
-RDS_CMSG_ATOMIC_CSWP = Cmsg.ATOMIC_CSWP
-RDS_CMSG_MASKED_ATOMIC_FADD = Cmsg.MASKED_ATOMIC_FADD
-RDS_CMSG_MASKED_ATOMIC_CSWP = Cmsg.MASKED_ATOMIC_CSWP
-RDS_CMSG_RXPATH_LATENCY = Cmsg.RXPATH_LATENCY
-RDS_CMSG_ZCOPY_COOKIE = Cmsg.ZCOPY_COOKIE
-RDS_CMSG_ZCOPY_COMPLETION = Cmsg.ZCOPY_COMPLETION
-
-
+@FLAT.of("RDS_TRANS_*", LOOP="")
 class Transport(IntEnum):
     """Values of SO_RDS_TRANSPORT. Source: linux v6.12 include/uapi/linux/rds.h, net/rds/rds.h."""
 
@@ -173,15 +141,12 @@ class Transport(IntEnum):
     NONE = 0xFFFFFFFF  # not attached; as a C int it reads -1
 
 
-RDS_TRANS_IB = Transport.IB
-RDS_TRANS_GAP = Transport.GAP
-RDS_TRANS_TCP = Transport.TCP
 RDS_TRANS_COUNT: Final = 3
-RDS_TRANS_NONE = Transport.NONE
 
 
+@FLAT.of("RDS_FLAG_*")
 class HeaderFlag(IntFlag):
-    """Bits of the header's flag octet. Source: linux v7.0 net/rds/rds.h; rds-wire 3.1."""
+    """Bits of the header's flag byte. Source: docs/reference/rds.md 1.3 (linux v7.0)."""
 
     CONG_BITMAP = 0x01  # Linux tests for exactly this value, with no other bit set
     ACK_REQUIRED = 0x02
@@ -191,15 +156,10 @@ class HeaderFlag(IntFlag):
     EXTHDR_EXTENSION = 0x20  # since 7.0, over RDMA only
 
 
-RDS_FLAG_CONG_BITMAP = HeaderFlag.CONG_BITMAP
-RDS_FLAG_ACK_REQUIRED = HeaderFlag.ACK_REQUIRED
-RDS_FLAG_RETRANSMITTED = HeaderFlag.RETRANSMITTED
-RDS_FLAG_HB_PING = HeaderFlag.HB_PING
-RDS_FLAG_HB_PONG = HeaderFlag.HB_PONG
-RDS_FLAG_EXTHDR_EXTENSION = HeaderFlag.EXTHDR_EXTENSION
 RDS_FLAG_PROBE_PORT: Final = PROBE_PORT  # a port, in spite of its name
 
 
+@FLAT.of("RDS_EXTHDR_*")
 class ExtensionType(IntEnum):
     """Extension headers. Source: linux v7.0 net/rds/rds.h; CAP_BITS and CSUM: UEK."""
 
@@ -215,18 +175,6 @@ class ExtensionType(IntEnum):
     CSUM = 9  # UEK only
 
 
-RDS_EXTHDR_NONE = ExtensionType.NONE
-RDS_EXTHDR_VERSION = ExtensionType.VERSION
-RDS_EXTHDR_RDMA = ExtensionType.RDMA
-RDS_EXTHDR_RDMA_DEST = ExtensionType.RDMA_DEST
-RDS_EXTHDR_RDMA_BYTES = ExtensionType.RDMA_BYTES
-RDS_EXTHDR_NPATHS = ExtensionType.NPATHS
-RDS_EXTHDR_GEN_NUM = ExtensionType.GEN_NUM
-RDS_EXTHDR_CAP_BITS = ExtensionType.CAP_BITS
-RDS_EXTHDR_SPORT_IDX = ExtensionType.SPORT_IDX
-RDS_EXTHDR_CSUM = ExtensionType.CSUM
-
-
 class Capability(IntFlag):
     """What a `urds` node announces in its mark; both sides use what both announced.
 
@@ -236,7 +184,7 @@ class Capability(IntFlag):
     ACKNOWLEDGEMENTS = 0x0001  # h_ack counts, ack-only messages are sent and understood
     CHECKSUM = 0x0002  # every header carries its checksum
     GENERATION_HELLO = 0x0004  # a new generation per start; a change of it resets the paths
-    SHARED_MEMORY = 0x0008  # a memory lane may replace TCP on one host
+    SHARED_MEMORY = 0x0008  # a shm stream may replace TCP on one host
     # 0x0010 to 0x0800 are free; the upper four bits are a number, see MESSAGE_DOUBLINGS_SHIFT.
 
 
@@ -246,6 +194,7 @@ MESSAGE_DOUBLINGS_SHIFT: Final = 12
 MESSAGE_DOUBLINGS_MAX: Final = 12
 
 
+@FLAT.of("RDS_RDMA_*")
 class RdmaFlag(IntFlag):
     """Flags of RDMA operations and memory regions. Source: linux v6.12 uapi rds.h."""
 
@@ -258,30 +207,15 @@ class RdmaFlag(IntFlag):
     SILENT = 0x40
 
 
-RDS_RDMA_READWRITE = RdmaFlag.READWRITE
-RDS_RDMA_FENCE = RdmaFlag.FENCE
-RDS_RDMA_INVALIDATE = RdmaFlag.INVALIDATE
-RDS_RDMA_USE_ONCE = RdmaFlag.USE_ONCE
-RDS_RDMA_DONTWAIT = RdmaFlag.DONTWAIT
-RDS_RDMA_NOTIFY_ME = RdmaFlag.NOTIFY_ME
-RDS_RDMA_SILENT = RdmaFlag.SILENT
-
-
+@FLAT.of("RDS_RDMA_*")
 class RdmaStatus(IntEnum):
     """How an RDMA or atomic operation ended. Source: linux v6.12 uapi rds.h."""
 
     SUCCESS = 0
     REMOTE_ERROR = 1
     CANCELED = 2
-    DROPPED = 3  # its connection broke: operations are never repeated
+    DROPPED = 3  # its connection broke: operations are never retried
     OTHER_ERROR = 4
-
-
-RDS_RDMA_SUCCESS = RdmaStatus.SUCCESS
-RDS_RDMA_REMOTE_ERROR = RdmaStatus.REMOTE_ERROR
-RDS_RDMA_CANCELED = RdmaStatus.CANCELED
-RDS_RDMA_DROPPED = RdmaStatus.DROPPED
-RDS_RDMA_OTHER_ERROR = RdmaStatus.OTHER_ERROR
 
 
 class RdmaBytesFlag(IntFlag):
@@ -291,6 +225,7 @@ class RdmaBytesFlag(IntFlag):
     READ = 2
 
 
+@FLAT.of("RDS_MSG_RX_*")
 class RxTrace(IntEnum):
     """Stages whose duration MSG_RXPATH_LATENCY reports. Source: linux v6.12 uapi rds.h."""
 
@@ -299,12 +234,10 @@ class RxTrace(IntEnum):
     DGRAM_DELIVERED = 2
 
 
-RDS_MSG_RX_HDR_TO_DGRAM_START = RxTrace.HDR_TO_DGRAM_START
-RDS_MSG_RX_DGRAM_REASSEMBLE = RxTrace.DGRAM_REASSEMBLE
-RDS_MSG_RX_DGRAM_DELIVERED = RxTrace.DGRAM_DELIVERED
 RDS_MSG_RX_DGRAM_TRACE_MAX: Final = 3
 
 
+@FLAT.of("MSG_*")
 class MessageFlag(IntFlag):
     """Flags of send and receive calls. Source: linux v6.12 include/linux/socket.h."""
 
@@ -324,21 +257,6 @@ class MessageFlag(IntFlag):
     CMSG_CLOEXEC = 0x40000000
 
 
-MSG_OOB = MessageFlag.OOB
-MSG_PEEK = MessageFlag.PEEK
-MSG_DONTROUTE = MessageFlag.DONTROUTE
-MSG_CTRUNC = MessageFlag.CTRUNC
-MSG_TRUNC = MessageFlag.TRUNC
-MSG_DONTWAIT = MessageFlag.DONTWAIT
-MSG_EOR = MessageFlag.EOR
-MSG_WAITALL = MessageFlag.WAITALL
-MSG_CONFIRM = MessageFlag.CONFIRM
-MSG_ERRQUEUE = MessageFlag.ERRQUEUE
-MSG_NOSIGNAL = MessageFlag.NOSIGNAL
-MSG_MORE = MessageFlag.MORE
-MSG_ZEROCOPY = MessageFlag.ZEROCOPY
-MSG_CMSG_CLOEXEC = MessageFlag.CMSG_CLOEXEC
-
 RDS_CONG_MONITOR_SIZE: Final = 64
 
 
@@ -350,3 +268,15 @@ def RDS_CONG_MONITOR_BIT(port: int) -> int:  # noqa: N802 - the name of rds.h
 def RDS_CONG_MONITOR_MASK(port: int) -> int:  # noqa: N802 - the name of rds.h
     """Return the monitor mask with the one bit of the group of `port`."""
     return 1 << RDS_CONG_MONITOR_BIT(port)
+
+
+globals().update(FLAT)
+
+# What `urds` exports: all but the limits and formats that are of urds alone.
+__all__ = [
+    name
+    for name in globals()
+    if name[0].isupper()
+    and name not in {"FLAT", "Final", "FlatNames", "IntEnum", "IntFlag"}
+    and not name.startswith(("RDMA_", "MESSAGE_"))
+]

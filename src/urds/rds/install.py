@@ -1,7 +1,7 @@
-"""Have `socket.socket(socket.AF_RDS, …)` give our sockets, in this process.
+"""Have `socket.socket(socket.AF_RDS, …)` make sockets of `urds`, in this process.
 
-`install` hooks the making of `socket.socket` objects, so that code which imported the class long
-ago is served as well. Only AF_RDS is looked at; every other family is made as before.
+`install` hooks the making of `socket.socket` objects, so that code which imported the class before
+is served as well. Only AF_RDS changes; every other family is made as before.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from urds.constants import AF_RDS
-from urds.sockets import Socket
+from urds.rds.constants import AF_RDS
+from urds.rds.socket import Socket
 
 _HOOK = "__new__"
 
 
 def install() -> None:
-    """Make every new AF_RDS socket of this process ours; again does nothing."""
+    """Make every new AF_RDS socket of this process one of `urds`; idempotent."""
     if _HOOK not in socket.socket.__dict__:
         setattr(socket.socket, _HOOK, staticmethod(_new))
 
 
 def uninstall() -> None:
-    """Let `socket.socket` ask the kernel again; sockets already made stay ours."""
+    """Let `socket.socket` ask the kernel again; sockets already made stay as they are."""
     if _HOOK in socket.socket.__dict__:
         delattr(socket.socket, _HOOK)
 

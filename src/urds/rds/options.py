@@ -1,10 +1,11 @@
 """Socket options: one row each. Setting and getting are look-ups, not branches.
 
-A socket's options are one frozen record; setting one gives the next record, and the socket tells
-its mailbox. Values are octets in host order, as in C. A row says how its octets become the value
-of a field and how the field becomes octets again. Options that do something instead of holding a
-value (cancel, memory regions) have no field; sockets carry them out.
-Source: linux v6.12 net/rds/af_rds.c, net/core/sock.c; rds.md 3.2; golden octets of linux v6.1.
+A socket's options are one frozen record; setting one makes the next record, which the socket passes
+to its mailbox. Values are bytes in host order, as in C. A row says how its bytes become the value
+of a field and how the field becomes bytes again. Options that do something instead of holding a
+value (cancel, memory regions) have no field; sockets do them.
+Source: linux v6.12 net/rds/af_rds.c, net/core/sock.c; docs/reference/rds.md 3.2; golden bytes of
+linux v6.1.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from urds.addresses import Address, unpack_sockaddr
-from urds.constants import (
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
+from urds.rds.addresses import unpack_sockaddr
+from urds.rds.constants import (
     AF_RDS,
     RDS_MSG_RX_DGRAM_TRACE_MAX,
     SO_ZEROCOPY,
@@ -25,8 +28,7 @@ from urds.constants import (
     SockOpt,
     Transport,
 )
-from urds.errors import Refusal, os_error
-from urds.settings import Settings
+from urds.rds.settings import Settings
 
 # Level SOL_SOCKET. Source: linux v6.12 include/uapi/asm-generic/socket.h.
 SO_REUSEADDR: Final = 2
@@ -76,8 +78,8 @@ class Options:
     linger_s: int | None = None  # SO_LINGER; None is off
     report_errors: bool = False
     monitor: bool = False
-    monitor_mask: int | None = None  # as installed with 8 octets; None watches all groups
-    timestamp: int = 0  # the option that asked for timestamps; 0 nobody
+    monitor_mask: int | None = None  # as installed with 8 bytes; None watches all groups
+    timestamp: int = 0  # the option that asked for timestamps; 0 none
     traces: tuple[int, ...] = ()
     transport: Transport | None = None
     tos: int = 0  # type of service; SIOCRDSSETTOS
@@ -111,38 +113,38 @@ class Option:
 
 
 def set_option(
-    options: Options, *, level: int, option: int, octets: bytes, settings: Settings
+    options: Options, *, level: int, option: int, data: bytes, settings: Settings
 ) -> Options:
     """Return the options with one set. Raises OSError for a bad value or an unknown option."""
     row = _row(level, option)
     if row.write is None:
-        raise os_error(Refusal.NO_SUCH_OPTION, f"level {level} option {option} cannot be set")
-    return replace(options, **row.write(octets, options, settings))
+        raise os_error(ErrorReason.NO_SUCH_OPTION, f"level {level} option {option} cannot be set")
+    return replace(options, **row.write(data, options, settings))
 
 
 def get_option(options: Options, *, level: int, option: int, buffer_bytes: int) -> bytes:
     """Return the value of an option, cut at `buffer_bytes` where Linux cuts it."""
     row = _row(level, option)
     if row.read is None:
-        raise os_error(Refusal.NO_SUCH_OPTION, f"level {level} option {option} cannot be got")
-    octets = row.read(options)
-    if row.exact and buffer_bytes < len(octets):
-        raise os_error(Refusal.OPTION_SIZE, f"{len(octets)} octets needed, {buffer_bytes} given")
-    return octets[:buffer_bytes]
+        raise os_error(ErrorReason.NO_SUCH_OPTION, f"level {level} option {option} cannot be got")
+    data = row.read(options)
+    if row.exact and buffer_bytes < len(data):
+        raise os_error(ErrorReason.OPTION_SIZE, f"{len(data)} bytes needed, {buffer_bytes} given")
+    return data[:buffer_bytes]
 
 
-def cancel_target(octets: bytes, settings: Settings) -> tuple[Address | None, int | None]:
+def cancel_target(data: bytes, settings: Settings) -> tuple[IPAddress | None, int | None]:
     """Return the destination whose messages RDS_CANCEL_SENT_TO cancels; (None, None) is all.
 
     Raises OSError for less than a sockaddr_in, unless it is empty: rds(7) promises that (see
     docs/differences.md). The family is not looked at: kernel parity.
     """
-    if not octets and not settings.strict_linux:
+    if not data and not settings.strict_linux:
         return None, None
-    if len(octets) < _SOCKADDR_BYTES_MIN:
-        detail = f"{len(octets)} octets, not a socket address"
-        raise os_error(Refusal.OPTION_SIZE, detail)
-    return unpack_sockaddr(octets)
+    if len(data) < _SOCKADDR_BYTES_MIN:
+        detail = f"{len(data)} bytes, not a socket address"
+        raise os_error(ErrorReason.OPTION_SIZE, detail)
+    return unpack_sockaddr(data)
 
 
 _SOCKADDR_BYTES_MIN: Final = 16
@@ -150,102 +152,104 @@ _SOCKADDR_BYTES_MIN: Final = 16
 REGION_ACTIONS: Final = frozenset({SockOpt.GET_MR, SockOpt.FREE_MR, SockOpt.GET_MR_FOR_DEST})
 
 
-# -- how octets become values
+# -- how bytes become values
 
 
-def _integer(octets: bytes) -> int:
-    if len(octets) < _INT.size:
-        raise os_error(Refusal.OPTION_SIZE, f"{len(octets)} octets, not {_INT.size}")
-    value: int = _INT.unpack_from(octets)[0]
+def _integer(data: bytes) -> int:
+    if len(data) < _INT.size:
+        raise os_error(ErrorReason.OPTION_SIZE, f"{len(data)} bytes, not {_INT.size}")
+    value: int = _INT.unpack_from(data)[0]
     return value
 
 
-def _exact_integer(octets: bytes, refusal: Refusal) -> int:
-    if len(octets) != _INT.size:
-        raise os_error(refusal, f"{len(octets)} octets, not {_INT.size}")
-    return _integer(octets)
+def _exact_integer(data: bytes, reason: ErrorReason) -> int:
+    if len(data) != _INT.size:
+        raise os_error(reason, f"{len(data)} bytes, not {_INT.size}")
+    return _integer(data)
 
 
 def _switch(field: str) -> Write:
-    """Any integer but 0 is on; more octets than four are not looked at: kernel parity."""
-    return lambda octets, _options, _settings: {field: _integer(octets) != 0}
+    """Any integer but 0 is on; more bytes than four are not looked at: kernel parity."""
+    return lambda data, _options, _settings: {field: _integer(data) != 0}
 
 
-def _monitor(octets: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
-    """Four octets are a switch as in Linux, eight a mask as in rds(7); docs/differences.md."""
-    if len(octets) == _MASK.size and not settings.strict_linux:
-        mask = _MASK.unpack(octets)[0]
+def _monitor(data: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
+    """Four bytes are a switch as in Linux, eight a mask as in rds(7); docs/differences.md."""
+    if len(data) == _MASK.size and not settings.strict_linux:
+        mask = _MASK.unpack(data)[0]
         return {"monitor": mask != 0, "monitor_mask": mask}
-    return {"monitor": _integer(octets) != 0, "monitor_mask": None}
+    return {"monitor": _integer(data) != 0, "monitor_mask": None}
 
 
-def _transport(octets: bytes, options: Options, _settings: Settings) -> dict[str, Any]:
+def _transport(data: bytes, options: Options, _settings: Settings) -> dict[str, Any]:
     if options.transport is not None:
-        raise os_error(Refusal.TRANSPORT_ATTACHED, f"{options.transport.name}")
-    value = _exact_integer(octets, Refusal.OPTION_SIZE)
+        raise os_error(ErrorReason.TRANSPORT_ATTACHED, f"{options.transport.name}")
+    value = _exact_integer(data, ErrorReason.OPTION_SIZE)
     if value not in (Transport.IB, Transport.GAP, Transport.TCP):
-        raise os_error(Refusal.BAD_ARGUMENT, f"transport {value}")
+        raise os_error(ErrorReason.BAD_ARGUMENT, f"transport {value}")
     if value == Transport.GAP:
-        raise os_error(Refusal.TRANSPORT_PROTOTYPE, f"transport {value} is gone; take IB or TCP")
+        raise os_error(
+            ErrorReason.TRANSPORT_PROTOTYPE, f"transport {value} is gone; take IB or TCP"
+        )
     return {"transport": Transport(value)}
 
 
-def _traces(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+def _traces(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
     """Read struct rds_rx_trace_so: a count, then three positions."""
-    if len(octets) != 1 + RDS_MSG_RX_DGRAM_TRACE_MAX:
-        raise os_error(Refusal.OPTION_FAULT, f"{len(octets)} octets, not 4")
-    count, *positions = octets
+    if len(data) != 1 + RDS_MSG_RX_DGRAM_TRACE_MAX:
+        raise os_error(ErrorReason.OPTION_FAULT, f"{len(data)} bytes, not 4")
+    count, *positions = data
     chosen = tuple(positions[:count])
     if count > RDS_MSG_RX_DGRAM_TRACE_MAX or any(
         position >= RDS_MSG_RX_DGRAM_TRACE_MAX for position in chosen
     ):
-        raise os_error(Refusal.OPTION_FAULT, f"{count} traces at positions {positions}")
+        raise os_error(ErrorReason.OPTION_FAULT, f"{count} traces at positions {positions}")
     return {"traces": chosen}
 
 
 def _timestamp(option: int, *, exact: bool) -> Write:
-    """Ask for timestamps; at level SOL_RDS the size is exact and its breach is EFAULT."""
+    """Ask for timestamps; at level SOL_RDS the size is exact, another is EFAULT."""
 
-    def write(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-        value = _exact_integer(octets, Refusal.OPTION_FAULT) if exact else _integer(octets)
+    def write(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+        value = _exact_integer(data, ErrorReason.OPTION_FAULT) if exact else _integer(data)
         return {"timestamp": option if value else 0}
 
     return write
 
 
-def _send_buffer(octets: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
-    return {"send_bytes_max": _bounded(octets, _SEND_BYTES_MIN, settings.wmem_max)}
+def _send_buffer(data: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
+    return {"send_bytes_max": _bounded(data, _SEND_BYTES_MIN, settings.wmem_max)}
 
 
-def _receive_buffer(octets: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
-    return {"receive_bytes_max": _bounded(octets, _RECEIVE_BYTES_MIN, settings.rmem_max)}
+def _receive_buffer(data: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
+    return {"receive_bytes_max": _bounded(data, _RECEIVE_BYTES_MIN, settings.rmem_max)}
 
 
-def _send_buffer_force(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-    value = max(0, _integer(octets))
+def _send_buffer_force(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+    value = max(0, _integer(data))
     return {"send_bytes_max": min(max(value, _SEND_BYTES_MIN), _BUFFER_BYTES_MAX)}
 
 
-def _receive_buffer_force(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-    value = max(0, _integer(octets))
+def _receive_buffer_force(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+    value = max(0, _integer(data))
     return {"receive_bytes_max": min(max(value, _RECEIVE_BYTES_MIN), _BUFFER_BYTES_MAX)}
 
 
-def _bounded(octets: bytes, low: int, high: int) -> int:
-    value = _integer(octets) & 0xFFFFFFFF  # a negative one is a huge one: kernel parity
+def _bounded(data: bytes, low: int, high: int) -> int:
+    value = _integer(data) & 0xFFFFFFFF  # a negative one is a huge one: kernel parity
     return max(min(value, high), low)
 
 
 def _wait(field: str) -> Write:
     """Read a timeval; all zero waits for ever, a negative one never waits."""
 
-    def write(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-        if len(octets) < _TIMEVAL.size:
-            detail = f"{len(octets)} octets, not a timeval of {_TIMEVAL.size}"
-            raise os_error(Refusal.OPTION_SIZE, detail)
-        seconds, microseconds = _TIMEVAL.unpack_from(octets)
+    def write(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+        if len(data) < _TIMEVAL.size:
+            detail = f"{len(data)} bytes, not a timeval of {_TIMEVAL.size}"
+            raise os_error(ErrorReason.OPTION_SIZE, detail)
+        seconds, microseconds = _TIMEVAL.unpack_from(data)
         if not 0 <= microseconds < _NS // _US:
-            raise os_error(Refusal.OPTION_RANGE, f"{microseconds} microseconds")
+            raise os_error(ErrorReason.OPTION_RANGE, f"{microseconds} microseconds")
         if not seconds and not microseconds:
             return {field: None}
         return {field: 0 if seconds < 0 else seconds * _NS + microseconds * _US}
@@ -253,29 +257,29 @@ def _wait(field: str) -> Write:
     return write
 
 
-def _linger(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-    if len(octets) < _LINGER.size:
-        raise os_error(Refusal.OPTION_SIZE, f"{len(octets)} octets, not {_LINGER.size}")
-    on, seconds = _LINGER.unpack_from(octets)
+def _linger(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+    if len(data) < _LINGER.size:
+        raise os_error(ErrorReason.OPTION_SIZE, f"{len(data)} bytes, not {_LINGER.size}")
+    on, seconds = _LINGER.unpack_from(data)
     return {"linger_s": max(0, seconds) if on else None}
 
 
-def _zerocopy(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-    value = _integer(octets)
+def _zerocopy(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+    value = _integer(data)
     if value not in (0, 1):
-        raise os_error(Refusal.BAD_ARGUMENT, f"SO_ZEROCOPY = {value}")
+        raise os_error(ErrorReason.BAD_ARGUMENT, f"SO_ZEROCOPY = {value}")
     return {"zerocopy": bool(value)}
 
 
-def _busy_poll(octets: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
+def _busy_poll(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
     """Any user may ask for any time. Source: linux v6.18 net/core/sock.c; up to v6.6 only less."""
-    value = _integer(octets)
+    value = _integer(data)
     if value < 0:
-        raise os_error(Refusal.BAD_ARGUMENT, f"SO_BUSY_POLL = {value}")
+        raise os_error(ErrorReason.BAD_ARGUMENT, f"SO_BUSY_POLL = {value}")
     return {"busy_poll_us": value}
 
 
-# -- how values become octets
+# -- how values become bytes
 
 
 def _field(name: str) -> Read:
@@ -308,7 +312,7 @@ def _read_linger(options: Options) -> bytes:
 
 def _read_mask(options: Options) -> bytes:
     if options.monitor_mask is None:
-        raise os_error(Refusal.NO_SUCH_OPTION, "RDS_CONG_MONITOR: no mask was installed")
+        raise os_error(ErrorReason.NO_SUCH_OPTION, "RDS_CONG_MONITOR: no mask was installed")
     return _MASK.pack(options.monitor_mask)
 
 
@@ -364,5 +368,5 @@ OPTIONS: Final[dict[int, dict[int, Option]]] = {SOL_RDS: _RDS, SOL_SOCKET: _SOCK
 def _row(level: int, option: int) -> Option:
     row = OPTIONS.get(level, {}).get(option)
     if row is None:
-        raise os_error(Refusal.NO_SUCH_OPTION, f"level {level} option {option}")
+        raise os_error(ErrorReason.NO_SUCH_OPTION, f"level {level} option {option}")
     return row

@@ -1,8 +1,8 @@
-"""What the RDMA calls of a socket give back: a region of our memory, an operation under way.
+"""The results of a socket's RDMA calls: a region of its memory, an operation under way.
 
-Both are made by the methods of `Socket` and any thread may use them. Numbers and directions are
-those of rds-rdma(7): a *region* is memory that a peer may read, and write if it says so; its
-*cookie* is what the peer is told. Source: rds-rdma(7); rds.md 4.3.
+The methods of `Socket` make both, and any thread may use them. Numbers and directions are those of
+rds-rdma(7): a *region* is memory that a peer may read, and write if it is writable; its *cookie* is
+what the peer is told. Source: rds-rdma(7); docs/reference/rds.md 4.3.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from urds.constants import RdmaStatus
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
+from urds.rds.constants import RdmaStatus
 
 if TYPE_CHECKING:
-    from urds.backend.base import AtomicOperation, Backend, Mailbox, Operation
+    from urds.rds.runtime.backend import AtomicOperation, Backend, Mailbox, Operation
 
 _NS: Final = 1_000_000_000
 _KEY_BITS: Final = 32
@@ -43,8 +43,8 @@ class MemoryRegion:
     def is_over(self) -> bool:
         """Tell whether the region has ended.
 
-        After `free` nobody reaches the memory. A region for one use that was used is taken off the
-        devices some moments later: its peer may until then, as with Linux.
+        After `free` no peer reaches the memory. A region for one use that was used is taken off the
+        devices some moments later: its peer may reach it until then, as with Linux.
         """
         return not self._backend.regions().owns(self._mailbox, self.cookie)
 
@@ -64,7 +64,7 @@ class MemoryRegion:
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else f"cookie={self.cookie:#x}"
-        return f"<urds.MemoryRegion {self.region_bytes} octets, {state}>"
+        return f"<urds.MemoryRegion {self.region_bytes} bytes, {state}>"
 
 
 class PendingOperation:
@@ -96,7 +96,7 @@ class PendingOperation:
             self._mailbox.wait_operation(self._operation, wait_ns)
             status = self._operation.status
         if status is None:
-            raise os_error(Refusal.TIMED_OUT, f"the operation has not ended in {wait_s} s")
+            raise os_error(ErrorReason.TIMED_OUT, f"the operation has not ended in {wait_s} s")
         return status
 
     def __repr__(self) -> str:
@@ -111,9 +111,9 @@ class PendingAtomic(PendingOperation):
 
     @property
     def old_value(self) -> int:
-        """Return what the peer's eight octets held before, 64 bits without sign.
+        """Return what the peer's eight bytes held before, 64 bits without sign.
 
-        Raises LookupError: it has not ended with SUCCESS, so nobody knows.
+        Raises LookupError: it has not ended with SUCCESS, so the value is not known.
         """
         if self.status is not RdmaStatus.SUCCESS:
             raise LookupError(f"no value of an operation that is {self.status!r}")
@@ -128,15 +128,15 @@ def key_of(cookie: int) -> int:
 def remote_address(cookie: int, address: int) -> int:
     """Return an address in a peer's region as its device knows it.
 
-    The upper half of the cookie says where in a page the region begins; sums wrap at 64 bits.
+    The upper half of the cookie is where in a page the region begins; sums wrap at 64 bits.
     """
     return (cookie >> _KEY_BITS) + address & _U64_MASK
 
 
 def spans(buffers: object, *, writable: bool) -> tuple[memoryview, ...]:
-    """Return one buffer, or an iterable of them, as views of octets; empty ones are left out.
+    """Return one buffer, or an iterable of them, as views of bytes; empty ones are left out.
 
-    Raises TypeError: no buffer, or not contiguous. ValueError: read-only where octets shall come.
+    Raises TypeError: no buffer, or not contiguous. ValueError: read-only where bytes shall come.
     """
     try:
         views = [memoryview(buffers)]  # type: ignore[arg-type]  # the question is whether it is one

@@ -1,4 +1,4 @@
-"""The tunables: what each is called, what it may be, and where its value came from.
+"""The tunables: their names, their ranges, and the sources of their values.
 
 Sources in rising order: the defaults here, a TOML file named by URDS_CONFIG, the environment
 (`URDS_` and the name in capitals), Python. The record is complete and valid or it is not made:
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from urds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, RDS_TCP_PORT
-from urds.errors import SettingError
+from urds.common.errors import SettingError
+from urds.rds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, RDS_TCP_PORT
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
@@ -203,7 +203,7 @@ class Settings:
     tcp_sndbuf: int = _tunable(0, _size(0, _BUFFER_BYTES_MAX))
     tcp_rcvbuf: int = _tunable(0, _size(0, _BUFFER_BYTES_MAX))
     # Between processes of one user on one host, where both have the compiled plane: a ring of so
-    # many octets for each direction.
+    # many bytes for each direction.
     shared_memory: bool = _tunable(True, _switch())
     shared_memory_bytes: int = _tunable(1 << 20, _one_of(*(1 << bits for bits in range(16, 27))))
     # SO_BUSY_POLL of a new socket, as net.core.busy_read is for the kernel's; 0 never spins.
@@ -212,24 +212,25 @@ class Settings:
     keepalive_idle_s: int = _tunable(5, _integer(1, 32_767))
     keepalive_interval_s: int = _tunable(5, _integer(1, 32_767))
     keepalive_count: int = _tunable(5, _integer(1, 127))
-    # Who may connect, and how many of them. A stranger has connected and not yet sent a frame.
+    # Which peers may connect, and how many. A pending connection has connected and not yet sent a
+    # frame.
     allow: tuple[str, ...] = _tunable((), _networks())  # beside loopback and the own subnet
     peers_max: int = _tunable(0, _integer(0, 65_536))  # 0: 4096, or fewer by RLIMIT_NOFILE
-    strangers_max: int = _tunable(64, _integer(1, 65_536))
-    strangers_per_address_max: int = _tunable(16, _integer(1, 65_536))
-    stranger_wait_s: float = _tunable(30.0, _seconds(3600))
+    pending_max: int = _tunable(64, _integer(1, 65_536))
+    pending_per_address_max: int = _tunable(16, _integer(1, 65_536))
+    pending_wait_s: float = _tunable(30.0, _seconds(3600))
     # The end: of the process, and in the background of a closed socket without SO_LINGER.
     drain_s: float = _tunable(5.0, _seconds(3600))
     linger_s: float = _tunable(5.0, _seconds(3600))  # 0 cancels at close, as Linux does
     idle_s: float = _tunable(2.0, _seconds(3600))  # without a socket, then the thread ends
     # RDS over RDMA: what bind takes unless SO_RDS_TRANSPORT chose, the devices in the order in
-    # which peers are sought on them, and the rings of a connection as net.rds.ib has them.
+    # which peers are tried on them, and the rings of a connection as net.rds.ib has them.
     transport: str = _tunable("tcp", _word("tcp", "ib"))
     rdma_devices: tuple[str, ...] = _tunable(("shm0", "tcp0"), _words())
     ib_max_send_wr: int = _tunable(256, _integer(16, 16_384))
     ib_max_recv_wr: int = _tunable(256, _integer(16, 16_384))
     ib_flow_control: bool = _tunable(False, _switch())  # offer credits; needs both sides
-    # Where endpoints live, who may look, and whose faults to keep.
+    # Where local addresses are kept, which users may look, and whose faults to keep.
     node: str = _tunable(AUTO, _place())
     info_socket: bool = _tunable(True, _switch())  # answer `urds info` of the same user
     strict_linux: bool = _tunable(False, _switch())  # see docs/differences.md
@@ -257,9 +258,9 @@ class Settings:
     ) -> Self:
         """Read file and environment (`os.environ` unless given); `values` outrank them.
 
-        Aliases are understood in every source. A variable that names no tunable is another
-        program's business, unless it looks like a slip of the pen. Raises SettingError for a bad
-        value, an unknown key, such a variable, or a file that cannot be read.
+        Aliases are understood in every source. A variable that names no tunable is ignored as
+        another program's, unless it nearly spells one. Raises SettingError for a bad value, an
+        unknown key, such a variable, or a file that cannot be read.
         """
         environ = os.environ if environ is None else environ
         chosen: dict[str, object] = {}
@@ -306,7 +307,7 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
 
 
 def _check_spelling(environ: Mapping[str, str]) -> None:
-    """Refuse a variable that is nearly a tunable's: it was meant to set something."""
+    """Refuse a variable that nearly spells a tunable: it was meant to set one."""
     variables = {ENVIRONMENT_PREFIX + name.upper() for name in (*names(), *ALIASES)}
     for variable in environ:
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables:
@@ -348,13 +349,13 @@ def _read_file(place: str) -> dict[str, object]:
     named = f"file {place} ({CONFIG_VARIABLE})"
     try:
         with open(place, "rb") as file:  # noqa: PTH123 - pathlib costs milliseconds at import
-            octets = file.read(CONFIG_BYTES_MAX + 1)
+            data = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise SettingError(f"{named}: {error}") from error
-    if len(octets) > CONFIG_BYTES_MAX:
+    if len(data) > CONFIG_BYTES_MAX:
         raise SettingError(f"{named} is over {CONFIG_BYTES_MAX} bytes")
     try:
-        return tomllib.loads(octets.decode())
+        return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested too deep
         raise SettingError(f"{named}: {error}") from error
 

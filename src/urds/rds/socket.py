@@ -1,10 +1,10 @@
 """`Socket`: the API of rds(7) with the methods of `socket.socket`. Thin: no protocol here.
 
-A socket holds its options and, once bound, a mailbox. What every message passes, `sendto` and
+A socket holds its options and, once bound, a mailbox. The calls of every message, `sendto` and
 `recvfrom`, are then the mailbox's own methods, placed in the instance: a Python function between
-would cost 30 % of the rate. That is why waiting times live in the mailbox's settings and each
-change of them replaces those. Everything else comes through here, in Linux's order of checks.
-Source: linux v6.12 net/rds/send.c, net/rds/recv.c; rds.md 3.4, 3.5.
+would cost 30 % of the rate. That is why waiting times are in the mailbox's settings and each change
+of them replaces those. All other calls pass through here, in Linux's order of checks.
+Source: linux v6.12 net/rds/send.c, net/rds/recv.c; docs/reference/rds.md 3.4, 3.5.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from urds import addresses, options
-from urds.addresses import Call, SocketAddress
-from urds.constants import (
+from urds.common.errors import ErrorReason, os_error
+from urds.common.receive_buffers import (
+    all_writable,
+    checked_ancillary_size,
+    checked_size,
+    fill,
+    writable,
+)
+from urds.rds import addresses, options
+from urds.rds.addresses import Call, SocketAddress
+from urds.rds.constants import (
     AF_RDS,
     MSG_CMSG_CLOEXEC,
     MSG_DONTWAIT,
@@ -25,19 +33,11 @@ from urds.constants import (
     MSG_TRUNC,
     SOCK_SEQPACKET,
 )
-from urds.errors import Refusal, os_error
-from urds.receive_buffers import (
-    all_writable,
-    checked_ancillary_size,
-    checked_size,
-    fill,
-    writable,
-)
-from urds.socket_rdma import RdmaSocket
+from urds.rds.socket_rdma import RdmaSocket
 
 if TYPE_CHECKING:
-    from urds.backend.base import Mailbox, Message, Notice
-    from urds.cmsg import Ancillary
+    from urds.rds.cmsg import Ancillary
+    from urds.rds.runtime.backend import Mailbox, Message, Notice
 
     Buffer = bytes | bytearray | memoryview
 
@@ -54,7 +54,7 @@ def socket(family: int = AF_RDS, type: int = SOCK_SEQPACKET, proto: int = 0) -> 
 
 
 class Socket(RdmaSocket):
-    """An RDS socket; also a `socket.socket` to whoever asks with isinstance.
+    """An RDS socket; isinstance says that it is a `socket.socket` too.
 
     Raises OSError: EAFNOSUPPORT for another family, ESOCKTNOSUPPORT for another type or protocol.
     """
@@ -105,8 +105,8 @@ class Socket(RdmaSocket):
     def send_many(self, messages: Iterable[tuple[Buffer, SocketAddress | None]]) -> int:
         """Queue messages, address None meaning the default destination; return how many.
 
-        Stops at the first that is refused; raises its OSError if it is the first of all, so that
-        going on with what is left never hides an error.
+        Stops at the first refused one; raises its OSError if no message was queued before it, so
+        that going on with the rest never hides an error.
         """
         count = 0
         sendto, send = self.sendto, self.send
@@ -138,7 +138,7 @@ class Socket(RdmaSocket):
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
         """Take one message and its source; what exceeds `payload_bytes_max` is discarded.
 
-        A notification comes as no octets from None. Raises OSError: EAGAIN, ETIMEDOUT.
+        A notification comes as no bytes from None. Raises OSError: EAGAIN, ETIMEDOUT.
         """
         payload, _, _, source = self.recvmsg(payload_bytes_max, 0, flags)
         return payload, source
@@ -149,11 +149,11 @@ class Socket(RdmaSocket):
         """Take one message, its source, and the cookie of the region that its sender gave with it.
 
         The cookie is for `rdma_write` and its like, None without one; it can be kept and used
-        until its owner frees the region. A notification comes as no octets from None. Raises
+        until its owner frees the region. A notification comes as no bytes from None. Raises
         OSError as `recvfrom`.
         """
-        from urds import cmsg
-        from urds.backend.base import Message
+        from urds.rds import cmsg
+        from urds.rds.runtime.backend import Message
 
         payload_bytes_max = checked_size(payload_bytes_max, "recv_region")
         taken = self._take(flags)
@@ -225,10 +225,10 @@ class Socket(RdmaSocket):
     def _receive(
         self, ancillary_bytes_max: int, flags: int
     ) -> tuple[bytes, list[Ancillary], int, Any]:
-        """Take whatever is first; return it whole. Source: rds.md 3.5."""
+        """Take the first message or notification, whole. Source: docs/reference/rds.md 3.5."""
         ancillary_bytes_max = checked_ancillary_size(ancillary_bytes_max)
-        from urds import cmsg
-        from urds.backend.base import CongestionNotice, OperationNotices
+        from urds.rds import cmsg
+        from urds.rds.runtime.backend import CongestionNotice, OperationNotices
 
         result_flags = flags & int(MSG_CMSG_CLOEXEC)
         if flags & MSG_OOB:  # nothing is ever out of band: kernel parity
@@ -246,7 +246,7 @@ class Socket(RdmaSocket):
         return payload, ancillary, result_flags | truncated, source
 
     def _take(self, flags: int, *, notices_max: int = 1) -> Message | Notice:
-        """Take whatever is first; at most `notices_max` notices of operations, one at least."""
+        """Take what is first; at most `notices_max` notifications of operations, one at least."""
         wait_ns = 0 if flags & _DONTWAIT else self._wait_ns(self._options.receive_wait_ns)
         taken: Message | Notice | None = None
         if not flags & MSG_ERRQUEUE:  # that queue is always empty
@@ -256,11 +256,11 @@ class Socket(RdmaSocket):
                 taken = mailbox.receive(wait_ns=wait_ns, peek=peek, notices_max=notices_max)
         if taken is None:
             never = wait_ns == 0 or flags & MSG_ERRQUEUE
-            raise os_error(Refusal.NOTHING_TO_RECEIVE if never else Refusal.TIMED_OUT)
+            raise os_error(ErrorReason.NOTHING_TO_RECEIVE if never else ErrorReason.TIMED_OUT)
         return taken
 
     def _control_of(self, message: Message) -> list[Ancillary]:
-        from urds import cmsg
+        from urds.rds import cmsg
 
         control = []
         cookie = cmsg.destination_cookie(message.extension)

@@ -1,8 +1,8 @@
-"""What a socket is before any message: kind, names, options, waiting times, descriptor, end.
+"""What a socket has without messages: kind, names, options, waiting times, descriptor, end.
 
-The base of `sockets.Socket`, which adds sending and receiving. Any thread may call anything.
-`_lock` guards what changes rarely; no call holds it while it waits, but for a bind, which sets up
-a listener. Source: linux v6.12 net/rds/af_rds.c, net/rds/bind.c; rds.md 3.1, 3.2.
+The base of `socket.Socket`, which adds sending and receiving. Any thread may make any call. `_lock`
+guards what changes rarely; no call holds it while it waits, but for a bind, which sets up a
+listener. Source: linux v6.12 net/rds/af_rds.c, net/rds/bind.c; docs/reference/rds.md 3.1, 3.2.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
-from urds import addresses, options
-from urds.addresses import Address, Call, SocketAddress
-from urds.backend import process
-from urds.constants import (
+from urds.common.errors import ErrorReason, os_error
+from urds.common.forks import renewed
+from urds.common.types import IPAddress
+from urds.common.unbound_fd import Placeholder
+from urds.rds import addresses, options
+from urds.rds.addresses import Call, SocketAddress
+from urds.rds.constants import (
     AF_RDS,
     SIOCRDSGETTOS,
     SIOCRDSSETTOS,
@@ -30,12 +33,10 @@ from urds.constants import (
     SockOpt,
     Transport,
 )
-from urds.errors import Refusal, os_error
-from urds.forks import renewed
-from urds.placeholder import Placeholder
+from urds.rds.runtime.process import process
 
 if TYPE_CHECKING:
-    from urds.backend.base import Backend, Mailbox, MailboxSettings
+    from urds.rds.runtime.backend import Backend, Mailbox, MailboxSettings
 
 _NS: Final = 1_000_000_000
 _US: Final = 1_000
@@ -50,7 +51,7 @@ _UNBOUND_NAME: Final = (0, bytes(14))  # AF_UNSPEC, as CPython shows a name it d
 
 
 class SocketBase(system.socket):
-    """Everything but sending and receiving; see `sockets.Socket`."""
+    """Everything but sending and receiving; see `socket.Socket`."""
 
     def __init__(
         self,
@@ -59,23 +60,23 @@ class SocketBase(system.socket):
         proto: int = 0,
         fileno: int | None = None,
     ) -> None:
-        # The parent's __init__ would ask the kernel for a socket. Its own state stays "closed",
-        # so that whoever reaches past our methods gets EBADF.
+        # The parent's __init__ would ask the kernel for a socket. Its own state stays "closed", so
+        # that a caller that bypasses these methods gets EBADF.
         self._io_refs = 0
         self._closed = True
         if family != AF_RDS:
-            raise os_error(Refusal.FAMILY_UNKNOWN, f"family {family}")
+            raise os_error(ErrorReason.FAMILY_UNKNOWN, f"family {family}")
         if type & ~(_SOCK_NONBLOCK | _SOCK_CLOEXEC) != SOCK_SEQPACKET or proto not in (0, -1):
-            raise os_error(Refusal.SOCKET_TYPE, f"type {type}, protocol {proto}")
+            raise os_error(ErrorReason.SOCKET_TYPE, f"type {type}, protocol {proto}")
         if fileno is not None:
-            raise os_error(Refusal.NOT_SUPPORTED, "no socket can be made of a descriptor")
+            raise os_error(ErrorReason.NOT_SUPPORTED, "no socket can be made of a descriptor")
         self._lock = renewed(threading.Condition())
         self._settings = process.settings()
         self._options = options.defaults(self._settings)
         self._timeout_s = 0.0 if type & _SOCK_NONBLOCK else system.getdefaulttimeout()
         self._backend: Backend | None = None
         self._mailbox: Mailbox | None = None
-        self._peer: tuple[Address, int] | None = None
+        self._peer: tuple[IPAddress, int] | None = None
         self._reachable_peer: SocketAddress | None = None  # the peer, if of the bound family
         self._placeholder: Placeholder | None = None
         self._closed = False
@@ -92,7 +93,7 @@ class SocketBase(system.socket):
             self._check_open()
             local, port = addresses.parse(address, Call.BIND)
             if self._mailbox is not None:
-                raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
+                raise os_error(ErrorReason.ALREADY_BOUND, f"to {self.getsockname()}")
             settings = self._mailbox_settings()
             try:
                 backend, mailbox = process.bind(local, port, settings, self._options.transport)
@@ -109,16 +110,16 @@ class SocketBase(system.socket):
             self._tell_mailbox()
 
     def _adopt(self, backend: Backend, mailbox: Mailbox) -> None:
-        """Be bound to a mailbox, and tell who waits for that. Lock held."""
+        """Take a mailbox as its own, and wake the calls that wait for that. Lock held."""
         transport = backend.transport_of(mailbox)
         if self._placeholder is not None:
             self._placeholder.become(mailbox.fileno())
-        self._check_open()  # a signal handler may have closed or bound us in this very call
+        self._check_open()  # a signal handler may have closed or bound it in this very call
         if self._mailbox is not None:
-            raise os_error(Refusal.ALREADY_BOUND, f"to {self.getsockname()}")
+            raise os_error(ErrorReason.ALREADY_BOUND, f"to {self.getsockname()}")
         self._backend, self._mailbox = backend, mailbox
         self._set_transport(transport)
-        if not self._settings.strict_linux:  # strictness looks at flags first
+        if not self._settings.strict_linux:  # strictness checks flags first
             self.__dict__["sendto"] = mailbox.sendto
         self.__dict__["recvfrom"] = mailbox.recvfrom
         self._note_peer()
@@ -134,7 +135,7 @@ class SocketBase(system.socket):
         backend.abandoned(mailbox, self._linger_ns())
 
     def connect(self, address: object, /) -> None:
-        """Set the default destination; nothing is sent. May be repeated, before bind too.
+        """Set the default destination; nothing is sent. It may be called again, before bind too.
 
         Raises OSError: EDESTADDRREQ for 0.0.0.0, EINVAL or EPROTOTYPE for other addresses that
         are not unicast, EAFNOSUPPORT for another family.
@@ -145,7 +146,7 @@ class SocketBase(system.socket):
             self._note_peer()
 
     def connect_ex(self, address: object, /) -> int:
-        """Connect; return 0 or the errno. A name that nobody knows still raises."""
+        """Connect; return 0 or the errno. An unknown name still raises."""
         try:
             self.connect(address)
         except system.gaierror:
@@ -168,7 +169,7 @@ class SocketBase(system.socket):
         """Return the default destination. Raises OSError (ENOTCONN) if there is none."""
         self._check_open()
         if self._peer is None:
-            raise os_error(Refusal.NOT_CONNECTED)
+            raise os_error(ErrorReason.NOT_CONNECTED)
         return addresses.socket_address(*self._peer)
 
     @property
@@ -189,11 +190,11 @@ class SocketBase(system.socket):
     def setsockopt(
         self, level: int, option: int, value: Any, value_bytes: int | None = None, /
     ) -> None:
-        """Set an option to an integer or to octets; see `options` for what each takes.
+        """Set an option to an integer or to bytes; see `options` for what each takes.
 
         Raises OSError as Linux does: ENOPROTOOPT for an unknown one, EINVAL, EFAULT, EDOM.
         """
-        octets = option_octets(value, value_bytes)
+        data = option_bytes(value, value_bytes)
         with self._lock:
             self._check_open()
             cancels = level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO
@@ -203,44 +204,42 @@ class SocketBase(system.socket):
                     before,
                     level=level,
                     option=option,
-                    octets=octets,
+                    data=data,
                     settings=self._settings,
                 )
                 if self._options is before:  # else a signal handler set one meanwhile
                     self._options = after
                     break
         if cancels:
-            self._bound().cancel(*options.cancel_target(octets, self._settings))
+            self._bound().cancel(*options.cancel_target(data, self._settings))
         else:
             self._tell_mailbox()
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
-        """Return an option as an integer, or as octets if `buffer_bytes` is given.
+        """Return an option as an integer, or as bytes if `buffer_bytes` is given.
 
         A list of RDS_INFO_* comes whole or raises OSError (ENOSPC), whose text tells its length;
         unlike in `socket.socket`, `buffer_bytes` has no limit.
         """
         self._check_open()
         if buffer_bytes < 0:
-            raise os_error(Refusal.BAD_ARGUMENT, f"buffer of {buffer_bytes} octets")
+            raise os_error(ErrorReason.BAD_ARGUMENT, f"buffer of {buffer_bytes} bytes")
         room = buffer_bytes or _INT.size
         if level == SOL_RDS and InfoOpt.COUNTERS <= option <= InfoOpt.V6_IB_CONNECTIONS:
-            octets = self._info(option, room)
+            data = self._info(option, room)
         else:
-            octets = options.get_option(
-                self._options, level=level, option=option, buffer_bytes=room
-            )
+            data = options.get_option(self._options, level=level, option=option, buffer_bytes=room)
         if buffer_bytes:
-            return octets
-        return int.from_bytes(octets.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
+            return data
+        return int.from_bytes(data.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
 
     def ioctl(self, request: int, value: int = 0) -> int:
-        """Ask or set the type of service, or set non-blocking; return the new value.
+        """Get or set the type of service, or set non-blocking; return the new value.
 
-        Over RDMA a peer has one connection per type of service, 0 to 255, which is chosen once
-        and before the first send. TCP carries every one as 0, which is what is reported: kernel
-        parity. Raises OSError: ENOTTY for any other request, and for setting it before bind
-        unless SO_RDS_TRANSPORT chose a transport; EINVAL for a second choice, or after a send.
+        Over RDMA a peer has one connection per type of service, 0 to 255, which is chosen once and
+        before the first send. TCP sends every one as 0, which is what is reported: kernel parity.
+        Raises OSError: ENOTTY for any other request, and for setting it before bind unless
+        SO_RDS_TRANSPORT chose a transport; EINVAL for a second choice, or after a send.
         """
         with self._lock:
             self._check_open()
@@ -249,7 +248,7 @@ class SocketBase(system.socket):
             elif request == SIOCRDSSETTOS and self._options.transport is not None:
                 self._set_tos(value)
             elif request != SIOCRDSGETTOS:
-                raise os_error(Refusal.NOT_A_TTY, f"request {request:#x}")
+                raise os_error(ErrorReason.NOT_A_TTY, f"request {request:#x}")
         self._tell_mailbox()
         return 0 if request == _FIONBIO else self._options.tos
 
@@ -258,13 +257,13 @@ class SocketBase(system.socket):
         has_route = self._mailbox is not None and self._mailbox.has_route
         if self._options.tos or has_route:
             detail = f"type of service is {self._options.tos} for good"
-            raise os_error(Refusal.BAD_ARGUMENT, detail)
+            raise os_error(ErrorReason.BAD_ARGUMENT, detail)
         if self._options.transport is Transport.IB:
-            tos = value & 0xFF  # an octet is all that is read: kernel parity
+            tos = value & 0xFF  # a byte is all that is read: kernel parity
             self._options = replace(self._options, tos=tos)
 
     def _info(self, option: int, room: int) -> bytes:
-        from urds.backend import info
+        from urds.rds.runtime import info
 
         backend = self._backend or process.backend()
         return info.answer(
@@ -278,7 +277,7 @@ class SocketBase(system.socket):
     # -- waiting times
 
     def settimeout(self, wait_s: float | None, /) -> None:
-        """Wait that long in sends and receives; None is for ever, 0 never.
+        """Set how long sends and receives wait; None is for ever, 0 never.
 
         More than 146 years are for ever, infinity too. Raises ValueError for a negative time or
         NaN, and changes nothing then.
@@ -312,7 +311,7 @@ class SocketBase(system.socket):
         return _finite(math.ceil(self._timeout_s * _NS))  # up, as CPython: else 1e-10 is never
 
     def _mailbox_settings(self) -> MailboxSettings:
-        from urds.backend.base import ALL_GROUPS, MailboxSettings
+        from urds.rds.runtime.backend import ALL_GROUPS, MailboxSettings
 
         chosen = self._options
         return MailboxSettings(
@@ -330,9 +329,9 @@ class SocketBase(system.socket):
         )
 
     def _tell_mailbox(self) -> None:
-        """Have the mailbox, if there is one, take what was set last. No lock held.
+        """Pass the present settings to the mailbox, if there is one. No lock held.
 
-        The thread that has the mailbox's locks may wait for ours, in a finaliser.
+        The thread that has the mailbox's locks may wait for `_lock`, in a finaliser.
         """
         while (mailbox := self._mailbox) is not None:
             chosen, timeout_s = self._options, self._timeout_s
@@ -364,7 +363,7 @@ class SocketBase(system.socket):
             raise
 
     def _placeholder_made(self) -> Placeholder:
-        """Return what stands for the descriptor until bind. Lock held."""
+        """Return the placeholder of the descriptor until bind. Lock held."""
         if self._placeholder is None:
             made = Placeholder()
             if self._placeholder is None:  # else a signal handler was faster
@@ -374,12 +373,12 @@ class SocketBase(system.socket):
         return self._placeholder
 
     def close(self) -> None:
-        """Unbind; idempotent. What nobody read is dropped.
+        """Unbind; idempotent. Messages that were not read are dropped.
 
-        What is not acknowledged is given the setting `linger_s` in the background; with SO_LINGER
-        that long in this call, and with 0 seconds of it nothing. A signal handler or finaliser
-        may close: inside another call of its thread SO_LINGER waits in the background. A handler
-        that raises ends the wait; the socket is closed all the same, and its port free.
+        Unacknowledged messages get the time `linger_s` of the settings in the background; with
+        SO_LINGER they get its time in this call, with 0 seconds of it none. A signal handler or
+        finaliser may close: inside another call of its thread SO_LINGER waits in the background. A
+        handler that raises ends the wait; the socket is closed all the same, and its port free.
         """
         mailbox: Mailbox | None = None
         try:
@@ -446,7 +445,7 @@ class SocketBase(system.socket):
             words.append(f"raddr={addresses.socket_address(*self._peer)}")
         return " ".join(words) + ">"
 
-    # -- what others are made of
+    # -- for other modules
 
     @property
     def mailbox(self) -> Mailbox:
@@ -514,24 +513,24 @@ class SocketBase(system.socket):
 
     def _refuse(self) -> NoReturn:
         self._check_open()
-        raise os_error(Refusal.NOT_SUPPORTED)
+        raise os_error(ErrorReason.NOT_SUPPORTED)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise os_error(Refusal.CLOSED)
+            raise os_error(ErrorReason.CLOSED)
 
     def _bound(self) -> Mailbox:
         mailbox = self._mailbox
         if mailbox is None:
             self._check_open()
-            raise os_error(Refusal.NOT_BOUND)
+            raise os_error(ErrorReason.NOT_BOUND)
         return mailbox
 
     def _set_transport(self, transport: Transport | None) -> None:
         self._options = replace(self._options, transport=transport)
 
     def _note_peer(self) -> None:
-        """Keep the connected peer where `send` and rds-info find it."""
+        """Keep the connected peer for `send` and rds-info."""
         mailbox, peer = self._mailbox, self._peer
         if mailbox is None or peer is None:
             return
@@ -545,11 +544,11 @@ def _finite(wait_ns: int | None) -> int | None:
     return None if wait_ns is None or wait_ns > _FOREVER_NS else wait_ns
 
 
-def option_octets(value: Any, value_bytes: int | None) -> bytes:
-    """Return an option's octets, from the forms that `socket.socket.setsockopt` takes."""
+def option_bytes(value: Any, value_bytes: int | None) -> bytes:
+    """Return an option's bytes, from the forms that `socket.socket.setsockopt` takes."""
     if value is None:
         if value_bytes:
-            raise os_error(Refusal.OPTION_FAULT, f"{value_bytes} octets at no address")
+            raise os_error(ErrorReason.OPTION_FAULT, f"{value_bytes} bytes at no address")
         return b""
     if isinstance(value, int):
         return _INT.pack(value) if -(1 << 31) <= value < 1 << 31 else _too_large(value)
@@ -557,4 +556,4 @@ def option_octets(value: Any, value_bytes: int | None) -> bytes:
 
 
 def _too_large(value: int) -> NoReturn:
-    raise OverflowError(f"{value} is not a C int; give 8 octets instead")
+    raise OverflowError(f"{value} is not a C int; give 8 bytes instead")

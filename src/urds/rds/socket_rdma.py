@@ -1,9 +1,9 @@
 """RDMA and atomic operations on a socket without hand-packed structures.
 
 One side makes a region of its memory and sends the cookie along with a message; the other moves
-octets into it or out of it, without a word to the program there, and its next message arrives
-after the octets. `socket_sending` has the same with the structures of rds-rdma(7).
-Source: rds-rdma(7); rds.md 4.3.
+bytes into it or out of it, unseen by the program there, and its next message arrives after the
+bytes. `socket_sending` has the same with the structures of rds-rdma(7).
+Source: rds-rdma(7); docs/reference/rds.md 4.3.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from urds.constants import MAX_MESSAGE_BYTES, RDMA_PIECES_MAX
-from urds.errors import Refusal, os_error
-from urds.socket_sending import SendingSocket
+from urds.common.errors import ErrorReason, os_error
+from urds.rds.constants import MAX_MESSAGE_BYTES, RDMA_PIECES_MAX
+from urds.rds.socket_sending import SendingSocket
 
 if TYPE_CHECKING:
-    from urds.rdma import MemoryRegion, PendingAtomic, PendingOperation
+    from urds.rds.rdma import MemoryRegion, PendingAtomic, PendingOperation
 
     Buffer = bytes | bytearray | memoryview
 
@@ -26,17 +26,17 @@ _ATOMIC_BYTES: Final = 8
 
 
 class RdmaSocket(SendingSocket):
-    """Memory regions, transfers and atomic operations; see `sockets.Socket`.
+    """Memory regions, transfers and atomic operations; see `socket.Socket`.
 
     For sockets over RDMA; over TCP each call raises OSError (EOPNOTSUPP). In all of them `address`
-    None is the default destination, and `payload` None means that the program there hears
-    nothing: a message, of no octets even, goes only if one is given.
+    None is the default destination, and `payload` None sends no message to the program there; with
+    a payload, of no bytes even, a message follows.
     """
 
     def get_mr(
         self, buffer: Any, address: Any = None, *, writable: bool = True, use_once: bool = False
     ) -> MemoryRegion:
-        """Make a region of a contiguous buffer of 1 octet to 1 MiB; no octet is copied.
+        """Make a region of a contiguous buffer of 1 byte to 1 MiB; no byte is copied.
 
         Peers that are told its cookie may read it, and if `writable` write it and do atomic
         operations in it, until it is freed. With `address`, that of a destination, its host alone
@@ -45,21 +45,21 @@ class RdmaSocket(SendingSocket):
         EOPNOTSUPP, EINVAL, EMSGSIZE, ENOMEM (65,536 regions of the process); TypeError,
         ValueError: no such buffer.
         """
-        from urds.rdma import MemoryRegion
+        from urds.rds.rdma import MemoryRegion
 
         mailbox = self._bound_to_rdma()
         view = memoryview(buffer)
         if writable and view.readonly:
             name = type(buffer).__name__
             raise ValueError(f"{name} is read-only: ask for a region with writable=False")
-        octets = view.cast("B")
-        _check_span(len(octets))
+        data = view.cast("B")
+        _check_span(len(data))
         peer = None if address is None else self._host_of(address)
         cookie = self._new_region(
-            mailbox, octets, address=0, writable=writable, use_once=use_once, peer=peer
+            mailbox, data, address=0, writable=writable, use_once=use_once, peer=peer
         )
         assert self._backend is not None, "bound sockets have a backend"
-        return MemoryRegion(self._backend, mailbox, cookie=cookie, region_bytes=len(octets))
+        return MemoryRegion(self._backend, mailbox, cookie=cookie, region_bytes=len(data))
 
     def send_region(
         self, payload: Buffer, region: MemoryRegion, address: Any = None, *, flags: int = 0
@@ -69,11 +69,11 @@ class RdmaSocket(SendingSocket):
         The peer gets it from `recv_region`, or as control message RDMA_DEST. Raises OSError as
         `sendto`, and EINVAL for a region that is over or another socket's.
         """
-        from urds import cmsg
+        from urds.rds import cmsg
 
         mailbox = self._bound_to_rdma()
         if not self._owns(mailbox, region.cookie):
-            raise os_error(Refusal.NO_SUCH_REGION, f"{region!r}")
+            raise os_error(ErrorReason.NO_SUCH_REGION, f"{region!r}")
         self._post(payload, flags, address, extension=cmsg.destination_extension(region.cookie))
         return memoryview(payload).nbytes
 
@@ -89,8 +89,8 @@ class RdmaSocket(SendingSocket):
     ) -> PendingOperation:
         """Write a buffer, or several one behind the other, into a peer's region.
 
-        From `offset` of the region on: 1 octet to 1 MiB in at most 1024 pieces, which may not
-        change until the operation has ended. A `payload` arrives after the octets. Raises OSError
+        From `offset` of the region on: 1 byte to 1 MiB in at most 1024 pieces, which may not
+        change until the operation has ended. A `payload` arrives after the bytes. Raises OSError
         as `sendto`, and EINVAL or EMSGSIZE for a size that cannot be.
         """
         return self._transfer(
@@ -110,7 +110,7 @@ class RdmaSocket(SendingSocket):
     ) -> PendingOperation:
         """Read from a peer's region into a writable buffer, or several one behind the other.
 
-        As `rdma_write`, the other way; the octets are here when the operation has ended. With
+        As `rdma_write`, the other way; the bytes are here when the operation has ended. With
         `fence` a `payload` leaves no sooner than that, so the peer may take it for the end.
         """
         return self._transfer(
@@ -128,12 +128,12 @@ class RdmaSocket(SendingSocket):
         payload: Buffer | None = None,
         flags: int = 0,
     ) -> PendingAtomic:
-        """Add to eight octets of a peer's writable region, a number in the peer's byte order.
+        """Add to eight bytes of a peer's writable region, a number in the peer's byte order.
 
         Modulo 2**64; a negative addend subtracts. Each bit of `no_carry_mask` is the highest of a
-        field of its own, out of which nothing is carried. `offset` counts from the region's
-        beginning and leads to octets aligned to 8. The old value is in what is returned. Raises
-        OSError as `sendto`; ValueError for a number or mask beyond 64 bits.
+        field of its own, which carries nothing out. `offset` counts from the region's beginning and
+        leads to bytes aligned to 8. The returned operation has the old value. Raises OSError as
+        `sendto`; ValueError for a number or mask beyond 64 bits.
         """
         if not -(1 << 63) <= addend < _U64_END:
             raise ValueError(f"addend {addend} has more than 64 bits")
@@ -154,11 +154,11 @@ class RdmaSocket(SendingSocket):
         payload: Buffer | None = None,
         flags: int = 0,
     ) -> PendingAtomic:
-        """Set eight octets of a peer's writable region to `new` if they are `expected`.
+        """Set eight bytes of a peer's writable region to `new` if they are `expected`.
 
-        Of the number that they are the bits of `compare_mask` are looked at, and those of
-        `swap_mask` set. It was done if the old value that is returned is as expected. The rest is
-        as in `fetch_add`.
+        `compare_mask` selects the bits that are compared, `swap_mask` the bits that are set. It was
+        done if the old value of the returned operation is as expected. The rest is as in
+        `fetch_add`.
         """
         _check_64_bits(expected=expected, new=new, compare_mask=compare_mask, swap_mask=swap_mask)
         asked = {
@@ -182,14 +182,14 @@ class RdmaSocket(SendingSocket):
         is_write: bool,
         fence: bool,
     ) -> PendingOperation:
-        from urds import rdma
-        from urds.backend.base import RdmaTransfer
+        from urds.rds import rdma
+        from urds.rds.runtime.backend import RdmaTransfer
 
         _check_64_bits(cookie=cookie, offset=offset)
         pieces = rdma.spans(buffers, writable=not is_write)
         _check_span(sum(map(len, pieces)))
         if len(pieces) > RDMA_PIECES_MAX:
-            raise os_error(Refusal.TOO_LONG, f"{len(pieces)} pieces, limit {RDMA_PIECES_MAX}")
+            raise os_error(ErrorReason.TOO_LONG, f"{len(pieces)} pieces, limit {RDMA_PIECES_MAX}")
         operation = RdmaTransfer(
             key=rdma.key_of(cookie),
             remote_address=rdma.remote_address(cookie, offset),
@@ -212,8 +212,8 @@ class RdmaSocket(SendingSocket):
         flags: int,
         asked: dict[str, Any],
     ) -> PendingAtomic:
-        from urds import rdma
-        from urds.backend.base import AtomicOperation
+        from urds.rds import rdma
+        from urds.rds.runtime.backend import AtomicOperation
 
         _check_64_bits(cookie=cookie, offset=offset)
         operation = AtomicOperation(
@@ -231,10 +231,10 @@ class RdmaSocket(SendingSocket):
 
 def _check_span(payload_bytes: int) -> None:
     if not payload_bytes:
-        raise os_error(Refusal.BAD_ARGUMENT, "0 octets of memory")
+        raise os_error(ErrorReason.BAD_ARGUMENT, "0 bytes of memory")
     if payload_bytes > MAX_MESSAGE_BYTES:
-        detail = f"{payload_bytes} octets of memory, limit {MAX_MESSAGE_BYTES}"
-        raise os_error(Refusal.TOO_LONG, detail)
+        detail = f"{payload_bytes} bytes of memory, limit {MAX_MESSAGE_BYTES}"
+        raise os_error(ErrorReason.TOO_LONG, detail)
 
 
 def _check_64_bits(**numbers: int) -> None:

@@ -45,66 +45,23 @@ from urds.rsocket.constants import (
     Protection,
     RdmaOpt,
 )
-from urds.rsocket.devices import use
-from urds.rsocket.polling import rpoll, rselect
+from urds.rsocket.datagram_socket import DatagramSocket
+from urds.rsocket.factory import create_connection, create_server, socket
+from urds.rsocket.link.devices import use
+from urds.rsocket.memory import allocate
+from urds.rsocket.poll import rpoll, rselect
 from urds.rsocket.repoll import Repoll, repoll_create, repoll_ctl, repoll_wait
 from urds.rsocket.settings import configure
-from urds.rsocket.socket_datagrams import DatagramSocket
-from urds.rsocket.socket_making import create_connection, create_server, socket
-from urds.rsocket.socket_memory import allocate
-from urds.rsocket.socket_streams import StreamSocket
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
+from urds.rsocket.stream_socket import StreamSocket
 
 __all__ = [
-    "ANY_OFFSET",
-    "PROT_NONE",
-    "PROT_WRITE",
-    "RDMA_INLINE",
-    "RDMA_IOMAPSIZE",
-    "RDMA_ROUTE",
-    "RDMA_RQSIZE",
-    "RDMA_SQSIZE",
-    "SOL_RDMA",
-    "DatagramSocket",
-    "Protection",
-    "RdmaOpt",
-    "Repoll",
-    "Socket",
-    "StreamSocket",
-    "allocate",
-    "configure",
-    "create_connection",
-    "create_server",
-    "raccept",
-    "rbind",
-    "rclose",
-    "rconnect",
-    "repoll_create",
-    "repoll_ctl",
-    "repoll_wait",
-    "rfcntl",
-    "rgetpeername",
-    "rgetsockname",
-    "rgetsockopt",
-    "riomap",
-    "riounmap",
-    "riowrite",
-    "rlisten",
-    "rpoll",
-    "rread",
-    "rreadv",
-    "rrecv",
-    "rrecvfrom",
-    "rrecvmsg",
-    "rselect",
-    "rsend",
-    "rsendmsg",
-    "rsendto",
-    "rsetsockopt",
-    "rshutdown",
-    "rsocket",
-    "rwrite",
-    "rwritev",
-    "socket",
+    "ANY_OFFSET", "PROT_NONE", "PROT_WRITE", "RDMA_INLINE", "RDMA_IOMAPSIZE", "RDMA_ROUTE",
+    "RDMA_RQSIZE", "RDMA_SQSIZE", "SOL_RDMA", "DatagramSocket", "Protection", "RdmaOpt", "Repoll",
+    "Socket", "StreamSocket", "allocate", "configure", "create_connection", "create_server",
+    "raccept", "rbind", "rclose", "rconnect", "repoll_create", "repoll_ctl", "repoll_wait",
+    "rfcntl", "rgetpeername", "rgetsockname", "rgetsockopt", "riomap", "riounmap", "riowrite",
+    "rlisten", "rpoll", "rread", "rreadv", "rrecv", "rrecvfrom", "rrecvmsg", "rselect", "rsend",
+    "rsendmsg", "rsendto", "rsetsockopt", "rshutdown", "rsocket", "rwrite", "rwritev", "socket",
     "use",
-]
+]  # fmt: skip

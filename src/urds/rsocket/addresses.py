@@ -8,7 +8,7 @@ import socket
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 
-from urds.verbs.providers.base import Address
+from urds.common.types import HostPort
 
 _PORT_MAX: Final = 65_535
 _LENGTHS: Final = {socket.AF_INET: (2,), socket.AF_INET6: (2, 3, 4)}
@@ -16,11 +16,11 @@ _ANY: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def parse(given: object, family: int, call: str) -> Address:
+def parse(given: object, family: int, call: str) -> HostPort:
     """Return the address that a program gave to `call`; a name is looked up, which may wait.
 
     Raises TypeError and OverflowError as `socket.socket` does, socket.gaierror for a name that
-    nobody knows or that has no address of the family.
+    cannot be resolved or has no address of the family.
     """
     title = socket.AddressFamily(family).name
     if not isinstance(given, tuple):
@@ -36,17 +36,17 @@ def parse(given: object, family: int, call: str) -> Address:
     return _scoped(literal, rest[1] if len(rest) > 1 else 0), port
 
 
-def reachable(address: Address) -> Address:
+def reachable(address: HostPort) -> HostPort:
     """Return where a connect to `address` goes: to any address means to this host, as in TCP."""
     return _LOOPBACK.get(address[0], address[0]), address[1]
 
 
-def unbound(family: int) -> Address:
+def unbound(family: int) -> HostPort:
     """Return the name of a socket that has none."""
     return _ANY[socket.AddressFamily(family)], 0
 
 
-def shown(address: Address, family: int) -> Any:
+def shown(address: HostPort, family: int) -> Any:
     """Return the tuple that a program sees: two members for IPv4, four for IPv6."""
     host, port = address
     if family == socket.AF_INET:

@@ -2,7 +2,7 @@
 
 A number is the descriptor that `Socket.fileno()` shows, so that it can be polled; no other call of
 the system works on it. Errors are OSError with the errno of the original; data are returned, not
-filled in, but for the calls that take several buffers. Source: rsocket.md section 11.
+filled in, but for the calls that take several buffers. Source: docs/reference/rsocket.md 11.
 """
 
 from __future__ import annotations
@@ -15,36 +15,22 @@ from socket import AF_INET, SHUT_RDWR, SOCK_CLOEXEC, SOCK_STREAM
 from typing import Any, Final
 
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
-from urds.rsocket.refusals import refusal
-from urds.rsocket.socket_streams import BACKLOG_DEFAULT
-from urds.rsocket.sockets import Socket
+from urds.rsocket.errors import os_error
+from urds.rsocket.poll import forget, register, socket_of
+from urds.rsocket.repoll import close_instance
+from urds.rsocket.socket import Socket
+from urds.rsocket.stream_socket import BACKLOG_DEFAULT
 
-# Each change is one step of a dict or a set, which Python does whole.
-_sockets: Final[dict[int, Socket]] = {}
 _close_on_exec: Final[set[int]] = set()  # only remembered: a child has no rsockets anyway
 
 
 # -- numbers
 
 
-def register(socket: Socket) -> int:
-    """Give a socket to the calls here, under the number of its descriptor."""
-    number = socket.fileno()
-    _sockets[number] = socket
-    return number
-
-
-def socket_of(descriptor: int) -> Socket | None:
-    """Return the socket of a number, None for a number that is none of ours."""
-    socket = _sockets.get(descriptor)
-    # Closed as an object, its number may be somebody else's by now.
-    return None if socket is None or socket.closed else socket
-
-
 def _known(descriptor: int) -> Socket:
     socket = socket_of(descriptor)
     if socket is None:
-        raise refusal(errno.EBADF, f"{descriptor} is no rsocket")
+        raise os_error(errno.EBADF, f"{descriptor} is no rsocket")
     return socket
 
 
@@ -79,7 +65,7 @@ def raccept(descriptor: int) -> tuple[int, Any]:
         accepted, address = listener.accept()
     except OSError as refused:
         if refused.errno == errno.EINVAL:
-            raise refusal(errno.EBADF, f"{descriptor} does not listen") from None
+            raise os_error(errno.EBADF, f"{descriptor} does not listen") from None
         raise
     return register(accepted), address
 
@@ -96,12 +82,10 @@ def rshutdown(descriptor: int, how: int = SHUT_RDWR) -> None:
 
 def rclose(descriptor: int) -> None:
     """Close, an instance of `repoll_create` too. Raises OSError: EBADF."""
-    from urds.rsocket import repoll
-
-    if repoll.close_instance(descriptor):
+    if close_instance(descriptor):
         return
     socket = _known(descriptor)
-    _sockets.pop(descriptor, None)
+    forget(descriptor)
     _close_on_exec.discard(descriptor)
     socket.close()
 
@@ -115,7 +99,7 @@ def rrecv(descriptor: int, bytes_max: int, flags: int = 0) -> bytes:
 
 
 def rrecvfrom(descriptor: int, bytes_max: int, flags: int = 0) -> tuple[bytes, Any]:
-    """Receive; return the octets and whose they are."""
+    """Receive; return the bytes and whose they are."""
     return _known(descriptor).recvfrom(bytes_max, flags)
 
 
@@ -132,7 +116,7 @@ def rread(descriptor: int, bytes_max: int) -> bytes:
 
 
 def rreadv(descriptor: int, buffers: Iterable[Any]) -> int:
-    """Receive into all buffers; return how many octets."""
+    """Receive into all buffers; return how many bytes."""
     return _known(descriptor).recvmsg_into(buffers)[0]
 
 
@@ -140,7 +124,7 @@ def rreadv(descriptor: int, buffers: Iterable[Any]) -> int:
 
 
 def rsend(descriptor: int, data: Any, flags: int = 0) -> int:
-    """Send; return how many octets were taken. See `Socket.send`."""
+    """Send; return how many bytes were taken. See `Socket.send`."""
     return _known(descriptor).send(data, flags)
 
 
@@ -169,7 +153,7 @@ def rwrite(descriptor: int, data: Any) -> int:
 
 
 def rwritev(descriptor: int, buffers: Iterable[Any]) -> int:
-    """Send all buffers; return how many octets were taken."""
+    """Send all buffers; return how many bytes were taken."""
     return _known(descriptor).sendmsg(buffers)
 
 
@@ -201,7 +185,7 @@ def rfcntl(descriptor: int, command: int, argument: int = 0) -> int:
     handler = _COMMANDS.get(command)
     socket = _known(descriptor)
     if handler is None:
-        raise refusal(errno.ENOTSUP, f"fcntl command {command}")
+        raise os_error(errno.ENOTSUP, f"fcntl command {command}")
     return handler(descriptor, socket, argument)
 
 
@@ -261,9 +245,4 @@ def riowrite(descriptor: int, data: Any, offset: int, flags: int = 0) -> int:
     return _known(descriptor).write_mapped(data, offset, flags)
 
 
-def _forget_in_child() -> None:
-    _sockets.clear()
-    _close_on_exec.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_close_on_exec.clear)

@@ -1,6 +1,6 @@
 """Numbers of the rsocket interface that Python's `socket` module does not have.
 
-Source: rsocket.md sections 7 and 12 (rdma-core 691953d8, rdma/rsocket.h).
+Source: docs/reference/rsocket.md 7, 12 (rdma-core 691953d8, rdma/rsocket.h).
 """
 
 from enum import IntEnum, IntFlag
@@ -42,4 +42,4 @@ ANY_OFFSET: Final = -1
 QUEUE_MIN: Final = 16  # entries of a send or a receive queue
 QUEUE_MAX: Final = 0xFFFE
 INLINE_BYTES_MAX: Final = 0xFFFE
-IOMAP_SLOTS_MAX: Final = 32_512  # what eight bits can announce; rsocket.md 2.1
+IOMAP_SLOTS_MAX: Final = 32_512  # what eight bits can announce; docs/reference/rsocket.md 2.1

@@ -1,7 +1,7 @@
 """`DatagramSocket`: datagrams with the calls of `socket.socket`. What it sends may get lost.
 
 A datagram goes whole or not at all, and what exceeds the receiver's buffer is cut off. Source:
-rsocket.md sections 10 to 12.
+docs/reference/rsocket.md 10-12.
 """
 
 from __future__ import annotations
@@ -9,23 +9,29 @@ from __future__ import annotations
 import errno
 import socket as system
 from collections.abc import Iterable
-from socket import MSG_CMSG_CLOEXEC, MSG_DONTROUTE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC
-from typing import TYPE_CHECKING, Any, Final
+from socket import (
+    MSG_CMSG_CLOEXEC,
+    MSG_DONTROUTE,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_PEEK,
+    MSG_TRUNC,
+    SOCK_DGRAM,
+)
+from typing import Any, Final
 
-from urds.receive_buffers import all_writable, checked_size, fill, writable
-from urds.rsocket import devices, options, socket_names
+from urds.common.receive_buffers import all_writable, checked_size, fill, writable
+from urds.common.types import HostPort
+from urds.rsocket import addresses, options
 from urds.rsocket.constants import SOL_RDMA
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.dgram import DatagramSettings
-from urds.rsocket.refusals import closed, refusal
-from urds.rsocket.socket_waiting import Patience
-from urds.rsocket.sockets import Socket
+from urds.rsocket.core.datagram import DatagramSettings, DatagramStats
+from urds.rsocket.errors import closed, os_error
+from urds.rsocket.link import devices
+from urds.rsocket.link.datagram_link import DatagramLink
+from urds.rsocket.socket import Socket, demand_no_ancillary
+from urds.rsocket.waiting import CallTimeout
 
-if TYPE_CHECKING:
-    from urds.rsocket.dgram import DatagramStats
-    from urds.verbs.providers.base import Address
-
-SLOT_BYTES: Final = 2048  # of one datagram with its headers; rsocket.md section 10
+SLOT_BYTES: Final = 2048  # of one datagram with its headers; docs/reference/rsocket.md 10
 _DONTWAIT: Final = int(MSG_DONTWAIT)
 _PEEK: Final = int(MSG_PEEK)
 _TRUNC: Final = int(MSG_TRUNC)
@@ -34,14 +40,14 @@ _RECEIVE_FLAGS: Final = int(MSG_DONTWAIT | MSG_PEEK | MSG_TRUNC | MSG_NOSIGNAL |
 _NEVER: Final = 0.0
 
 
-class DatagramSocket(Socket):
+class DatagramSocket(Socket, kind=SOCK_DGRAM):
     """Datagrams over a queue pair where the peer has one, over UDP where not."""
 
     __slots__ = ("_link",)
 
-    def _begin(self, family: int, kind: int, proto: int, chosen: options.Options) -> None:
+    def _begin(self, family: int, kind: int, proto: int, chosen: options.RsocketOptions) -> None:
         self._link: DatagramLink | None = DatagramLink(
-            devices.openings(), settings=DatagramSettings(), family=family
+            devices.contexts(), settings=DatagramSettings(), family=family
         )
         super()._begin(family, kind, proto, chosen)
         self._link.on_change = self.watchers.tell
@@ -54,7 +60,7 @@ class DatagramSocket(Socket):
         Raises OSError: EINVAL (bound already), EADDRINUSE, EADDRNOTAVAIL.
         """
         link = self._open_link()
-        link.bind(socket_names.parse(address, self._family, "bind"))
+        link.bind(addresses.parse(address, self._family, "bind"))
 
     def connect(self, address: Any, /) -> None:
         """Choose the target of `send`; only its datagrams are received from then on.
@@ -62,14 +68,14 @@ class DatagramSocket(Socket):
         Raises OSError: EADDRNOTAVAIL, ENETUNREACH.
         """
         link = self._open_link()
-        link.connect(socket_names.reachable(self._parse(address, "connect")))
+        link.connect(addresses.reachable(self._parse(address, "connect")))
 
     def getpeername(self) -> Any:
         """Return the chosen target. Raises OSError: ENOTCONN."""
         link = self._open_link()
         if link.peer is None:
-            raise refusal(errno.ENOTCONN)
-        return socket_names.shown(link.peer, self._family)
+            raise os_error(errno.ENOTCONN)
+        return addresses.shown(link.peer, self._family)
 
     @property
     def link(self) -> DatagramLink | None:
@@ -110,12 +116,12 @@ class DatagramSocket(Socket):
     ) -> int:
         """Send one datagram of all buffers. Raises OSError: ENOTSUP for control messages."""
         if tuple(ancdata):
-            raise refusal(errno.ENOTSUP, "control messages")
+            raise os_error(errno.ENOTSUP, "control messages")
         return self._send(b"".join(memoryview(one).cast("B") for one in buffers), flags, address)
 
     def _send(self, data: Any, flags: int, target: Any) -> int:
         if flags & ~_SEND_FLAGS:
-            raise refusal(errno.EOPNOTSUPP, f"flags {flags & ~_SEND_FLAGS:#x}")
+            raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_SEND_FLAGS:#x}")
         link = self._open_link()
         return link.send(data, None if target is None else self._parse(target, "sendto"))
 
@@ -139,7 +145,7 @@ class DatagramSocket(Socket):
         return self._receive_into([writable(buffer, bytes_max, "recv_into")], flags)[0]
 
     def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
-        """Take one datagram into a buffer; return how many octets, and the source.
+        """Take one datagram into a buffer; return how many bytes, and the source.
 
         With MSG_TRUNC it is the length of the datagram. Raises TypeError if the buffer cannot be
         written, ValueError if it is smaller than `bytes_max`; then no datagram was taken.
@@ -153,7 +159,7 @@ class DatagramSocket(Socket):
     ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram and its source; MSG_TRUNC in the flags says that it was cut."""
         bytes_max = checked_size(bytes_max, "recvmsg")
-        _refuse_ancillary(ancillary_bytes_max)
+        demand_no_ancillary(ancillary_bytes_max)
         payload, source = self._receive(flags)
         cut = _TRUNC if len(payload) > bytes_max else 0
         return payload[:bytes_max], [], cut, source
@@ -162,7 +168,7 @@ class DatagramSocket(Socket):
         self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram into all buffers, one after the other; else as `recvmsg`."""
-        _refuse_ancillary(ancillary_bytes_max)
+        demand_no_ancillary(ancillary_bytes_max)
         count, cut, source = self._receive_into(all_writable(buffers), flags)
         return count, [], cut, source
 
@@ -175,21 +181,23 @@ class DatagramSocket(Socket):
 
     def _receive(self, flags: int) -> tuple[bytes, Any]:
         if flags & ~_RECEIVE_FLAGS:
-            raise refusal(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
+            raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
         link = self._open_link()
         take = link.peek if flags & _PEEK else link.receive
-        taken, patience = take(), None
+        taken, call_timeout = take(), None
         while taken is None:
-            patience = patience or Patience(_NEVER if flags & _DONTWAIT else self._wait_s)
-            patience.until(link.wait, lambda: link.readiness().readable or self._is_over)
+            call_timeout = call_timeout or CallTimeout(
+                _NEVER if flags & _DONTWAIT else self._wait_s
+            )
+            call_timeout.until(link.wait, lambda: link.readiness().readable or self._is_over)
             if self._is_over:
                 raise closed()
             taken = take()
         self._tell()
         payload, source = taken
-        return payload, socket_names.shown(source, self._family)
+        return payload, addresses.shown(source, self._family)
 
-    # -- what the common part asks
+    # -- what `Socket` asks
 
     def _open_link(self) -> DatagramLink:
         link = self._link
@@ -197,17 +205,17 @@ class DatagramSocket(Socket):
             raise closed()
         return link
 
-    def _parse(self, address: Any, call: str) -> Address:
-        return socket_names.parse(address, self._family, call)
+    def _parse(self, address: Any, call: str) -> HostPort:
+        return addresses.parse(address, self._family, call)
 
-    def _behind(self) -> DatagramLink | None:
+    def _readiness_source(self) -> DatagramLink | None:
         return self._link
 
-    def _local(self) -> Address | None:
+    def _local(self) -> HostPort | None:
         return None if self._link is None else self._link.local
 
-    def _life(self) -> options.Life:
-        return options.Life(options.TcpState.CLOSE, None)
+    def _socket_info(self) -> options.SocketInfo:
+        return options.SocketInfo(options.TcpState.CLOSE, None)
 
     def _take_error(self) -> int:
         return self._open_link().take_error()
@@ -215,11 +223,11 @@ class DatagramSocket(Socket):
     def _has_begun(self) -> bool:
         return self._local() is not None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._link is not None:
             self._link.close()
 
-    def _let_go_soon(self) -> None:
+    def _release_soon(self) -> None:
         if self._link is not None:
             self._link.close_soon()
 
@@ -240,7 +248,7 @@ class DatagramSocket(Socket):
             super().setsockopt(level, option, value, value_bytes)
             return
         if value is None:
-            raise refusal(errno.EINVAL, f"{value_bytes} octets at no address")
+            raise os_error(errno.EINVAL, f"{value_bytes} bytes at no address")
         link = self._open_link()
         link.set_udp_option(level, option, value)
         if (level, option) == (system.SOL_SOCKET, system.SO_RCVBUF) and link.local is None:
@@ -253,8 +261,3 @@ class DatagramSocket(Socket):
         if is_ours:
             return super().getsockopt(level, option, buffer_bytes)
         return self._open_link().get_udp_option(level, option, buffer_bytes)
-
-
-def _refuse_ancillary(ancillary_bytes_max: int) -> None:
-    if ancillary_bytes_max:
-        raise refusal(errno.ENOTSUP, f"room for {ancillary_bytes_max} octets of control messages")

@@ -4,7 +4,7 @@ import errno
 import os
 
 
-def refusal(code: int, detail: str = "") -> OSError:
+def os_error(code: int, detail: str = "") -> OSError:
     """Return the OSError to raise, of the subclass that Python has for the errno."""
     text = os.strerror(code)
     return OSError(code, f"{text}: {detail}" if detail else text)
@@ -12,4 +12,4 @@ def refusal(code: int, detail: str = "") -> OSError:
 
 def closed() -> OSError:
     """Return what any call on a closed socket raises."""
-    return refusal(errno.EBADF, "the socket is closed")
+    return os_error(errno.EBADF, "the socket is closed")

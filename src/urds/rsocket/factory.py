@@ -1,4 +1,4 @@
-"""Twins of the functions of the `socket` module that make sockets."""
+"""Functions that make sockets, as the `socket` module has them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket as system
 from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 from typing import Any
 
-from urds.rsocket.socket_streams import BACKLOG_DEFAULT
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
+from urds.rsocket.stream_socket import BACKLOG_DEFAULT
 
 
 class _Unset:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import finalize
 
-from urds.rsocket import devices
-from urds.rsocket.stream import Memory
+from urds.rsocket.core.stream import Memory
+from urds.rsocket.link import devices
+from urds.rsocket.link.device_context import DeviceContext
 
-if TYPE_CHECKING:
-    from urds.rsocket.opening import Opening
-
-Keys = dict["Opening", Memory]
+Keys = dict["DeviceContext", Memory]
 
 
 class _Allocation:
@@ -36,11 +34,11 @@ _allocations: Final[dict[int, _Allocation]] = {}
 def allocate(byte_count: int) -> memoryview:
     """Return zeroed memory that receives with MSG_WAITALL are written to without a copy.
 
-    So are those into parts of it. Raises ValueError below 1 octet, MemoryError, OSError.
+    So are those into parts of it. Raises ValueError below 1 byte, MemoryError, OSError.
     """
     if byte_count < 1:
-        raise ValueError(f"{byte_count} octets cannot be allocated")
-    whole = devices.openings()[0].adapter.allocate(byte_count)
+        raise ValueError(f"{byte_count} bytes cannot be allocated")
+    whole = devices.contexts()[0].adapter.allocate(byte_count)
     array = (ctypes.c_char * byte_count).from_buffer(whole)
     allocation = _Allocation(whole)
     _allocations[id(array)] = allocation
@@ -48,30 +46,30 @@ def allocate(byte_count: int) -> memoryview:
     return memoryview(array).cast("B")
 
 
-def registered(view: memoryview, opening: Opening) -> Memory | None:
-    """Return the octets of a view as memory of a device, None if `allocate` did not give them.
+def registered(view: memoryview, context: DeviceContext) -> Memory | None:
+    """Return the bytes of a view as memory of a device, None if `allocate` did not give them.
 
     Takes the device's lock.
     """
     allocation = _allocations.get(id(view.obj))
     if allocation is None:
         return None
-    whole = allocation.keys.get(opening)
+    whole = allocation.keys.get(context)
     if whole is None:
-        with opening.adapter.lock:
-            whole = allocation.keys.get(opening)  # another thread may have been faster
+        with context.adapter.lock:
+            whole = allocation.keys.get(context)  # another thread may have been faster
             if whole is None:
-                whole = allocation.keys[opening] = opening.register(allocation.view)
+                whole = allocation.keys[context] = context.register(allocation.view)
     return Memory(view, address_of(view), whole.rkey)
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the first octet of a writable view is."""
+    """Return where the first byte of a writable view is."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _forget(array_id: int) -> None:
     """Take the keys back. A finaliser may run inside any call: the devices do it later."""
-    for opening, memory in _allocations.pop(array_id).keys.items():
-        if not opening.is_abandoned:
-            opening.adapter.call_soon(partial(opening.release, memory))
+    for context, memory in _allocations.pop(array_id).keys.items():
+        if not context.is_abandoned:
+            context.adapter.call_soon(partial(context.release, memory))

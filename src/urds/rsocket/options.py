@@ -1,9 +1,10 @@
 """Socket options: one row each. Setting and getting are look-ups, not branches.
 
 A socket's options are one frozen record; setting one gives the next record. What a connection is
-made of (queues, inline octets, slots, route) is fixed when connecting or listening begins; an
-accepted socket has its listener's. Values are octets in host order, as in C. Whatever is not here
-is refused with ENOTSUP. Source: rsocket.md section 12 (rdma-core 691953d8, librdmacm/rsocket.c).
+made of (queues, inline bytes, slots, route) is fixed when connecting or listening begins; an
+accepted socket has its listener's. Values are bytes in host order, as in C. Whatever is not here
+is refused with ENOTSUP. Source: docs/reference/rsocket.md 12 (rdma-core 691953d8,
+librdmacm/rsocket.c).
 """
 
 from __future__ import annotations
@@ -47,19 +48,24 @@ from urds.rsocket.constants import (
     SOL_RDMA,
     RdmaOpt,
 )
-from urds.rsocket.refusals import refusal
-from urds.rsocket.settings import BUFFER_BYTES_MAX, SEND_BYTES_MIN, Settings, keepalive_default_s
-from urds.rsocket.stream import StreamSettings
+from urds.rsocket.core.stream import StreamSettings
+from urds.rsocket.errors import os_error
+from urds.rsocket.settings import (
+    BUFFER_BYTES_MAX,
+    SEND_BYTES_MIN,
+    RsocketSettings,
+    keepalive_default_s,
+)
 from urds.rsocket.wire.connect_data import scale_slots, slots_of
 
 ROUTE_BYTES_MAX: Final = 1 << 16
-MAXSEG_DEFAULT: Final = 2048  # the original's answer while the path is not known
+MAXSEG_DEFAULT: Final = 2048  # librdmacm's answer while the path is not known
 
 _NS: Final = 1_000_000_000
 _INT: Final = struct.Struct("=i")
 _LINGER: Final = struct.Struct("=ii")
 _TOS_MAX: Final = 255
-# struct tcp_info as far as the original fills it. Source: linux v6.12 include/uapi/linux/tcp.h.
+# struct tcp_info as far as librdmacm fills it. Source: linux v6.12 include/uapi/linux/tcp.h.
 _TCP_INFO_BYTES: Final = 104
 _TCP_INFO_WINDOW: Final = struct.Struct("=I")
 _TCP_INFO_WINDOW_AT: Final = 80
@@ -75,7 +81,7 @@ class TcpState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RsocketOptions:
     """Everything that options and configuration files have set on one socket."""
 
     send_queue: int
@@ -97,7 +103,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class SocketInfo:
     """What a reader of options wants to know of the socket itself."""
 
     state: TcpState
@@ -105,9 +111,9 @@ class Life:
     error: int = 0
 
 
-def defaults(settings: Settings) -> Options:
+def defaults(settings: RsocketSettings) -> RsocketOptions:
     """Return the options of a new socket."""
-    return Options(
+    return RsocketOptions(
         send_queue=settings.sqsize_default,
         receive_queue=settings.rqsize_default,
         inline_bytes=settings.inline_default,
@@ -118,7 +124,7 @@ def defaults(settings: Settings) -> Options:
     )
 
 
-def stream_settings(options: Options) -> StreamSettings:
+def stream_settings(options: RsocketOptions) -> StreamSettings:
     """Return what a connection of a socket with these options is made of."""
     return StreamSettings(
         send_queue=options.send_queue,
@@ -133,13 +139,13 @@ def stream_settings(options: Options) -> StreamSettings:
     )
 
 
-def keepalive_ns(options: Options) -> int | None:
+def keepalive_ns(options: RsocketOptions) -> int | None:
     """Return how long a connection may be silent before a sign of life is sent; None: for ever."""
     return _keepalive_s(options) * _NS if options.keepalive else None
 
 
-Write = Callable[[bytes, Options], dict[str, Any]]
-Read = Callable[[Options, Life], bytes]
+Write = Callable[[bytes, RsocketOptions], dict[str, Any]]
+Read = Callable[[RsocketOptions, SocketInfo], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +158,8 @@ class Option:
 
 
 def set_option(
-    options: Options, *, level: int, option: int, octets: bytes, has_begun: bool
-) -> Options:
+    options: RsocketOptions, *, level: int, option: int, data: bytes, has_begun: bool
+) -> RsocketOptions:
     """Return the options with one set; `has_begun`: the socket connects, listens, or did.
 
     Raises OSError: ENOTSUP for an unknown option, EINVAL for a value out of its range or too late.
@@ -164,27 +170,27 @@ def set_option(
     if row.is_early and has_begun:
         name = RdmaOpt(option).name
         raise _invalid(f"RDMA_{name} after connecting or listening began")
-    return replace(options, **row.write(octets, options))
+    return replace(options, **row.write(data, options))
 
 
 def get_option(
-    options: Options, life: Life, *, level: int, option: int, buffer_bytes: int
+    options: RsocketOptions, info: SocketInfo, *, level: int, option: int, buffer_bytes: int
 ) -> bytes:
     """Return the value of an option, cut at `buffer_bytes`. Raises OSError: ENOTSUP."""
     row = _row(level, option)
     if row.read is None:
         raise _unknown(level, option, "cannot be got")
-    return row.read(options, life)[:buffer_bytes]
+    return row.read(options, info)[:buffer_bytes]
 
 
-# -- how octets become values
+# -- how bytes become values
 
 
-def _integer(octets: bytes, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
-    """Read an integer; octets beyond four are not looked at, as in C."""
-    if len(octets) < _INT.size:
-        raise _invalid(f"{len(octets)} octets, not {_INT.size}")
-    value: int = _INT.unpack_from(octets)[0]
+def _integer(data: bytes, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
+    """Read an integer; bytes beyond four are not looked at, as in C."""
+    if len(data) < _INT.size:
+        raise _invalid(f"{len(data)} bytes, not {_INT.size}")
+    value: int = _INT.unpack_from(data)[0]
     if not low <= value <= high:
         raise _invalid(f"{value} is not from {low} to {high}")
     return value
@@ -192,94 +198,94 @@ def _integer(octets: bytes, low: int = -(1 << 31), high: int = (1 << 31) - 1) ->
 
 def _switch(field: str) -> Write:
     """Any integer but 0 is on."""
-    return lambda octets, _options: {field: _integer(octets) != 0}
+    return lambda data, _options: {field: _integer(data) != 0}
 
 
 def _within(field: str, low: int, high: int) -> Write:
-    return lambda octets, _options: {field: _integer(octets, low, high)}
+    return lambda data, _options: {field: _integer(data, low, high)}
 
 
 def _clipped(field: str, low: int, high: int) -> Write:
-    """Bring a number into its range, as the original does; no range has negative ones."""
-    return lambda octets, _options: {field: min(max(_integer(octets, 0), low), high)}
+    """Bring a number into its range, as librdmacm does; no range has negative ones."""
+    return lambda data, _options: {field: min(max(_integer(data, 0), low), high)}
 
 
-def _slots(octets: bytes, _options: Options) -> dict[str, Any]:
-    """Round to what eight bits can announce; rsocket.md 2.1."""
-    wanted = min(_integer(octets, 0), IOMAP_SLOTS_MAX)
+def _slots(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
+    """Round to what eight bits can announce; docs/reference/rsocket.md 2.1."""
+    wanted = min(_integer(data, 0), IOMAP_SLOTS_MAX)
     return {"iomap_slots": slots_of(scale_slots(wanted))}
 
 
-def _route(octets: bytes, _options: Options) -> dict[str, Any]:
-    if len(octets) > ROUTE_BYTES_MAX:
-        raise _invalid(f"route of {len(octets)} octets, limit {ROUTE_BYTES_MAX}")
-    return {"route": octets}
+def _route(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
+    if len(data) > ROUTE_BYTES_MAX:
+        raise _invalid(f"route of {len(data)} bytes, limit {ROUTE_BYTES_MAX}")
+    return {"route": data}
 
 
-def _send_buffer(octets: bytes, _options: Options) -> dict[str, Any]:
-    return {"send_bytes": max(_doubled(octets), SEND_BYTES_MIN)}
+def _send_buffer(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
+    return {"send_bytes": max(_doubled(data), SEND_BYTES_MIN)}
 
 
-def _receive_buffer(octets: bytes, _options: Options) -> dict[str, Any]:
-    return {"receive_bytes": max(_doubled(octets), _RECEIVE_BYTES_MIN), "is_receive_fixed": True}
+def _receive_buffer(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
+    return {"receive_bytes": max(_doubled(data), _RECEIVE_BYTES_MIN), "is_receive_fixed": True}
 
 
-def _doubled(octets: bytes) -> int:
-    return min(2 * _integer(octets, 0), BUFFER_BYTES_MAX)
+def _doubled(data: bytes) -> int:
+    return min(2 * _integer(data, 0), BUFFER_BYTES_MAX)
 
 
-def _linger(octets: bytes, _options: Options) -> dict[str, Any]:
-    if len(octets) < _LINGER.size:
-        raise _invalid(f"{len(octets)} octets, not {_LINGER.size}")
-    on, seconds = _LINGER.unpack_from(octets)
+def _linger_timer(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
+    if len(data) < _LINGER.size:
+        raise _invalid(f"{len(data)} bytes, not {_LINGER.size}")
+    on, seconds = _LINGER.unpack_from(data)
     return {"linger_s": max(0, seconds) if on else None}
 
 
-def _nothing(_octets: bytes, _options: Options) -> dict[str, Any]:
+def _nothing(_bytes: bytes, _options: RsocketOptions) -> dict[str, Any]:
     """Accept and forget."""
     return {}
 
 
-# -- how values become octets
+# -- how values become bytes
 
 
 def _field(name: str) -> Read:
-    return lambda options, _life: _INT.pack(int(getattr(options, name)))
+    return lambda options, _info: _INT.pack(int(getattr(options, name)))
 
 
 def _constant(value: int) -> Read:
-    return lambda _options, _life: _INT.pack(value)
+    return lambda _options, _info: _INT.pack(value)
 
 
-def _keepalive_s(options: Options) -> int:
+def _keepalive_s(options: RsocketOptions) -> int:
     return options.keepalive_idle_s or keepalive_default_s()
 
 
-def _read_keepalive_idle(options: Options, _life: Life) -> bytes:
+def _read_keepalive_idle(options: RsocketOptions, _info: SocketInfo) -> bytes:
     return _INT.pack(_keepalive_s(options))
 
 
-def _read_linger(options: Options, _life: Life) -> bytes:
+def _read_linger(options: RsocketOptions, _info: SocketInfo) -> bytes:
     return _LINGER.pack(options.linger_s is not None, options.linger_s or 0)
 
 
-def _read_error(_options: Options, life: Life) -> bytes:
-    return _INT.pack(life.error)
+def _read_error(_options: RsocketOptions, info: SocketInfo) -> bytes:
+    return _INT.pack(info.error)
 
 
-def _read_segment(_options: Options, life: Life) -> bytes:
-    return _INT.pack(life.segment_bytes or MAXSEG_DEFAULT)
+def _read_segment(_options: RsocketOptions, info: SocketInfo) -> bytes:
+    return _INT.pack(info.segment_bytes or MAXSEG_DEFAULT)
 
 
-def _read_info(options: Options, life: Life) -> bytes:
+def _read_info(options: RsocketOptions, info: SocketInfo) -> bytes:
     """Return a struct tcp_info with the state and the congestion window, which is the queue."""
-    octets = bytearray(_TCP_INFO_BYTES)
-    octets[0] = life.state
-    _TCP_INFO_WINDOW.pack_into(octets, _TCP_INFO_WINDOW_AT, options.send_queue)
-    return bytes(octets)
+    data = bytearray(_TCP_INFO_BYTES)
+    data[0] = info.state
+    _TCP_INFO_WINDOW.pack_into(data, _TCP_INFO_WINDOW_AT, options.send_queue)
+    return bytes(data)
 
 
-def _read_route(options: Options, _life: Life) -> bytes:
+def _read_route(options: RsocketOptions, _info: SocketInfo) -> bytes:
     return options.route
 
 
@@ -294,11 +300,11 @@ def _row(level: int, option: int) -> Option:
 
 
 def _unknown(level: int, option: int, words: str) -> OSError:
-    return refusal(errno.ENOTSUP, f"level {level:#x} option {option} {words}")
+    return os_error(errno.ENOTSUP, f"level {level:#x} option {option} {words}")
 
 
 def _invalid(detail: str) -> OSError:
-    return refusal(errno.EINVAL, detail)
+    return os_error(errno.EINVAL, detail)
 
 
 # -- the rows
@@ -323,7 +329,7 @@ _SOCKET: Final[dict[int, Option]] = {
     SO_REUSEADDR: Option(_switch("reuse_address"), _field("reuse_address")),
     SO_RCVBUF: Option(_receive_buffer, _field("receive_bytes")),
     SO_SNDBUF: Option(_send_buffer, _field("send_bytes")),
-    SO_LINGER: Option(_linger, _read_linger),
+    SO_LINGER: Option(_linger_timer, _read_linger),
     SO_KEEPALIVE: Option(_switch("keepalive"), _field("keepalive")),
     SO_OOBINLINE: Option(_switch("oob_inline"), _field("oob_inline")),
     SO_ERROR: Option(read=_read_error),

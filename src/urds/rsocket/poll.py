@@ -4,30 +4,40 @@ A look asks each member of the set once, which is what a call with a set as argu
 After that only those that tell of a change are asked again: a wake-up costs what changed, not what
 is watched. Nothing is armed and no lock is held while a thread sleeps.
 
-How a thread sleeps depends on the set. Rsockets of one device alone: it drives that device itself
-(`devices.wait`), and nobody has to wake it. Otherwise it sleeps in poll(2) on the ordinary
-descriptors and a bell, while the devices are attended by threads of their own.
+How a thread sleeps depends on the set. Rsockets of one device alone: it makes that device
+progress itself (`devices.wait`), and no thread has to wake it. Otherwise it sleeps in poll(2) on
+the ordinary descriptors and a doorbell, while the devices are attended by threads of their own.
 
-Source: rsocket.md 13, table of conditions; 18, rule 1. Why no wake-up is missed: `watching`.
+Source: docs/reference/rsocket.md 13, table of conditions; 18, rule 1. Why no wake-up is missed:
+`watching`.
 """
 
 from __future__ import annotations
 
 import errno
 import math
+import os
 import select
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from urds.rsocket import calls, devices
-from urds.rsocket.watching import IN, OUT, Bell, Pollable, Watcher, attended, is_pollable, revents
-
-if TYPE_CHECKING:
-    from urds.rsocket.opening import Opening
+from urds.rsocket.link import devices
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.socket import Socket
+from urds.rsocket.waiting import (
+    IN,
+    OUT,
+    Doorbell,
+    Pollable,
+    Watcher,
+    attended,
+    is_pollable,
+    revents,
+)
 
 
 class HasFileno(Protocol):
@@ -43,6 +53,9 @@ Found = dict[int, int]  # revents by place in the set; only what is ready
 
 _MS: Final = 1000
 
+# By number; each change is one step of a dict, which Python does whole.
+_sockets: Final[dict[int, Socket]] = {}
+
 
 def rpoll(
     files: Iterable[tuple[AnyFile, int]], timeout_ms: float | None = None
@@ -56,8 +69,8 @@ def rpoll(
     Several threads may poll the same sockets.
     """
     members = list(files)
-    is_endless = timeout_ms is None or timeout_ms < 0
-    found = _poll(members, None if is_endless else (timeout_ms or 0) / _MS)
+    is_infinite = timeout_ms is None or timeout_ms < 0
+    found = _poll(members, None if is_infinite else (timeout_ms or 0) / _MS)
     return [(members[place][0], found[place]) for place in sorted(found)]
 
 
@@ -96,26 +109,45 @@ def rselect(
     return answers
 
 
+def register(socket: Socket) -> int:
+    """Give a socket to the r* calls, under the number of its descriptor."""
+    number = socket.fileno()
+    _sockets[number] = socket
+    return number
+
+
+def socket_of(descriptor: int) -> Socket | None:
+    """Return the socket of a number, None for a number that is none of ours."""
+    socket = _sockets.get(descriptor)
+    # Closed as an object, its number may be another file's by now.
+    return None if socket is None or socket.closed else socket
+
+
+def forget(descriptor: int) -> None:
+    """Take a number back."""
+    _sockets.pop(descriptor, None)
+
+
 def find(file: File) -> Pollable | int:
     """Return the rsocket that a number or an object means, else the number of a descriptor.
 
     Raises what `fileno` of the object raises.
     """
     if isinstance(file, int):
-        return calls.socket_of(file) or file
+        return socket_of(file) or file
     if is_pollable(file):
         return file
     number = file.fileno()
-    return calls.socket_of(number) or number
+    return socket_of(number) or number
 
 
 def _poll(members: Sequence[tuple[File, int]], timeout_s: float | None) -> Found:
     watch = _Watch(members)
     found = watch.look()
-    if not found and watch.openings:
-        # What lies at the device is there to be read, even if nobody has taken it in yet.
-        for opening in watch.openings:
-            opening.adapter.progress()
+    if not found and watch.contexts:
+        # What lies at the device is there to be read, even if it has not been taken in yet.
+        for context in watch.contexts:
+            context.adapter.progress()
         found = watch.look()
     if found or timeout_s == 0:
         return found
@@ -127,13 +159,13 @@ class _Watch:
     """The set of one call. Entered, it is told which members change."""
 
     def __init__(self, members: Sequence[tuple[File, int]]) -> None:
-        self.openings: dict[Opening, None] = {}
+        self.contexts: dict[DeviceContext, None] = {}
         self._sockets: list[tuple[int, Pollable, int]] = []  # place, socket, events
         self._places: dict[int, list[tuple[int, int]]] = {}  # of a descriptor, with events
         self._changed: deque[int] = deque()  # indices into `_sockets`
         self._watchers: list[Watcher] = []
-        self._bell: Bell | None = None
-        self._driven: Opening | None = None  # the device that this thread waits for
+        self._doorbell: Doorbell | None = None
+        self._progress_context: DeviceContext | None = None  # the device that this thread waits for
         self._has_idle = False
         for place, (file, events) in enumerate(members):
             found = find(file)
@@ -142,16 +174,16 @@ class _Watch:
                     self._places.setdefault(found, []).append((place, events))
                 continue
             self._sockets.append((place, found, events))
-            self._has_idle = self._has_idle or not found.openings
-            self.openings.update(dict.fromkeys(found.openings))
+            self._has_idle = self._has_idle or not found.contexts
+            self.contexts.update(dict.fromkeys(found.contexts))
         self._kernel = select.poll()
         for descriptor, wanted in self._places.items():
             mask = 0
             for _, events in wanted:
                 mask |= events
             self._kernel.register(descriptor, mask)
-        # An idle socket may come to a device that nobody in this call drives.
-        self._can_drive = len(self.openings) == 1 and not self._places and not self._has_idle
+        # An idle socket may come to a device that this call does not make progress.
+        self._can_progress = len(self.contexts) == 1 and not self._places and not self._has_idle
 
     def look(self) -> Found:
         """Ask every member."""
@@ -175,21 +207,21 @@ class _Watch:
     def wait(self, timeout_s: float | None) -> Found:
         """Sleep until a member is ready; nothing is when the time is over."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        return self._drive(end_s) if self._can_drive else self._sleep(end_s)
+        return self._progress(end_s) if self._can_progress else self._sleep(end_s)
 
     def _note(self, index: int) -> None:
         """React to a change of a member. Any thread; the lock of its device may be held."""
         _, socket, events = self._sockets[index]
         if not revents(socket, events):
-            return  # most changes are about what nobody asked for: they wake nobody
+            return  # most changes are about what was not asked for
         is_first = not self._changed
         self._changed.append(index)
-        if self._bell is not None:
-            self._bell.ring()
-        elif is_first and self._driven is not None:
-            # Who changes something himself, without a packet, wakes nobody else.
-            with self._driven.adapter.lock:
-                self._driven.adapter.notify()
+        if self._doorbell is not None:
+            self._doorbell.ring()
+        elif is_first and self._progress_context is not None:
+            # A call that changes something without a packet wakes no other thread.
+            with self._progress_context.adapter.lock:
+                self._progress_context.adapter.notify()
 
     def _look_at_changed(self) -> Found:
         found: Found = {}
@@ -202,10 +234,10 @@ class _Watch:
                 found[place] = mask
         return found
 
-    def _drive(self, end_s: float | None) -> Found:
-        """Drive the one device of all members until one of them is ready."""
-        (driven,) = self.openings
-        self._driven = driven
+    def _progress(self, end_s: float | None) -> Found:
+        """Make the one device of all members progress until one of them is ready."""
+        (driven,) = self.contexts
+        self._progress_context = driven
         while True:
             left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
             has_changed = devices.wait([driven], lambda: bool(self._changed), left_s)
@@ -214,20 +246,20 @@ class _Watch:
                 return found
 
     def _sleep(self, end_s: float | None) -> Found:
-        """Sleep in poll(2) until a member or a bell is ready."""
+        """Sleep in poll(2) until a member or the doorbell is ready."""
         with ExitStack() as attending:
-            bell = self._bell = Bell()
-            attending.callback(bell.close)
-            self._kernel.register(bell.fileno(), select.POLLIN)
-            if self._changed:  # before there was a bell
-                bell.ring()
-            attending.enter_context(attended(self.openings))
+            doorbell = self._doorbell = Doorbell()
+            attending.callback(doorbell.close)
+            self._kernel.register(doorbell.fileno(), select.POLLIN)
+            if self._changed:  # before there was a doorbell
+                doorbell.ring()
+            attending.enter_context(attended(self.contexts))
             while True:
                 left_ms = None
                 if end_s is not None:
                     left_ms = max(0, math.ceil((end_s - time.monotonic()) * _MS))
                 found = self._ask_kernel(left_ms)
-                bell.quiet()
+                doorbell.quiet()
                 found |= self._look_at_changed()
                 if found or left_ms == 0:
                     return found
@@ -235,12 +267,12 @@ class _Watch:
                     self._attend_more(attending)
 
     def _attend_more(self, attending: ExitStack) -> None:
-        """Have devices driven to which idle members came meanwhile."""
+        """Have devices progress to which idle members came meanwhile."""
         for _, socket, _ in self._sockets:
-            for opening in socket.openings:
-                if opening not in self.openings:
-                    self.openings[opening] = None
-                    attending.enter_context(attended([opening]))
+            for context in socket.contexts:
+                if context not in self.contexts:
+                    self.contexts[context] = None
+                    attending.enter_context(attended([context]))
 
     def _ask_kernel(self, timeout_ms: int | None) -> Found:
         found: Found = {}
@@ -249,3 +281,6 @@ class _Watch:
                 if told := mask & (events | select.POLLERR | select.POLLHUP | select.POLLNVAL):
                     found[place] = told
         return found
+
+
+os.register_at_fork(after_in_child=_sockets.clear)

@@ -1,11 +1,11 @@
 """The rsockets of one `Repoll`, and the list of those that may be ready.
 
 A member that tells of a change is asked at once, and is put on the list if it is ready: most
-changes are about what nobody waits for, and wake nobody. A wait asks those on the list again,
-reports who still is ready, and puts them back at its end: level-triggered, and everybody has his
-turn. So a wait costs what is ready, not what is registered.
+changes are about what no call waits for, and wake none. A wait asks those on the list again,
+reports which still are ready, and puts them back at its end: level-triggered, and each member
+comes in its order. So a wait costs what is ready, not what is registered.
 
-The lock guards everything here. Nobody asks a socket while he holds it, so that callbacks, which
+The lock guards everything here. A thread that holds it asks no socket, so that callbacks, which
 come with the lock of a device held, may take it.
 """
 
@@ -18,13 +18,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from urds.forks import renewed
-from urds.rsocket.watching import Pollable, Watcher, revents
-
-if TYPE_CHECKING:
-    from urds.rsocket.opening import Opening
+from urds.common.forks import renewed
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.waiting import Pollable, Watcher, revents
 
 Event = tuple[Any, int]  # what was registered as `data`, else the number; and its events
 
@@ -39,7 +37,7 @@ class Member:
     data: Any
     is_armed: bool = True  # false after the one report of EPOLLONESHOT
     changes: int = 0  # that it told of
-    openings: tuple[Opening, ...] | None = None  # as counted; `None`: not a member
+    contexts: tuple[DeviceContext, ...] | None = None  # as counted; `None`: not a member
     watcher: Watcher = field(init=False)
 
     def label(self) -> Any:
@@ -62,7 +60,7 @@ class ReadyList:
 
     def __init__(self, on_list: Callable[[], None], on_ready: Callable[[Member], None]) -> None:
         self.lock = renewed(threading.Lock())
-        self.devices: Counter[Opening] = Counter()  # how many members each can change
+        self.devices: Counter[DeviceContext] = Counter()  # how many members each can change
         self.idle_count = 0  # members that are at no device yet
         self._members: dict[Pollable, Member] = {}
         self._listed: OrderedDict[Member, None] = OrderedDict()
@@ -70,7 +68,7 @@ class ReadyList:
         self._on_ready = on_ready
 
     def __bool__(self) -> bool:
-        """Tell whether somebody may be ready."""
+        """Tell whether a member may be ready."""
         return bool(self._listed)
 
     def members(self) -> list[Member]:
@@ -80,12 +78,12 @@ class ReadyList:
 
     def add(self, member: Member) -> None:
         """Begin to watch. Raises OSError: EEXIST."""
-        openings = tuple(member.socket.openings)
+        contexts = tuple(member.socket.contexts)
         member.watcher = partial(self.note, member)
         with self.lock:
             is_new = self._members.setdefault(member.socket, member) is member
             if is_new:
-                self._count(member, openings)
+                self._count(member, contexts)
         if not is_new:
             raise FileExistsError(errno.EEXIST, "the socket is registered")
         member.socket.watchers.add(member.watcher)
@@ -107,7 +105,7 @@ class ReadyList:
     def remove(self, member: Member) -> None:
         """Watch no more. Safe twice."""
         with self.lock:
-            if member.openings is None:
+            if member.contexts is None:
                 return
             del self._members[member.socket]
             self._count(member, None)
@@ -122,7 +120,7 @@ class ReadyList:
             changes = member.changes
         is_ready = member.mask() != 0
         with self.lock:
-            if is_ready and member.is_armed and member.openings is not None:
+            if is_ready and member.is_armed and member.contexts is not None:
                 self._listed[member] = None
             elif member.changes == changes:  # else a later look knows better
                 self._listed.pop(member, None)
@@ -155,10 +153,10 @@ class ReadyList:
                     kept.append(member)
         with self.lock:
             for member in asked:
-                if member.openings is not None:
-                    self._count(member, tuple(member.socket.openings))
+                if member.contexts is not None:
+                    self._count(member, tuple(member.socket.contexts))
             for member in kept:
-                if member.openings is not None:
+                if member.contexts is not None:
                     self._listed[member] = None
             self._on_list()
 
@@ -170,15 +168,15 @@ class ReadyList:
             was_armed, member.is_armed = member.is_armed, False
         return was_armed
 
-    def _count(self, member: Member, openings: tuple[Opening, ...] | None) -> None:
+    def _count(self, member: Member, contexts: tuple[DeviceContext, ...] | None) -> None:
         """Note which devices can change a member: none of an idle one; `None`: it leaves."""
-        if openings == member.openings:
+        if contexts == member.contexts:
             return
-        self.idle_count += (openings == ()) - (member.openings == ())
-        for opening in openings or ():
-            self.devices[opening] += 1
-        for opening in member.openings or ():
-            self.devices[opening] -= 1
-            if not self.devices[opening]:
-                del self.devices[opening]
-        member.openings = openings
+        self.idle_count += (contexts == ()) - (member.contexts == ())
+        for context in contexts or ():
+            self.devices[context] += 1
+        for context in member.contexts or ():
+            self.devices[context] -= 1
+            if not self.devices[context]:
+                del self.devices[context]
+        member.contexts = contexts

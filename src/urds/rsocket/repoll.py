@@ -1,11 +1,12 @@
 """Repoll: epoll for rsockets and ordinary descriptors. Each wait costs what is ready.
 
-Rsockets are in a `ReadyList`, kept as they change; the original asks all of them at each wait, by
-a thread per instance. Ordinary descriptors are in a set of the kernel. So is the bell, which is
-readable while somebody is on the list and a thread sleeps, or the instance's own descriptor is in
-use. Rsockets of one device alone need neither: who waits for them drives the device himself.
+Rsockets are in a `ReadyList`, kept as they change; librdmacm asks all of them at each wait, by a
+thread per instance. Ordinary descriptors are in a set of the kernel. So is the doorbell, which is
+readable while a member is on the list and a thread sleeps, or the instance's own descriptor is in
+use. Rsockets of one device alone need neither: a thread that waits for them makes the device
+progress itself.
 
-Source: rsocket.md 13, and 18 rule 1; epoll(7) for the flags.
+Source: docs/reference/rsocket.md 13, 18 rule 1; epoll(7) for the flags.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ import math
 import select
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from urds.rsocket import devices
-from urds.rsocket.alarms import alarms
-from urds.rsocket.polling import File, find
+from urds.rsocket.link import devices
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.timers import timers
+from urds.rsocket.poll import File, find
 from urds.rsocket.ready_list import Event, Member, ReadyList
-from urds.rsocket.watching import Bell, attended
-
-if TYPE_CHECKING:
-    from urds.rsocket.opening import Opening
+from urds.rsocket.waiting import Doorbell, attended
 
 EPOLL_CTL_ADD: Final = 1
 EPOLL_CTL_DEL: Final = 2
@@ -43,18 +42,18 @@ class Repoll:
 
     def __init__(self) -> None:
         self.closed = False
-        self._list = ReadyList(self._sync_bell, self._rouse_driver)
+        self._list = ReadyList(self._sync_doorbell, self._notify_progress)
         self._descriptors: dict[int, Any] = {}  # ordinary ones, with their data
         self._kernel: select.epoll | None = None
-        self._bell: Bell | None = None
+        self._doorbell: Doorbell | None = None
         self._is_shown = False  # others may look at the descriptor
-        self._is_outside = False  # and count on the devices to drive themselves
+        self._is_outside = False  # and count on the devices to progress by themselves
         self._sleeper_count = 0
-        self._driven: Opening | None = None  # by threads that wait
-        self._driver_count = 0
-        self._turn_count = 0
+        self._progress_context: DeviceContext | None = None  # by threads that wait
+        self._progress_count = 0
+        self._poll_count = 0
         self._attending = ExitStack()
-        self._attended: set[Opening] = set()
+        self._attended: set[DeviceContext] = set()
 
     # -- members
 
@@ -74,7 +73,7 @@ class Repoll:
             number = file if isinstance(file, int) else None
             found.readiness()  # raises EBADF
             self._list.add(Member(found, number, eventmask, data))
-        self._rouse()
+        self._notify()
 
     def modify(self, file: File, eventmask: int, data: Any = None) -> None:
         """Watch for other events, and name it otherwise. Arms it again after EPOLLONESHOT.
@@ -113,21 +112,21 @@ class Repoll:
         events_max = EVENTS_MAX if maxevents < 0 else maxevents
         found = self._take(events_max)
         if not found:
-            for opening in list(self._list.devices):
-                opening.adapter.progress()
+            for context in list(self._list.devices):
+                context.adapter.progress()
             found = self._take(events_max)
         if found or timeout == 0:
             return found
         end_s = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         while not found and (end_s is None or time.monotonic() < end_s):
-            found = self._drive(end_s, events_max) or self._sleep(end_s, events_max)
+            found = self._progress(end_s, events_max) or self._sleep(end_s, events_max)
             self._demand_open()
         return found
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while something is ready, for select and epoll.
 
-        From the first call on, the devices of the members are driven by threads of their own.
+        From the first call on, threads of their own make the devices of the members progress.
         """
         number = self.show()
         self._is_outside = True
@@ -137,13 +136,13 @@ class Repoll:
     def show(self) -> int:
         """Return the descriptor of `fileno`, but do not have the devices driven for it.
 
-        Unless somebody waits, what a device has not taken in shows a little later then.
+        Unless a thread waits, what a device has not taken in shows a little later then.
         """
         self._demand_open()
         number = self._open_kernel().fileno()
         with self._list.lock:
             self._is_shown = True
-            self._sync_bell()
+            self._sync_doorbell()
         return number
 
     def close(self) -> None:
@@ -154,11 +153,11 @@ class Repoll:
             self.closed = True
             if not self._sleeper_count:
                 self._release()
-            elif self._bell is not None:
-                self._bell.ring()  # the last one to wake releases
+            elif self._doorbell is not None:
+                self._doorbell.ring()  # the last one to wake releases
         for member in self._list.members():
             self._list.remove(member)
-        self._rouse()
+        self._notify()
         self._unattend()
 
     def __enter__(self) -> Repoll:
@@ -173,8 +172,8 @@ class Repoll:
         """Ask those on the list, and the kernel; return at most so many events."""
         if not self._descriptors:
             return self._list.take(events_max)
-        self._turn_count += 1  # in turns: neither may starve the other
-        if self._turn_count % 2:
+        self._poll_count += 1  # alternately: neither may starve the other
+        if self._poll_count % 2:
             found = self._ask_kernel(0, events_max)
             return found + self._list.take(events_max - len(found))
         found = self._list.take(events_max)
@@ -183,32 +182,32 @@ class Repoll:
         return found
 
     def _ask_kernel(self, timeout_s: float, events_max: int) -> list[Event]:
-        kernel, bell = self._open_kernel(), self._bell
+        kernel, doorbell = self._open_kernel(), self._doorbell
         if timeout_s > 0:
             timeout_s = math.ceil(timeout_s * _MS) / _MS  # never too short
         found: list[Event] = []
         for number, mask in kernel.poll(timeout_s, events_max):
-            if bell is None or number != bell.fileno():
+            if doorbell is None or number != doorbell.fileno():
                 data = self._descriptors.get(number)
                 found.append((number if data is None else data, mask))
         return found
 
     # -- sleeping
 
-    def _can_drive(self) -> bool:
+    def _can_progress(self) -> bool:
         members = self._list
         return len(members.devices) == 1 and not members.idle_count and not self._descriptors
 
-    def _drive(self, end_s: float | None, events_max: int) -> list[Event]:
-        """Drive the one device of all members until somebody is on the list.
+    def _progress(self, end_s: float | None, events_max: int) -> list[Event]:
+        """Make the one device of all members progress until a member is on the list.
 
         Returns at once if there is not one device alone, and early if that changes.
         """
         with self._list.lock:
-            if not self._can_drive():
+            if not self._can_progress():
                 return []
-            (self._driven,) = driven = tuple(self._list.devices)
-            self._driver_count += 1
+            (self._progress_context,) = driven = tuple(self._list.devices)
+            self._progress_count += 1
             is_needless = bool(self._attended) and not (self._is_outside or self._sleeper_count)
         if is_needless:
             self._unattend()
@@ -217,38 +216,38 @@ class Repoll:
             devices.wait(driven, self._is_to_return, left_s)
         finally:
             with self._list.lock:
-                self._driver_count -= 1
+                self._progress_count -= 1
         return self._list.take(events_max)
 
     def _is_to_return(self) -> bool:
-        return bool(self._list) or self.closed or not self._can_drive()
+        return bool(self._list) or self.closed or not self._can_progress()
 
-    def _rouse_driver(self, member: Member) -> None:
-        """Have threads that drive the member's device ask again, as a call without a packet."""
-        if not self._driver_count:
+    def _notify_progress(self, member: Member) -> None:
+        """Have threads that make the member's device progress ask again."""
+        if not self._progress_count:
             return
-        if member.openings == (self._driven,):
-            self._rouse()
+        if member.contexts == (self._progress_context,):
+            self._notify()
         else:  # the lock of another device may be held, and then this one's may not be taken
-            alarms.call_at(time.monotonic_ns(), self._rouse)
+            timers.call_at(time.monotonic_ns(), self._notify)
 
-    def _rouse(self) -> None:
-        """Have threads that drive a device ask again. No lock of another device is held."""
-        driven = self._driven
-        if driven is not None and self._driver_count:
+    def _notify(self) -> None:
+        """Have threads that make a device progress ask again. No lock of another device is held."""
+        driven = self._progress_context
+        if driven is not None and self._progress_count:
             with driven.adapter.lock:
                 driven.adapter.notify()
 
     def _sleep(self, end_s: float | None, events_max: int) -> list[Event]:
-        """Sleep in the kernel's set until the bell or a descriptor is ready."""
+        """Sleep in the kernel's set until the doorbell or a descriptor is ready."""
         with self._list.lock:
-            if self.closed or self._can_drive():
+            if self.closed or self._can_progress():
                 return []
         self._open_kernel()
         self._attend()
         with self._list.lock:
             self._sleeper_count += 1
-            self._sync_bell()
+            self._sync_doorbell()
         try:
             left_s = -1.0 if end_s is None else max(0.0, end_s - time.monotonic())
             found = self._ask_kernel(left_s, events_max)
@@ -258,10 +257,10 @@ class Repoll:
                 self._sleeper_count -= 1
                 if self.closed and not self._sleeper_count:
                     self._release()
-                self._sync_bell()
+                self._sync_doorbell()
 
     def _attend(self) -> None:
-        """Have all devices of the members driven by their own threads."""
+        """Have all devices of the members progress by their own threads."""
         with self._list.lock:
             new = tuple(one for one in self._list.devices if one not in self._attended)
             self._attended.update(new)
@@ -285,25 +284,25 @@ class Repoll:
         with self._list.lock:
             self._demand_open()
             if self._kernel is None:
-                self._bell = Bell()
+                self._doorbell = Doorbell()
                 self._kernel = select.epoll()
-                self._kernel.register(self._bell.fileno(), select.EPOLLIN)
+                self._kernel.register(self._doorbell.fileno(), select.EPOLLIN)
             return self._kernel
 
-    def _sync_bell(self) -> None:
+    def _sync_doorbell(self) -> None:
         """Ring or quiet. Lock held."""
-        if self._bell is not None and not self.closed:
+        if self._doorbell is not None and not self.closed:
             if self._list and (self._is_shown or self._sleeper_count):
-                self._bell.ring()
+                self._doorbell.ring()
             else:
-                self._bell.quiet()
+                self._doorbell.quiet()
 
     def _release(self) -> None:
-        """Close our descriptors; nobody sleeps on them. Lock held."""
-        kernel, bell, self._kernel, self._bell = self._kernel, self._bell, None, None
-        if kernel is not None and bell is not None:
+        """Close our descriptors; no thread sleeps on them. Lock held."""
+        kernel, doorbell, self._kernel, self._doorbell = self._kernel, self._doorbell, None, None
+        if kernel is not None and doorbell is not None:
             kernel.close()
-            bell.close()
+            doorbell.close()
 
 
 # -- the calls over numbers

@@ -3,7 +3,7 @@
 A directory holds files of one whole number each; what is absent has its default. The place is
 /etc/rdma/rsocket, or what URDS_RSOCKET_CONFIG names, or what `configure` was given. They are read
 once, at the first rsocket of the process, all or none: a `SettingError` names file, value and
-range. Other files there belong to others. Source: rsocket.md section 1 (rdma-core 691953d8).
+range. Other files there belong to others. Source: docs/reference/rsocket.md 1 (rdma-core 691953d8).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Self
 
-from urds.errors import SettingError
-from urds.forks import renewed
+from urds.common.errors import SettingError
+from urds.common.forks import renewed
 from urds.rsocket.constants import INLINE_BYTES_MAX, IOMAP_SLOTS_MAX, QUEUE_MAX, QUEUE_MIN
 
 DIRECTORY_VARIABLE: Final = "URDS_RSOCKET_CONFIG"
@@ -30,14 +30,14 @@ _KEEPALIVE_S: Final = 7200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RsocketSettings:
     """What the files say. The fields have the files' names."""
 
     sqsize_default: int = 384  # entries
     rqsize_default: int = 384  # entries
-    inline_default: int = 64  # octets
-    mem_default: int | None = None  # octets of the receive buffer; None tunes itself
-    wmem_default: int = 1 << 17  # octets of the send buffer
+    inline_default: int = 64  # bytes
+    mem_default: int | None = None  # bytes of the receive buffer; None tunes itself
+    wmem_default: int = 1 << 17  # bytes of the send buffer
     iomap_size: int = 0  # slots that a peer may map into
     polling_time: int = 10  # microseconds of asking again before a wait sleeps
     wake_up_interval: int = 500  # milliseconds that a poll sleeps at most
@@ -78,31 +78,31 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
 }
 
 
-class _Process:
+class _ProcessSettings:
     """The settings of this process and where they come from."""
 
     def __init__(self) -> None:
         self.lock = renewed(threading.Lock())
         self.directory: Path | None = None
-        self.settings: Settings | None = None
+        self.settings: RsocketSettings | None = None
 
 
-_process: Final = _Process()
+_process: Final = _ProcessSettings()
 
 
-def configure(*, directory: str | os.PathLike[str] | None) -> Settings:
+def configure(*, directory: str | os.PathLike[str] | None) -> RsocketSettings:
     """Take the files of `directory` for the sockets made from now on; None is the usual place.
 
     Raises SettingError, and then nothing has changed.
     """
     place = None if directory is None else Path(directory)
-    settings = Settings.load(_usual_directory() if place is None else place)
+    settings = RsocketSettings.load(_usual_directory() if place is None else place)
     with _process.lock:
         _process.directory, _process.settings = place, settings
     return settings
 
 
-def current() -> Settings:
+def current() -> RsocketSettings:
     """Return the settings of this process; the first call reads the files.
 
     Raises SettingError.
@@ -110,7 +110,7 @@ def current() -> Settings:
     if _process.settings is None:
         with _process.lock:
             if _process.settings is None:
-                _process.settings = Settings.load(_process.directory or _usual_directory())
+                _process.settings = RsocketSettings.load(_process.directory or _usual_directory())
     return _process.settings
 
 
@@ -130,15 +130,15 @@ def _read(file: Path) -> int | None:
     """Return the number in a file, None if there is no file."""
     try:
         with file.open("rb") as opened:
-            octets = opened.read(FILE_BYTES_MAX + 1)
+            data = opened.read(FILE_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise SettingError(f"file {file}: {error.strerror}") from error
     low, high = RANGES[file.name]
-    text = octets.decode("ascii", "backslashreplace").strip()
+    text = data.decode("ascii", "backslashreplace").strip()
     try:
-        value = int(text, 10) if len(octets) <= FILE_BYTES_MAX else None
+        value = int(text, 10) if len(data) <= FILE_BYTES_MAX else None
     except ValueError:
         value = None
     if value is None or not low <= value <= high:

@@ -1,49 +1,80 @@
 """`Socket`: an rsocket with the methods of `socket.socket`. What streams and datagrams share.
 
-Kind, names, options and waiting times; `Socket(...)` makes one of the two classes that carry data.
-Any thread may call anything; sending and receiving take no lock but the device's.
-Source: rsocket.md sections 2, 6, 8, 11 (rdma-core 691953d8).
+Kind, names, options, waiting times, readiness and its descriptor, the end, a fork; `Socket(...)`
+makes one of the two classes that carry data. Any thread may call anything; sending and receiving
+take no lock but the device's. `_lock` guards what changes rarely and is never held by a call that
+waits; order: `_lock`, then the lock of a device, then the descriptor's own. A call that closes a
+socket ends the calls that wait on it, with EBADF.
+Source: docs/reference/rsocket.md 2, 6, 8, 11 (rdma-core 691953d8).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket as system
 import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
 from socket import AF_INET, IPPROTO_TCP, IPPROTO_UDP, SO_ERROR, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
+from weakref import WeakMethod, WeakSet
 
-from urds.rsocket import options, settings, socket_names
+from urds.common.forks import renewed
+from urds.common.readiness import ReadinessDescriptor
+from urds.common.types import HostPort
+from urds.rsocket import addresses, options, settings
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
-from urds.rsocket.refusals import refusal
-from urds.rsocket.socket_base import SocketBase
-
-if TYPE_CHECKING:
-    from urds.rsocket.datagram_link import DatagramLink
-    from urds.rsocket.dgram import DatagramStats
-    from urds.rsocket.link import Link
-    from urds.rsocket.stream import StreamStats
-    from urds.verbs.providers.base import Address
+from urds.rsocket.core.datagram import DatagramStats
+from urds.rsocket.core.stream import StreamStats
+from urds.rsocket.errors import closed, os_error
+from urds.rsocket.link.datagram_link import DatagramLink
+from urds.rsocket.link.device_context import DeviceContext, Readiness
+from urds.rsocket.link.listener import StreamListener
+from urds.rsocket.link.stream_link import StreamLink
+from urds.rsocket.waiting import Watchers
 
 WAIT_S_MAX: Final = 1 << 31
 _INT: Final = Struct("=i")
 _NONBLOCK: Final = int(system.SOCK_NONBLOCK)
 _FLAGS: Final = int(system.SOCK_NONBLOCK | system.SOCK_CLOEXEC)
 _PROTOCOLS: Final = {SOCK_STREAM: (0, -1, IPPROTO_TCP), SOCK_DGRAM: (0, -1, IPPROTO_UDP)}
+_IDLE: Final = Readiness(False, False, True, False)
+
+_open: Final[WeakSet[Socket]] = WeakSet()
+_classes: Final[dict[int, type[Socket]]] = {}  # by type
 
 
-class Socket(SocketBase):
-    """An rsocket; also a `socket.socket` to whoever asks with isinstance.
+class Socket(system.socket):
+    """An rsocket; also a `socket.socket` for isinstance.
 
     What is made is a `StreamSocket` or a `DatagramSocket`: derive from one of these.
     Raises OSError (ENOTSUP) for families other than AF_INET and AF_INET6, types other than
     SOCK_STREAM and SOCK_DGRAM, protocols that do not belong to the type, and any descriptor.
     """
 
-    __slots__ = ("_family", "_kind", "_options", "_proto", "_wait_s")
+    __slots__ = (
+        "_descriptor",
+        "_family",
+        "_is_over",
+        "_kind",
+        "_lock",
+        "_options",
+        "_proto",
+        "_wait_s",
+        "watchers",
+    )
 
+    watchers: Watchers
     _wait_s: float | None
+
+    def __init_subclass__(cls, *, kind: int | None = None) -> None:
+        """Make `cls` the class of sockets of a type."""
+        super().__init_subclass__()
+        if kind is not None:
+            _classes[kind] = cls
 
     def __new__(
         cls,
@@ -55,12 +86,10 @@ class Socket(SocketBase):
         """Make a socket of the class that does the type."""
         chosen: Any = cls
         if cls is Socket:
-            from urds.rsocket.socket_datagrams import DatagramSocket
-            from urds.rsocket.socket_streams import StreamSocket
-
-            chosen = DatagramSocket if type & ~_FLAGS == SOCK_DGRAM else StreamSocket
+            chosen = _classes.get(type & ~_FLAGS, _classes[SOCK_STREAM])
         made: Self = super().__new__(chosen)
         made._closed = made._is_over = True  # until all went well
+        made.watchers = Watchers()
         return made
 
     def __init__(
@@ -74,32 +103,50 @@ class Socket(SocketBase):
         kind = SOCK_STREAM if type == -1 else kind
         known = kind in _PROTOCOLS and proto in _PROTOCOLS[system.SocketKind(kind)]
         if family not in (AF_INET, system.AF_INET6) or not known:
-            raise refusal(errno.ENOTSUP, f"family {family}, type {type:#x}, protocol {proto}")
+            raise os_error(errno.ENOTSUP, f"family {family}, type {type:#x}, protocol {proto}")
         if fileno is not None:
-            raise refusal(errno.ENOTSUP, "no rsocket can be made of a descriptor")
+            raise os_error(errno.ENOTSUP, "no rsocket can be made of a descriptor")
         self._begin(family, kind, max(proto, 0), options.defaults(settings.current()))
         if type != -1 and type & _NONBLOCK:
             self._wait_s = 0.0
 
-    def _begin(self, family: int, kind: int, proto: int, chosen: options.Options) -> None:
+    def _begin(self, family: int, kind: int, proto: int, chosen: options.RsocketOptions) -> None:
+        # The parent's __init__ would ask the kernel for a socket: it has none, so that a call past
+        # our methods gets EBADF.
+        self._io_refs = 0
         self._family, self._kind, self._proto = family, kind, proto
         self._options = chosen
         self._wait_s = system.getdefaulttimeout()
-        super().__init__()
+        self._lock = renewed(threading.RLock())
+        self._descriptor = _SocketDescriptor(self.watchers)
+        self._closed = self._is_over = False
+        _open.add(self)
 
-    # -- what the two kinds know
+    # -- what the two classes know
 
-    def _local(self) -> Address | None:
+    def _readiness_source(self) -> StreamLink | StreamListener | DatagramLink | None:
+        """Return what is ready or not: a link, a listener, None while there is neither."""
         raise NotImplementedError
 
-    def _life(self) -> options.Life:
+    def _release(self) -> None:
+        """Close what stands behind; waits as long as SO_LINGER asks for."""
+        raise NotImplementedError
+
+    def _release_soon(self) -> None:
+        """Close what stands behind as a finaliser may: without a lock, and later."""
+        raise NotImplementedError
+
+    def _local(self) -> HostPort | None:
+        raise NotImplementedError
+
+    def _socket_info(self) -> options.SocketInfo:
         raise NotImplementedError
 
     def _take_error(self) -> int:
         raise NotImplementedError
 
     def _has_begun(self) -> bool:
-        return self._behind() is not None
+        return self._readiness_source() is not None
 
     def _apply(self, level: int, option: int) -> None:
         """Tell what stands behind about an option that has been set."""
@@ -122,8 +169,8 @@ class Socket(SocketBase):
         return self._proto
 
     @property
-    def link(self) -> Link | DatagramLink | None:
-        """What carries the octets; None where there is no connection, or no more."""
+    def link(self) -> StreamLink | DatagramLink | None:
+        """What carries the bytes; None where there is no connection, or no more."""
         raise NotImplementedError
 
     @property
@@ -132,7 +179,7 @@ class Socket(SocketBase):
         raise NotImplementedError
 
     def connect_ex(self, address: Any, /) -> int:
-        """Connect; return 0 or the errno. A name that nobody knows still raises."""
+        """Connect; return 0 or the errno. A name that cannot be resolved still raises."""
         try:
             self.connect(address)
         except system.gaierror:
@@ -144,50 +191,50 @@ class Socket(SocketBase):
     def getsockname(self) -> Any:
         """Return our address; zeros before there is one."""
         self._check_open()
-        return socket_names.shown(self._local() or socket_names.unbound(self._family), self._family)
+        return addresses.shown(self._local() or addresses.unbound(self._family), self._family)
 
     # -- options
 
     def setsockopt(
         self, level: int, option: int, value: Any, value_bytes: int | None = None, /
     ) -> None:
-        """Set an option to an integer or to octets; see `options` for what each takes.
+        """Set an option to an integer or to bytes; see `options` for what each takes.
 
         Raises OSError: ENOTSUP for an unknown one, EINVAL for a bad value or one that is late.
         """
-        octets = _option_octets(value, value_bytes)
+        data = _option_bytes(value, value_bytes)
         with self._lock:
             self._check_open()
             self._options = options.set_option(
                 self._options,
                 level=level,
                 option=option,
-                octets=octets,
+                data=data,
                 has_begun=self._has_begun(),
             )
             self._apply(level, option)
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
-        """Return an option as an integer, or as octets if `buffer_bytes` is given.
+        """Return an option as an integer, or as bytes if `buffer_bytes` is given.
 
         SO_ERROR is what went wrong since it was last asked for. Raises OSError: ENOTSUP, EINVAL.
         """
         self._check_open()
         if buffer_bytes < 0:
-            raise refusal(errno.EINVAL, f"buffer of {buffer_bytes} octets")
+            raise os_error(errno.EINVAL, f"buffer of {buffer_bytes} bytes")
         if (level, option) == (SOL_SOCKET, SO_ERROR):
-            octets = _INT.pack(self._take_error())[: buffer_bytes or _INT.size]
+            data = _INT.pack(self._take_error())[: buffer_bytes or _INT.size]
         else:
-            octets = options.get_option(
+            data = options.get_option(
                 self._options,
-                self._life(),
+                self._socket_info(),
                 level=level,
                 option=option,
                 buffer_bytes=buffer_bytes or _INT.size,
             )
         if buffer_bytes:
-            return octets
-        return int.from_bytes(octets.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
+            return data
+        return int.from_bytes(data.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
 
     # -- waiting times
 
@@ -220,15 +267,13 @@ class Socket(SocketBase):
         """Tell whether calls may wait."""
         return self._wait_s != 0
 
-    # -- the words
-
     def __repr__(self) -> str:
         kind, state = f"<urds.rsocket.{type(self).__qualname__}", " [closed]"
         words = f" family={self.family.name} type={self.type.name} proto={self._proto}"
         if self._is_over:
             return f"{kind}{state}{words}>"
         local = self._local()
-        words += f" laddr={socket_names.shown(local, self._family)}" if local else ""
+        words += f" laddr={addresses.shown(local, self._family)}" if local else ""
         try:
             words += f" raddr={self.getpeername()}"
         except OSError:
@@ -262,11 +307,11 @@ class Socket(SocketBase):
     # -- what none does
 
     def detach(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP): the descriptor carries no octets."""
+        """Refuse (EOPNOTSUPP): the descriptor carries no bytes."""
         self._refuse("detach")
 
     def dup(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP): the descriptor carries no octets."""
+        """Refuse (EOPNOTSUPP): the descriptor carries no bytes."""
         self._refuse("dup")
 
     def get_inheritable(self) -> bool:
@@ -279,23 +324,192 @@ class Socket(SocketBase):
             self._refuse("set_inheritable")
 
     def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
-        """Send a file from `offset` to its end, or `count` octets of it; return how many.
+        """Send a file from `offset` to its end, or `count` bytes of it; return how many.
 
         Raises ValueError for a socket that never waits or is no stream.
         """
         return self._sendfile_use_send(file, offset, count)  # type: ignore[attr-defined,no-any-return]  # not in the stubs
 
-    # -- state
+    # -- readiness
+
+    @property
+    def closed(self) -> bool:
+        """Whether the socket is closed, and no file of `makefile` keeps it."""
+        return self._is_over
+
+    @property
+    def contexts(self) -> Sequence[DeviceContext]:
+        """The devices that can change its readiness; none while nothing stands behind."""
+        source = self._readiness_source()
+        return () if source is None else source.contexts
+
+    def readiness(self) -> Readiness:
+        """Return what can be done now without waiting. Raises OSError: EBADF."""
+        self._check_open()
+        source = self._readiness_source()
+        return _IDLE if source is None else source.readiness()
+
+    def fileno(self) -> int:
+        """Return a descriptor for select, poll and epoll; -1 once closed.
+
+        It is readable and writable when the socket is; no bytes of it go through. From the
+        first call on, threads of the devices' own make them progress.
+        """
+        with self._lock:
+            if self._is_over:
+                return -1
+            return self._descriptor.fileno(_weakly(self._shown), self.contexts)
+
+    def _shown(self) -> tuple[bool, bool]:
+        """Return what the descriptor shows. Takes no lock: `sync` holds one of its own."""
+        source = self._readiness_source()
+        if source is None:
+            return False, not self._is_over
+        now = source.readiness()
+        return now.readable, now.writable
+
+    def _attend(self) -> None:
+        """Have the devices progress for a sleeper on the descriptor. `_lock` held."""
+        self._descriptor.attend(self.contexts)
+
+    def _tell(self) -> None:
+        """Notify watchers that readiness may have changed."""
+        if self.watchers:
+            self.watchers.tell()
+
+    def _wake(self) -> None:
+        """Notify watchers and waiting calls that readiness may have changed."""
+        self._tell()
+        for context in self.contexts:
+            with context.adapter.lock:
+                context.tell()
+
+    # -- the end
+
+    def close(self) -> None:
+        """Close; idempotent. What was accepted leaves in the background, for 30 s at most.
+
+        With SO_LINGER the call waits that long for it; with 0 seconds of it nothing leaves and
+        the peer sees the connection break. A file of `makefile` keeps the socket until it closes.
+        """
+        self._closed = True
+        if self._io_refs <= 0:
+            self._close()
+
+    def _decref_socketios(self) -> None:
+        if self._io_refs > 0:
+            self._io_refs -= 1
+        if self._closed:
+            self.close()
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        _open.discard(self)
+        try:
+            self._release()
+        finally:  # a signal handler may end a linger with an exception
+            self._wake()
+            with self._lock:
+                self._descriptor.close()
+
+    def _abandon_in_child(self) -> None:
+        """Be closed in the child of a fork: links and devices are the parent's."""
+        self._closed = self._is_over = True
+        self._descriptor.abandon_in_child()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A finaliser may run inside any call of any thread: it waits for no device.
+        if getattr(self, "_is_over", True) or sys.is_finalizing():
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._is_over = True
+        self._release_soon()
+        self._descriptor.close_only()
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise closed()
 
     def _refuse(self, call: str) -> NoReturn:
         self._check_open()
-        raise refusal(errno.EOPNOTSUPP, f"{call} of a {self.type.name} rsocket")
+        raise os_error(errno.EOPNOTSUPP, f"{call} of a {self.type.name} rsocket")
 
 
-def _option_octets(value: Any, value_bytes: int | None) -> bytes:
-    """Return an option's octets, from the forms that `socket.socket.setsockopt` takes."""
+class _SocketDescriptor:
+    """The descriptor that shows the readiness of a socket, made when it is asked for first.
+
+    Devices that can change the readiness are attended from then on: they progress by themselves.
+    """
+
+    __slots__ = ("_attended", "_descriptor", "_watchers")
+
+    def __init__(self, watchers: Watchers) -> None:
+        self._watchers = watchers
+        self._descriptor: ReadinessDescriptor | None = None
+        self._attended: list[DeviceContext] = []
+
+    def fileno(
+        self, shown: Callable[[], tuple[bool, bool]], contexts: Sequence[DeviceContext]
+    ) -> int:
+        """Return the number; the descriptor shows what `shown` returns, (readable, writable)."""
+        if self._descriptor is None:
+            self._descriptor = ReadinessDescriptor(shown)
+            self._watchers.add(self._descriptor.sync)
+            self._descriptor.sync()  # what came before no watcher was told
+            self.attend(contexts)
+        return self._descriptor.fileno()
+
+    def attend(self, contexts: Sequence[DeviceContext]) -> None:
+        """Attend these devices too, if there is a descriptor."""
+        if self._descriptor is None:
+            return
+        for context in contexts:
+            if context not in self._attended:
+                with context.adapter.lock:
+                    context.adapter.add_external_waiter()
+                self._attended.append(context)
+
+    def close(self) -> None:
+        """Close it and attend no device any more."""
+        for context in self._attended:
+            with context.adapter.lock:
+                context.adapter.remove_external_waiter()
+        self._attended.clear()
+        if self._descriptor is not None:
+            self._watchers.remove(self._descriptor.sync)
+            self._descriptor.close()
+
+    def close_only(self) -> None:
+        """Close it without the lock of a device, as a finaliser may."""
+        if self._descriptor is not None:
+            self._descriptor.close()
+
+    def abandon_in_child(self) -> None:
+        """Close the child's copy after a fork."""
+        self._attended = []
+        if self._descriptor is not None:
+            self._descriptor.abandon_in_child()
+
+
+def demand_no_ancillary(ancillary_bytes_max: int) -> None:
+    """Raise OSError (ENOTSUP) if a receive has room for control messages."""
+    if ancillary_bytes_max:
+        raise os_error(errno.ENOTSUP, f"room for {ancillary_bytes_max} bytes of control messages")
+
+
+def _option_bytes(value: Any, value_bytes: int | None) -> bytes:
+    """Return an option's bytes, from the forms that `socket.socket.setsockopt` takes."""
     if value is None:
-        raise refusal(errno.EINVAL, f"{value_bytes} octets at no address")
+        raise os_error(errno.EINVAL, f"{value_bytes} bytes at no address")
     if isinstance(value, int):
         return _INT.pack(value) if -(1 << 31) <= value < 1 << 31 else _too_large(value)
     return bytes(value)
@@ -303,3 +517,23 @@ def _option_octets(value: Any, value_bytes: int | None) -> bytes:
 
 def _too_large(value: int) -> NoReturn:
     raise OverflowError(f"{value} is not a C int")
+
+
+def _weakly(shown: Callable[[], tuple[bool, bool]]) -> Callable[[], tuple[bool, bool]]:
+    """Return a call of a socket's method that does not keep the socket alive."""
+    reference = WeakMethod(shown)
+
+    def call() -> tuple[bool, bool]:
+        method = reference()
+        return (False, False) if method is None else method()
+
+    return call
+
+
+def _abandon_all() -> None:
+    for one in list(_open):
+        one._abandon_in_child()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

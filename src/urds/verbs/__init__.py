@@ -2,7 +2,7 @@
 
 Names and habits are pyverbs'. An opened device is a `Context`; `PD`, `MR`, `CQ`, `QP` and the rest
 are made from it, are context managers, and may be closed in any order. All calls are safe from any
-thread. Source: verbs-and-roce.md section 18.
+thread. Source: docs/reference/verbs-and-roce.md 18.
 """
 
 from urds.verbs.ah import AH, AHAttr, GlobalRoute
@@ -10,7 +10,7 @@ from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
 from urds.verbs.cm_parameters import RAI_PASSIVE, AddrInfo, ConnParam
 from urds.verbs.cmid import CMID
 from urds.verbs.comp_channel import CompChannel
-from urds.verbs.context import GID, AsyncEvent, Context, PortAttr
+from urds.verbs.context import GID, PD, AsyncEvent, Context, PortAttr
 from urds.verbs.cq import CQ
 from urds.verbs.device import Device, get_device_list
 from urds.verbs.engine.attributes import QPAttr, QPCap
@@ -38,9 +38,7 @@ from urds.verbs.errors import (
     VerbsPostError,
     VerbsTimeoutError,
 )
-from urds.verbs.mr import MR
-from urds.verbs.mw import MW, MWBind, MWBindInfo, MWType
-from urds.verbs.pd import PD
+from urds.verbs.mr import MR, MW, MWBind, MWBindInfo, MWType
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.qp import QP, QPInitAttr
 from urds.verbs.srq import SRQ, SrqAttr, SrqInitAttr

@@ -1,15 +1,17 @@
-"""Address handles: where a datagram goes. Source: verbs-and-roce.md sections 2, 12 and 18."""
+"""Address handles: destinations of datagrams.
+
+Source: docs/reference/verbs-and-roce.md 2, 12 and 18.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from urds.errors import WireError
-from urds.verbs.context import GID
+from urds.common.errors import WireError
+from urds.verbs.context import GID, PD
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import WCFlag
 from urds.verbs.engine.work import WC, AddressVector
 from urds.verbs.errors import VerbsArgumentError
-from urds.verbs.pd import PD
 from urds.verbs.resource import Resource
 
 UDP_PORT_MAX: Final = 0xFFFF
@@ -28,9 +30,9 @@ class GlobalRoute:
 
 @dataclass(frozen=True, slots=True)
 class AHAttr:
-    """Attributes of an address handle, and of the way of a connected queue pair.
+    """Attributes of an address handle, and of the path of a connected queue pair.
 
-    `udp_port` serves devices on IP whose openings share an address: the UDP port of the other.
+    `udp_port` is for devices on IP whose contexts share an address: the UDP port of the peer's.
     """
 
     gr: GlobalRoute | None = None
@@ -41,7 +43,7 @@ class AHAttr:
     udp_port: int = 0
 
     def vector(self) -> AddressVector:
-        """Return this as the engine wants it. Raises VerbsArgumentError: no route, no such port."""
+        """Return the engine's form. Raises VerbsArgumentError: no route, no such port."""
         if self.gr is None or not self.is_global:
             raise VerbsArgumentError("an address needs a global route: AHAttr(gr=GlobalRoute(…))")
         if self.port_num != 1 or self.gr.sgid_index != 0:
@@ -54,10 +56,10 @@ class AHAttr:
 
 
 class AH(Resource):
-    """An address handle, from attributes or from a datagram that came.
+    """An address handle, from attributes or from a received datagram.
 
-    attr: where to.  wc, grh: a completion with WCFlag.GRH and the first 40 octets of its buffer;
-    the handle leads to its sender.
+    attr: the destination.  wc, grh: a completion with WCFlag.GRH and the first 40 bytes of its
+    buffer; the handle leads to its sender.
     """
 
     close_rank: ClassVar[int] = 1
@@ -77,11 +79,11 @@ class AH(Resource):
 
 
 def _sender(wc: WC | None, grh: bytes | bytearray | memoryview | None) -> AddressVector:
-    """Return where a datagram came from, by the header before its data."""
+    """Return the source of a datagram, from the header before its data."""
     if wc is None or grh is None:
         raise VerbsArgumentError("an address handle needs attr, or wc and grh")
     if WCFlag.GRH not in wc.wc_flags:
-        raise VerbsArgumentError("the completion has no WCFlag.GRH: nothing says where from")
+        raise VerbsArgumentError("the completion has no WCFlag.GRH: the sender is unknown")
     try:
         return parse_grh(grh)
     except WireError as error:

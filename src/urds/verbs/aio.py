@@ -1,11 +1,11 @@
 """Waiting for completions in asyncio: `await channel.event()`, `await cq.wait(n)`.
 
-An event wakes its waiters through the event loop's own door, from whichever thread made it; no
-descriptor is needed. Users of trio wait for `channel.fileno()` to become readable. Either way the
-loop sleeps outside of the device, which `Adapter.attend` is told.
+An event wakes its waiters through the event loop, from whichever thread made it; no descriptor is
+needed. Users of trio wait for `channel.fileno()` to become readable. Either way the loop sleeps
+outside of the device, which `Adapter.add_external_waiter` counts.
 
-In virtual time nobody else drives: a wait lets a simulated device run until the event is there,
-giving way to other tasks between the steps.
+In virtual time a wait runs the simulated device until the event is there, yielding to other tasks
+between the steps.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
         def wake(woken: "asyncio.Future[None]" = woken) -> None:
             try:
                 loop.call_soon_threadsafe(_set, woken)
-            except RuntimeError:  # the loop is closed: nobody waits in it any more
+            except RuntimeError:  # the loop is closed
                 return
 
         with channel._calling():
@@ -41,7 +41,7 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
             if found is not None:
                 return found
             channel.listen(wake)
-            adapter.attend()
+            adapter.add_external_waiter()
         try:
             if adapter.has_own_time:
                 await woken
@@ -49,7 +49,7 @@ async def event(channel: "CompChannel", cq: "CQ | None" = None) -> "CQ":
                 await _run_until(woken, adapter)
         finally:
             with channel._lock:
-                adapter.unattend()
+                adapter.remove_external_waiter()
                 channel.unlisten(wake)
 
 
@@ -75,7 +75,7 @@ async def _run_until(woken: "asyncio.Future[None]", adapter: Adapter) -> None:
     while not woken.done():
         before_ns = adapter.now_ns()
         adapter.progress()
-        # Where nothing can happen any more, only another task can make something happen.
+        # Without a next event, only another task can cause one.
         await asyncio.sleep(0 if adapter.now_ns() != before_ns else _IDLE_S)
 
 

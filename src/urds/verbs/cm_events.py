@@ -1,7 +1,7 @@
 """Events of connections, and the channels where they arrive.
 
 A channel's descriptor is readable while an event waits. Source of names and numbers:
-verbs-and-roce.md 14.3.
+docs/reference/verbs-and-roce.md 14.3.
 """
 
 import errno
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from urds.common.readiness import EventDescriptor
 from urds.verbs.cm_parameters import ConnParam
 from urds.verbs.context import Context
-from urds.verbs.descriptor import Descriptor
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import VerbsError, VerbsTimeoutError
-from urds.verbs.providers.base import Connection, ConnectionEvent, ConnectionEventKind
+from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent
 from urds.verbs.resource import Resource
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ _VIRTUAL_STEPS_MAX: Final = 200_000
 
 
 class CMEventType(IntEnum):
-    """What happened.
+    """Types of connection events.
 
-    Some are never told here: names are resolved by `AddrInfo`, which raises; a queue pair is led
-    to its states without a CONNECT_RESPONSE; there are no multicasts and there is no TIMEWAIT.
+    Some never occur here: `AddrInfo` resolves names, and raises; a queue pair goes through its
+    states without a CONNECT_RESPONSE; there are no multicasts and there is no TIMEWAIT.
     """
 
     ADDR_RESOLVED = 0
@@ -55,8 +55,8 @@ class CMEventType(IntEnum):
     TIMEWAIT_EXIT = 15
 
 
-# What a provider tells, as rdma_cm's event and status. REFUSED has the reason of InfiniBand for
-# a service that nobody offers, REJECTED the one for an application that said no.
+# A provider's event, as rdma_cm's event and status. REFUSED has InfiniBand's reason for an invalid
+# service, REJECTED the one for a rejection by the application.
 TYPES: Final = {
     ConnectionEventKind.REQUEST: (CMEventType.CONNECT_REQUEST, 0),
     ConnectionEventKind.ESTABLISHED: (CMEventType.ESTABLISHED, 0),
@@ -83,7 +83,7 @@ class EventRecord:
     event_type: CMEventType
     cmid: "CMID"
     status: int = 0
-    told: ConnectionEvent | None = None  # by the provider
+    told: VerbsConnectionEvent | None = None  # by the provider
 
 
 class CMEvent:
@@ -91,7 +91,7 @@ class CMEvent:
 
     `id` is the identifier it happened to, for a CONNECT_REQUEST the listening one; make the new
     identifier with `CMID(creator=event)`. `status`: 0, a negative errno, or of a REJECTED the
-    reason (8: nobody listens, or too many wait; 28: the application said no).
+    reason (8: no listener, or its backlog is full; 28: rejected by the application).
     """
 
     def __init__(self, channel: "CMEventChannel", timeout_s: float | None = None) -> None:
@@ -111,7 +111,7 @@ class CMEvent:
         self.status = record.status
         self.id = record.cmid
         self.param = ConnParam() if told is None else ConnParam.of(told.parameters)
-        self.connection: Connection | None = None if told is None else told.connection
+        self.connection: VerbsConnection | None = None if told is None else told.connection
         # Datagrams: the queue pair that was looked up, and where it is.
         self.qp_num = 0 if told is None else told.qpn
         self.vector: AddressVector | None = None if told is None else told.vector
@@ -120,7 +120,7 @@ class CMEvent:
 
     @property
     def private_data(self) -> bytes:
-        """Return what the peer said with it."""
+        """Return the peer's private data."""
         return self.param.private_data
 
     def event_str(self) -> str:
@@ -128,7 +128,7 @@ class CMEvent:
         return f"RDMA_CM_EVENT_{self.event_type.name}"
 
     def ack_cm_event(self) -> None:
-        """Note that the event is dealt with; nothing waits for it here."""
+        """Mark the event as acknowledged; nothing waits for it here."""
         self.is_acked = True
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class CMEvent:
 
 
 class CMError(VerbsError):
-    """A connection did not come about, or ended. `event` says how, private data included."""
+    """A connection failed, or ended. `event` has the reason, private data included."""
 
     def __init__(self, event: CMEvent) -> None:
         number = _ERRNO.get(event.event_type, errno.EPROTO)
@@ -147,7 +147,7 @@ class CMError(VerbsError):
 
 
 class CMEventChannel(Resource):
-    """Where the events of identifiers of one device arrive. Closing it closes the identifiers."""
+    """Receives the events of identifiers of one device. Closing it closes the identifiers."""
 
     close_rank: ClassVar[int] = -1
 
@@ -157,7 +157,7 @@ class CMEventChannel(Resource):
         self.context = context or self._owned_context()
         self.events_lost = 0
         self._events: deque[EventRecord] = deque()
-        self._descriptor = Descriptor()
+        self._descriptor = EventDescriptor()
         self._listeners: list[Callable[[], None]] = []
         super().__init__(self.context.adapter.lock, self.context)
 
@@ -239,7 +239,7 @@ class CMEventChannel(Resource):
             return
         from asyncio import sleep
 
-        # Nobody but us runs the virtual clock; other tasks get their turn between the steps.
+        # This loop alone runs the virtual clock; other tasks run between the steps.
         for _ in range(_VIRTUAL_STEPS_MAX):
             await sleep(0)
             if adapter.wait(lambda: not self._is_open or bool(self._events), _VIRTUAL_STEP_NS):
@@ -268,14 +268,14 @@ class CMEventChannel(Resource):
 def _waker(woken: "asyncio.Future[None]") -> Callable[[], None]:
     loop = woken.get_loop()
 
-    def settle() -> None:
+    def complete() -> None:
         if not woken.done():
             woken.set_result(None)
 
     def wake() -> None:
         try:
-            loop.call_soon_threadsafe(settle)
-        except RuntimeError:  # the loop is closed: nobody waits in it any more
+            loop.call_soon_threadsafe(complete)
+        except RuntimeError:  # the loop is closed
             return
 
     return wake

@@ -1,9 +1,10 @@
-"""What an identifier of a connection is and how far it is: the half of `CMID` below its calls."""
+"""The state of a connection identifier: its objects and addresses; `cmid` has the calls."""
 
 from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from urds.common.types import HostPort
 from urds.verbs.cm_events import (
     TYPES,
     CMError,
@@ -13,20 +14,18 @@ from urds.verbs.cm_events import (
     EventRecord,
 )
 from urds.verbs.cm_parameters import UD_QKEY, AddrInfo, ConnParam
-from urds.verbs.context import Context, weak_call
+from urds.verbs.context import PD, Context, weak_call
 from urds.verbs.cq import CQ
 from urds.verbs.engine.numbers import AccessFlag, QPType
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.errors import VerbsArgumentError
-from urds.verbs.pd import PD
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     Listener,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 from urds.verbs.qp import QP, QPInitAttr
 from urds.verbs.resource import Resource
@@ -43,8 +42,8 @@ _ALL_ACCESS: Final = (
 )
 
 
-class CMState(IntEnum):
-    """How far an identifier is."""
+class IdentifierState(IntEnum):
+    """States of an identifier."""
 
     IDLE = 0
     BOUND = 1
@@ -59,14 +58,14 @@ class CMState(IntEnum):
 
 
 _STATE_AFTER: Final = {
-    ConnectionEventKind.ESTABLISHED: CMState.CONNECTED,
+    ConnectionEventKind.ESTABLISHED: IdentifierState.CONNECTED,
     # What was never connected may be tried again.
-    ConnectionEventKind.REJECTED: CMState.ROUTE_RESOLVED,
-    ConnectionEventKind.REFUSED: CMState.ROUTE_RESOLVED,
-    ConnectionEventKind.UNREACHABLE: CMState.ROUTE_RESOLVED,
-    ConnectionEventKind.ERROR: CMState.OVER,
-    ConnectionEventKind.DISCONNECTED: CMState.OVER,
-    ConnectionEventKind.BROKEN: CMState.OVER,
+    ConnectionEventKind.REJECTED: IdentifierState.ROUTE_RESOLVED,
+    ConnectionEventKind.REFUSED: IdentifierState.ROUTE_RESOLVED,
+    ConnectionEventKind.UNREACHABLE: IdentifierState.ROUTE_RESOLVED,
+    ConnectionEventKind.ERROR: IdentifierState.OVER,
+    ConnectionEventKind.DISCONNECTED: IdentifierState.OVER,
+    ConnectionEventKind.BROKEN: IdentifierState.OVER,
 }
 
 
@@ -101,14 +100,14 @@ class Identifier(Resource):
         self.context = self.event_channel.context
         self.port_space = PortSpace(port_space)
         self.qp: QP | None = None
-        # The last that was waited for, with what the peer said: rdma_cm's `id->event`.
+        # The last one waited for, with the peer's private data: rdma_cm's `id->event`.
         self.event: CMEvent | None = creator if isinstance(creator, CMEvent) else None
-        self.state = CMState.IDLE
+        self.state = IdentifierState.IDLE
         self._init = qp_init_attr
         self._pd = pd
-        self._local: Address | None = None
-        self._target: Address | None = None
-        self._connection: Connection | None = None
+        self._local: HostPort | None = None
+        self._target: HostPort | None = None
+        self._connection: VerbsConnection | None = None
         self._listener: Listener | None = None
         super().__init__(self.context.adapter.lock, self.event_channel)
         self._begin(creator)
@@ -123,12 +122,12 @@ class Identifier(Resource):
         return self._pd
 
     @property
-    def local_addr(self) -> Address | None:
-        """Return our address, None while there is none."""
+    def local_addr(self) -> HostPort | None:
+        """Return the local address, None while there is none."""
         return self._connection.local if self._connection is not None else self._local
 
     @property
-    def peer_addr(self) -> Address | None:
+    def peer_addr(self) -> HostPort | None:
         """Return the peer's address, None while there is none."""
         return self._connection.peer if self._connection is not None else self._target
 
@@ -153,38 +152,38 @@ class Identifier(Resource):
 
     # -- addresses
 
-    def bind_addr(self, source: AddrInfo | Address) -> None:
-        """Choose our address, to listen at or to connect from."""
-        self._demand(CMState.IDLE)
+    def bind_addr(self, source: AddrInfo | HostPort) -> None:
+        """Set the local address, to listen at or to connect from."""
+        self._demand(IdentifierState.IDLE)
         self._local = source.src if isinstance(source, AddrInfo) else source
-        self.state = CMState.BOUND
+        self.state = IdentifierState.BOUND
 
-    def resolve_addr(self, target: AddrInfo | Address, timeout_ms: int = 2000) -> None:
-        """Choose the peer's address; ADDR_RESOLVED follows. There is nothing to wait for."""
-        self._demand(CMState.IDLE, CMState.BOUND)
+    def resolve_addr(self, target: AddrInfo | HostPort, timeout_ms: int = 2000) -> None:
+        """Set the peer's address; ADDR_RESOLVED follows. There is nothing to wait for."""
+        self._demand(IdentifierState.IDLE, IdentifierState.BOUND)
         if isinstance(target, AddrInfo):
             self._target, self._local = target.dst, target.src or self._local
         else:
             self._target = target
         if self._target is None:
             raise VerbsArgumentError(f"no address to connect to in {target}")
-        self._pass(CMState.ADDR_RESOLVED, CMEventType.ADDR_RESOLVED)
+        self._pass(IdentifierState.ADDR_RESOLVED, CMEventType.ADDR_RESOLVED)
 
     def resolve_route(self, timeout_ms: int = 2000) -> None:
-        """Find the way to the peer; ROUTE_RESOLVED follows. There is nothing to wait for."""
-        self._demand(CMState.ADDR_RESOLVED)
-        self._pass(CMState.ROUTE_RESOLVED, CMEventType.ROUTE_RESOLVED)
+        """Find the route to the peer; ROUTE_RESOLVED follows. There is nothing to wait for."""
+        self._demand(IdentifierState.ADDR_RESOLVED)
+        self._pass(IdentifierState.ROUTE_RESOLVED, CMEventType.ROUTE_RESOLVED)
 
     # -- for the calls above
 
     def _connect(self, param: ConnParam | None, timeout_s: float | None) -> None:
-        self._demand(CMState.ROUTE_RESOLVED)
+        self._demand(IdentifierState.ROUTE_RESOLVED)
         parameters = self._parameters(param)
-        assert self._target is not None, "who has resolved a route has a target"
+        assert self._target is not None, "a resolved route has a target"
         if self.port_space is PortSpace.TCP:
             self._queue_pair()
         with self._calling():
-            self.state = CMState.CONNECTING
+            self.state = IdentifierState.CONNECTING
             try:
                 self._connection = self.context.adapter.connect(
                     None if self.qp is None else self.qp.engine,
@@ -196,44 +195,44 @@ class Identifier(Resource):
                     timeout_ns=None if timeout_s is None else int(timeout_s * _NS),
                 )
             except OSError:
-                self.state = CMState.ROUTE_RESOLVED
+                self.state = IdentifierState.ROUTE_RESOLVED
                 raise
 
     def _accept(self, param: ConnParam | None) -> None:
-        self._demand(CMState.REQUESTED)
+        self._demand(IdentifierState.REQUESTED)
         parameters = self._parameters(param)
         qp = self._queue_pair()
         with self._calling():
             assert self._connection is not None, "a request has a connection"
-            self.state = CMState.ACCEPTED
+            self.state = IdentifierState.ACCEPTED
             try:
                 self._connection.accept(qp.engine, parameters)
             except OSError:
-                self.state = CMState.REQUESTED
+                self.state = IdentifierState.REQUESTED
                 raise
 
     def _leave(self) -> bool:
-        """End the connection; tell whether DISCONNECTED follows."""
-        self._demand(CMState.CONNECTED, CMState.OVER)
+        """End the connection; return whether DISCONNECTED follows."""
+        self._demand(IdentifierState.CONNECTED, IdentifierState.OVER)
         with self._calling():
-            if self.state is CMState.OVER or self._connection is None:
+            if self.state is IdentifierState.OVER or self._connection is None:
                 return False
             self._connection.disconnect()
             return True
 
     def _wait(self, wanted: CMEventType, timeout_s: float | None = None) -> CMEvent:
-        return self._judge(CMEvent.of(self.event_channel.wait(timeout_s)), wanted)
+        return self._expect(CMEvent.of(self.event_channel.wait(timeout_s)), wanted)
 
     async def _wait_async(self, wanted: CMEventType) -> CMEvent:
-        return self._judge(await self.event_channel.event(), wanted)
+        return self._expect(await self.event_channel.event(), wanted)
 
-    def _judge(self, event: CMEvent, wanted: CMEventType) -> CMEvent:
+    def _expect(self, event: CMEvent, wanted: CMEventType) -> CMEvent:
         self.event = event
         if event.event_type is not wanted:
             raise CMError(event)
         return event
 
-    def _demand(self, *states: CMState) -> None:
+    def _demand(self, *states: IdentifierState) -> None:
         self._demand_open()
         if self.state not in states:
             wanted = " or ".join(state.name for state in states)
@@ -256,21 +255,21 @@ class Identifier(Resource):
 
     # -- events
 
-    def _pass(self, state: CMState, event_type: CMEventType) -> None:
-        """Take a step that needs no waiting; who works by events is told of it."""
+    def _pass(self, state: IdentifierState, event_type: CMEventType) -> None:
+        """Enter a state without waiting; a channel gets the event."""
         with self._calling():
             self.state = state
             if not self.is_synchronous:
                 self._post(EventRecord(event_type, self._as_cmid()))
 
-    def _take_event(self, told: ConnectionEvent) -> None:
-        """Take an event of our connection. Lock held."""
+    def _take_event(self, told: VerbsConnectionEvent) -> None:
+        """Handle an event of the connection. Lock held."""
         self.state = _STATE_AFTER.get(told.kind, self.state)
         event_type, status = TYPES[told.kind]
         self._post(EventRecord(event_type, self._as_cmid(), status, told))
 
-    def _take_request(self, told: ConnectionEvent) -> None:
-        """Take a request for our listener. Lock held. What else comes is about one given up."""
+    def _take_request(self, told: VerbsConnectionEvent) -> None:
+        """Handle a request for the listener. Lock held. Other events concern an abandoned one."""
         if told.kind is ConnectionEventKind.REQUEST:
             self._post(EventRecord(CMEventType.CONNECT_REQUEST, self._as_cmid(), 0, told))
 
@@ -288,7 +287,7 @@ class Identifier(Resource):
         listen_id: "Identifier | None",
         context: Context | None,
     ) -> CMEventChannel:
-        """Return the channel of the creator or listener; without one, an own to wait at."""
+        """Return the channel of the creator or listener; without one, a private one to wait at."""
         if isinstance(creator, CMEventChannel):
             self.is_synchronous = False
             return creator
@@ -299,7 +298,7 @@ class Identifier(Resource):
         return self._own_channel
 
     def _begin(self, creator: AddrInfo | CMEventChannel | CMEvent | None) -> None:
-        """Take the steps that the creator saves its user."""
+        """Take the steps that the creator implies."""
         if isinstance(creator, CMEvent):
             self._adopt(creator)
         elif isinstance(creator, AddrInfo):
@@ -318,7 +317,7 @@ class Identifier(Resource):
         with self._lock:
             self._connection = event.connection
             self._connection.on_event = weak_call(self, Identifier._take_event)
-            self.state = CMState.REQUESTED
+            self.state = IdentifierState.REQUESTED
 
     def _close(self, *, forced: bool) -> None:
         super()._close(forced=forced)
@@ -332,7 +331,7 @@ class Identifier(Resource):
             self._listener.close()
         for record in self.event_channel.forget(self):
             if record.event_type is CMEventType.CONNECT_REQUEST and record.told is not None:
-                record.told.connection.close()  # nobody will answer it
+                record.told.connection.close()  # it stays unanswered
         if self._connection is not None:
             self._connection.close()
         if self.qp is not None:

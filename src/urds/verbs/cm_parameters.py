@@ -1,6 +1,6 @@
-"""Addresses and parameters of connections, as users of rdma_cm name them.
+"""Addresses and parameters of connections, with rdma_cm's names.
 
-Source: verbs-and-roce.md section 18 for the names; `RAI_*` are rdma_getaddrinfo's flags.
+Source: docs/reference/verbs-and-roce.md 18 for the names; `RAI_*` are rdma_getaddrinfo's flags.
 """
 
 import errno
@@ -8,8 +8,9 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
+from urds.common.types import HostPort
 from urds.verbs.errors import VerbsArgumentError, VerbsError
-from urds.verbs.providers.base import Address, ConnectParameters, PortSpace
+from urds.verbs.providers.base import ConnectParameters, PortSpace
 
 RAI_PASSIVE: Final = 1
 RAI_NUMERICHOST: Final = 2
@@ -18,12 +19,12 @@ UD_QKEY: Final = 0x0123_4567  # of datagram queue pairs that the connection mana
 
 @dataclass(slots=True)
 class ConnParam:
-    """What one side says when it connects or accepts.
+    """Parameters of one side when it connects or accepts.
 
     resources: reads and atomics of the peer that may be outstanding here.  depth: ours there.
-    retry: 0 to 7 repeats of what is lost.  rnr_retry: how often the peer repeats a send for which
-    we have no receive, 7 is for ever.  flow_control, srq, qp_num and data_len are accepted for
-    programs that set them and mean nothing: there is always flow control, the queue pair is known,
+    retry: 0 to 7 retries of what is lost.  rnr_retry: how often the peer retries a send for which
+    this side has no receive, 7 is for ever.  flow_control, srq, qp_num and data_len are accepted
+    for programs that set them and ignored: there is always flow control, the queue pair is known,
     private data have their length.
     """
 
@@ -39,17 +40,17 @@ class ConnParam:
     qkey: int = 0  # of a datagram queue pair, in the answer to a look-up
 
     def set_private_data(self, data: bytes) -> None:
-        """Set what the peer finds in its event."""
+        """Set the private data of the peer's event."""
         self.private_data = bytes(data)
 
     def parameters(self, private_data_bytes_max: int) -> ConnectParameters:
-        """Return this as a provider wants it. Raises VerbsArgumentError for what cannot be."""
+        """Return the provider's form. Raises VerbsArgumentError for values out of range."""
         for name, value, limit in (
             ("resources", self.resources, 128),
             ("depth", self.depth, 128),
             ("retry", self.retry, 7),
             ("rnr_retry", self.rnr_retry, 7),
-            ("private data in octets:", len(self.private_data), private_data_bytes_max),
+            ("private data in bytes:", len(self.private_data), private_data_bytes_max),
         ):
             if not 0 <= value <= limit:
                 raise VerbsArgumentError(f"{name} {value}, limit {limit}")
@@ -64,7 +65,7 @@ class ConnParam:
 
     @classmethod
     def of(cls, parameters: ConnectParameters) -> "ConnParam":
-        """Return what a peer said."""
+        """Return a peer's parameters."""
         return cls(
             resources=parameters.responder_resources,
             depth=parameters.initiator_depth,
@@ -91,7 +92,7 @@ class AddrInfo:
         port_space: int = PortSpace.TCP,
         flags: int = 0,
     ) -> None:
-        """Resolve names. Raises VerbsError: EADDRNOTAVAIL for names that mean nothing."""
+        """Resolve names. Raises VerbsError: EADDRNOTAVAIL for names that cannot be resolved."""
         self.flags = flags
         self.port_space = PortSpace(port_space or PortSpace.TCP)
         self.src = _resolved(src, src_service, flags) if src or src_service else None
@@ -105,12 +106,12 @@ class AddrInfo:
         return f"AddrInfo(src={self.src}, dst={self.dst}, port_space={self.port_space.name})"
 
 
-def resolve(host: str, port: int) -> Address:
+def resolve(host: str, port: int) -> HostPort:
     """Return a numeric address for a name. Raises VerbsError: EADDRNOTAVAIL."""
     return _resolved(host, port, 0)
 
 
-def _resolved(host: str | None, service: str | int | None, flags: int) -> Address:
+def _resolved(host: str | None, service: str | int | None, flags: int) -> HostPort:
     known = socket.AI_NUMERICHOST if flags & RAI_NUMERICHOST else 0
     if flags & RAI_PASSIVE:
         known |= socket.AI_PASSIVE

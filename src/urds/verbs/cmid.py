@@ -1,18 +1,18 @@
-"""Connections in the shape of rdma_cm: identifiers, their events, and one call for each step.
+"""Connections in the form of rdma_cm: identifiers, their events, and one call for each step.
 
 An identifier made from an `AddrInfo` is synchronous: `connect`, `accept`, `get_request` and
-`disconnect` wait and raise; each has an `_async` twin for asyncio. One made from a
-`CMEventChannel` returns at once and tells everything by events.
+`disconnect` wait and raise; each has an `_async` variant for asyncio. One made from a
+`CMEventChannel` returns at once and reports everything by events.
 
     listener = CMID(AddrInfo("127.0.0.1", 7000, flags=RAI_PASSIVE), QPInitAttr())
     listener.listen()
     server = listener.get_request()
     server.accept()
 
-The queue pair is led through its states from here; receives may be posted before `accept` and
+The identifier takes the queue pair through its states; receives may be posted before `accept` and
 `connect`. Private data have one limit in both directions, the device's `max_private_data`, where
-InfiniBand's differ (56 octets of a connect). There is no TIMEWAIT: numbers of queue pairs are
-not used again soon. Source: verbs-and-roce.md 14.3 and 18.
+InfiniBand's differ (56 bytes of a connect). There is no TIMEWAIT: numbers of queue pairs are
+not used again soon. Source: docs/reference/verbs-and-roce.md 14.3 and 18.
 """
 
 from contextlib import suppress
@@ -20,7 +20,7 @@ from typing import Final
 
 from urds.verbs.ah import AH
 from urds.verbs.cm_events import CMEvent, CMEventType
-from urds.verbs.cm_identifier import CMState, Identifier
+from urds.verbs.cm_identifier import Identifier, IdentifierState
 from urds.verbs.cm_parameters import UD_QKEY, ConnParam
 from urds.verbs.context import weak_call
 from urds.verbs.engine.numbers import AccessFlag, SendFlag, WROpcode
@@ -36,17 +36,17 @@ class CMID(Identifier):
 
     creator: an `AddrInfo` (synchronous), a `CMEventChannel` (by events), or the `CMEvent` of a
     CONNECT_REQUEST (the new side).  qp_init_attr: make a queue pair with it, and of a listener
-    for each request that `get_request` returns; queues that it lacks are made.  pd: domain of the
-    queue pair and of `reg_*`.  context: the device; the default one is opened without it.
+    for each request that `get_request` returns; missing completion queues are made.  pd: domain of
+    the queue pair and of `reg_*`.  context: the device; the default one is opened without it.
 
-    `event` is the last event that a call waited for: after `connect` its `private_data` are what
-    the peer accepted with, of an identifier from `get_request` what the peer asks with.
+    `event` is the last event that a call waited for: after `connect` its `private_data` are those
+    of the peer's accept, of an identifier from `get_request` those of the peer's request.
     """
 
     # -- the active side
 
     def connect(self, param: ConnParam | None = None, timeout_s: float | None = None) -> None:
-        """Ask for a connection of the queue pair, or look up the peer's datagram queue pair.
+        """Connect the queue pair, or look up the peer's datagram queue pair.
 
         Synchronous: wait for it. `timeout_s` bounds the tries beside their own limit. Raises
         VerbsArgumentError; CMError (its errno: ECONNREFUSED, ETIMEDOUT, ECONNABORTED).
@@ -70,8 +70,8 @@ class CMID(Identifier):
 
         Raises VerbsArgumentError without an address; VerbsError: EADDRINUSE, EADDRNOTAVAIL, EACCES.
         """
-        self._demand(CMState.BOUND)
-        assert self._local is not None, "who is bound has an address"
+        self._demand(IdentifierState.BOUND)
+        assert self._local is not None, "a bound identifier has an address"
         with self._calling():
             self._listener = self.context.adapter.listen(
                 self._local,
@@ -79,48 +79,48 @@ class CMID(Identifier):
                 backlog=backlog,
                 on_event=weak_call(self, Identifier._take_request),
             )
-            self._local, self.state = self._listener.local, CMState.LISTENING
+            self._local, self.state = self._listener.local, IdentifierState.LISTENING
 
     def get_request(self, timeout_s: float | None = None) -> "CMID":
-        """Wait for a request; return a new identifier for it, with a queue pair if we have one.
+        """Wait for a request; return a new identifier, with a queue pair if it has an init.
 
         Raises VerbsTimeoutError.
         """
-        self._demand(CMState.LISTENING)
+        self._demand(IdentifierState.LISTENING)
         self._demand_own_events()
         return self._requester(CMEvent.of(self.event_channel.wait(timeout_s)))
 
     async def get_request_async(self) -> "CMID":
         """Wait for a request in asyncio."""
-        self._demand(CMState.LISTENING)
+        self._demand(IdentifierState.LISTENING)
         self._demand_own_events()
         return self._requester(await self.event_channel.event())
 
     def accept(self, param: ConnParam | None = None) -> None:
-        """Answer a request. Synchronous: wait until the peer knows. Raises CMError."""
+        """Accept a request. Synchronous: wait until the peer has confirmed. Raises CMError."""
         self._accept(param)
         if self.is_synchronous:
             self._wait(CMEventType.ESTABLISHED)
 
     async def accept_async(self, param: ConnParam | None = None) -> CMEvent:
-        """Answer a request and wait in asyncio until the peer knows."""
+        """Accept a request and wait in asyncio until the peer has confirmed."""
         self._demand_own_events()
         self._accept(param)
         return await self._wait_async(CMEventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse a request. The identifier is of no more use."""
-        self._demand(CMState.REQUESTED)
+        """Reject a request. The identifier cannot be used again."""
+        self._demand(IdentifierState.REQUESTED)
         parameters = self._parameters(ConnParam(private_data=private_data))
         with self._calling():
             assert self._connection is not None
             self._connection.reject(parameters.private_data)
-            self.state = CMState.OVER
+            self.state = IdentifierState.OVER
 
     # -- both sides
 
     def establish(self) -> None:
-        """Do nothing: the queue pair is led to its states with the connection."""
+        """Do nothing: the connection takes the queue pair to its states."""
 
     def disconnect(self) -> None:
         """End the connection; what is posted is flushed. Synchronous: wait for the peer."""
@@ -231,7 +231,7 @@ class CMID(Identifier):
         self._queue_pair().post_send(request)
 
     def _requester(self, event: CMEvent) -> "CMID":
-        self._judge(event, CMEventType.CONNECT_REQUEST)
+        self._expect(event, CMEventType.CONNECT_REQUEST)
         return CMID(event, self._init)
 
     def _as_cmid(self) -> "CMID":

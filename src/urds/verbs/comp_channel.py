@@ -1,16 +1,16 @@
-"""Completion channels: where completion queues announce that something came.
+"""Completion channels: where completion queues report that something came.
 
 The descriptor is readable while an event waits: for select, poll, epoll and event loops. The
-race rule of those who wait: poll the queue, arm it, poll again, then wait.
-Source: verbs-and-roce.md section 12.
+race rule of waiters: poll the queue, arm it, poll again, then wait.
+Source: docs/reference/verbs-and-roce.md 12.
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from urds.common.readiness import EventDescriptor
 from urds.verbs.context import Context
-from urds.verbs.descriptor import Descriptor
 from urds.verbs.errors import VerbsTimeoutError
 from urds.verbs.resource import Resource
 
@@ -27,7 +27,7 @@ class CompChannel(Resource):
         """Make a channel. Raises VerbsClosedError."""
         self.context = context
         self._events: deque[CQ] = deque()  # at most one per armed queue, so bounded by them
-        self._descriptor = Descriptor()
+        self._descriptor = EventDescriptor()
         self._is_attended = False
         self._listeners: list[Callable[[], None]] = []
         super().__init__(context.adapter.lock, context)
@@ -35,14 +35,14 @@ class CompChannel(Resource):
     def fileno(self) -> int:
         """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE.
 
-        From the first call on the device drives itself whenever nobody waits: see
-        `Adapter.attend`.
+        From the first call on the device makes progress by itself whenever no thread waits: see
+        `Adapter.add_external_waiter`.
         """
         with self._calling():
             descriptor = self._descriptor.fileno()
             if not self._is_attended:
                 self._is_attended = True
-                self.context.adapter.attend()
+                self.context.adapter.add_external_waiter()
             return descriptor
 
     def get_cq_event(self, cq: "CQ | None" = None, timeout_s: float | None = None) -> "CQ":
@@ -104,12 +104,12 @@ class CompChannel(Resource):
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Call it no more."""
+        """Remove a listener."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     def wake(self) -> None:
-        """Let every listener look again."""
+        """Call every listener."""
         for listener in list(self._listeners):
             listener()
 
@@ -123,7 +123,7 @@ class CompChannel(Resource):
         self._descriptor.close()
         if self._is_attended:
             self._is_attended = False
-            self.context.adapter.unattend()
+            self.context.adapter.remove_external_waiter()
 
     def _announce_end(self) -> None:
         self.wake()

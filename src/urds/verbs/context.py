@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any, ClassVar, Final, TypeVar
 
-from urds.verbs.descriptor import Descriptor
+from urds.common.readiness import EventDescriptor
 from urds.verbs.device import Device, find_device
 from urds.verbs.engine import work
 from urds.verbs.engine.numbers import MTU, AsyncEventType
@@ -30,13 +30,13 @@ _Taken = TypeVar("_Taken")
 
 @dataclass(frozen=True, slots=True)
 class GID:
-    """An address of a port: 16 octets, printed as eight groups."""
+    """An address of a port: 16 bytes, printed as eight groups."""
 
     raw: bytes
 
     def __post_init__(self) -> None:
         if len(self.raw) != GID_BYTES:
-            raise VerbsArgumentError(f"GID of {len(self.raw)} octets, not {GID_BYTES}")
+            raise VerbsArgumentError(f"GID of {len(self.raw)} bytes, not {GID_BYTES}")
 
     def __str__(self) -> str:
         return IPv6Address(self.raw).exploded
@@ -46,7 +46,7 @@ class GID:
 
     @classmethod
     def of(cls, value: "GID | bytes | str") -> "GID":
-        """Return the GID that 16 octets or the text of an IPv6 address mean.
+        """Return the GID that 16 bytes or the text of an IPv6 address mean.
 
         Raises VerbsArgumentError: they mean none.
         """
@@ -60,7 +60,7 @@ class GID:
 
 @dataclass(frozen=True, slots=True)
 class PortAttr:
-    """What a port is like. Names after `ibv_port_attr`."""
+    """Attributes of a port. Names after `ibv_port_attr`."""
 
     state: int  # 4: active
     max_mtu: MTU
@@ -76,7 +76,7 @@ class PortAttr:
 
 @dataclass(frozen=True, slots=True)
 class AsyncEvent:
-    """Something that happened to a queue pair, a queue or the device outside any work request."""
+    """An event of a queue pair, a queue or the device outside any work request."""
 
     event_type: AsyncEventType
     element: Any  # QP, CQ or SRQ; `None` for the device
@@ -110,7 +110,7 @@ class Context(Resource):
         self.attributes = adapter.attributes
         self.async_events_lost = 0
         self._events: deque[AsyncEvent] = deque()
-        self._descriptor = Descriptor()
+        self._descriptor = EventDescriptor()
         # Engine object to ours, while both live; by identity, for engines may be slotted.
         self._elements: dict[int, weakref.ref[Resource]] = {}
         super().__init__(adapter.lock)
@@ -124,11 +124,11 @@ class Context(Resource):
     # -- queries
 
     def query_device(self) -> DeviceAttributes:
-        """Return what the device is and can do."""
+        """Return the device's attributes."""
         return self.attributes
 
     def query_port(self, port_num: int = 1) -> PortAttr:
-        """Return what the port is like; ports count from 1. Raises VerbsArgumentError."""
+        """Return the port's attributes; ports count from 1. Raises VerbsArgumentError."""
         _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
         mtu_bytes = self.attributes.link.mtu_bytes
         mtu = max((code for code in MTU if 128 << code <= mtu_bytes), default=MTU.MTU_256)
@@ -182,10 +182,10 @@ class Context(Resource):
     def wait_to_take(
         self, is_ready: Callable[[], bool], take: Callable[[], _Taken], timeout_s: float | None
     ) -> _Taken | None:
-        """Wait until `is_ready()` and return what `take()` gives, `None` when the time is over.
+        """Wait until `is_ready()` and return the result of `take()`, `None` when the time is over.
 
-        Both are called with the lock held, the second right after the first said yes: of several
-        threads that wait one takes, the others go on waiting. Raises VerbsClosedError if the
+        Both are called with the lock held, the second right after the first returned true: of
+        several waiting threads one takes, the others go on waiting. Raises VerbsClosedError if the
         context is closed, and what `take` raises.
         """
         with self._calling():
@@ -201,7 +201,7 @@ class Context(Resource):
         return None
 
     def adopt(self, engine: object, element: Resource) -> None:
-        """Remember whose engine this is: its events name the object. Lock held."""
+        """Map an engine to its object, for its events. Lock held."""
         self._elements[id(engine)] = weakref.ref(element)
 
     def forget(self, engine: object, element: Resource) -> None:
@@ -225,8 +225,8 @@ class Context(Resource):
         self._descriptor.set(bool(self._events))
         return event
 
-    def _handle_event(self, event: work.AsyncEvent) -> None:
-        """Queue an event of the engine; one of an object that is gone says nothing any more."""
+    def _handle_event(self, event: work.EngineEvent) -> None:
+        """Queue an event of the engine; events of closed objects are dropped."""
         known = self._elements.get(id(event.element))
         element = known() if known is not None else None
         if element is not None or event.element is None:
@@ -253,7 +253,7 @@ def _demand_index(index: int, count: int, what: str) -> None:
 
 
 def weak_call(owner: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call of `method` that does not keep `owner` alive; afterwards it does nothing."""
+    """Return a call of `method` that does not keep `owner` alive; without it, it does nothing."""
     reference = weakref.ref(owner)
 
     def call(*arguments: Any) -> Any:
@@ -261,3 +261,16 @@ def weak_call(owner: Any, method: Callable[..., Any]) -> Callable[..., Any]:
         return None if target is None else method(target, *arguments)
 
     return call
+
+
+class PD(Resource):
+    """A protection domain of an opened device. Closing it closes all that was made in it."""
+
+    close_rank: ClassVar[int] = 6
+
+    def __init__(self, context: Context) -> None:
+        """Make a domain. Raises VerbsClosedError."""
+        self.context = context
+        # The engine knows a domain by identity only; it must not keep this object alive.
+        self.engine = object()
+        super().__init__(context.adapter.lock, context)

@@ -1,4 +1,4 @@
-"""Completion queues of an application. Source: verbs-and-roce.md sections 12 and 18."""
+"""Completion queues of an application. Source: docs/reference/verbs-and-roce.md 12, 18."""
 
 from typing import Any, ClassVar
 
@@ -15,9 +15,9 @@ from urds.verbs.resource import Resource
 class CQ(Resource):
     """A completion queue of `cqe` entries. Closing it closes the queue pairs that use it first.
 
-    cq_context: anything of the caller's, kept for him.  channel: where events go.  vector: 0.
+    cq_context: any object of the caller's.  channel: where events go.  vector: 0.
     A completion that finds the queue full is lost: CQ_ERR comes as an asynchronous event, and
-    every queue pair of this queue goes to ERR, since nobody can know any more what happened.
+    every queue pair of this queue goes to ERR, since its outcome is unknown.
     """
 
     close_rank: ClassVar[int] = 5
@@ -60,7 +60,7 @@ class CQ(Resource):
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """Take up to `num_entries` completions, oldest first; return how many, and them.
 
-        Never waits; where none is queued the device takes in what has arrived meanwhile.
+        Never waits; where none is queued the device makes progress once.
         """
         with self._lock:
             self._demand_open()
@@ -107,7 +107,7 @@ class CQ(Resource):
         return await aio.completions(self, count)
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Ask for one event at the next completion, or at the next solicited or failed one.
+        """Request one event for the next completion, or for the next solicited or failed one.
 
         What is queued already causes no event: poll again after this call.
         """
@@ -148,7 +148,7 @@ class CQ(Resource):
 
     def _handle_overflow(self) -> None:
         self.context.report(AsyncEventType.CQ_ERR, self)
-        # A queue pair is at work above us: none can be moved before it has finished.
+        # A queue pair is executing: none can be modified before it has finished.
         self.context.adapter.call_soon(weak_call(self, CQ._break_queue_pairs))
 
     def _break_queue_pairs(self) -> None:
@@ -158,7 +158,7 @@ class CQ(Resource):
             if engine is not None and engine.state is not QPState.RESET:
                 error = QPAttr(qp_state=QPState.ERR)
                 engine.modify(error, QPAttrMask.STATE, adapter.now_ns())
-                adapter.kick(engine)
+                adapter.progress_qp(engine)
 
     def _release(self, *, forced: bool) -> None:
         if self.channel is not None:

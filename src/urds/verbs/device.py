@@ -1,4 +1,4 @@
-"""Devices: which there are, and how one is opened.
+"""Devices: enumeration and opening.
 
 A device is a provider under a name: `shm0` for the processes of one host, `udp0` and `tcp0`
 between hosts. A simulated device is made by code: `Context(adapter=network.adapter("a"))`.

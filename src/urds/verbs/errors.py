@@ -1,8 +1,8 @@
 """Errors of the verbs objects: each an `OSError` with errno, its message with values and limits.
 
-`PyverbsError` has three kinds; here they are `VerbsError` itself, what was asked wrongly, what a
-device cannot do, and what took too long. A work request that fails later is no error: its
-completion carries a status. Source: verbs-and-roce.md section 18.
+`PyverbsError` has three kinds; here they are `VerbsError` itself, wrong arguments, missing
+capabilities, and timeouts. A work request that fails later is no error: its completion carries a
+status. Source: docs/reference/verbs-and-roce.md 18.
 """
 
 import errno
@@ -22,14 +22,14 @@ class VerbsError(OSError):
 
 
 class VerbsArgumentError(VerbsError):
-    """An argument cannot be, or does not fit the state of its object (EINVAL)."""
+    """An argument is invalid, or does not fit the state of its object (EINVAL)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.EINVAL, message)
 
 
 class VerbsNotSupportedError(VerbsError):
-    """The device has not got the capability that a call needs (EOPNOTSUPP)."""
+    """The device lacks the capability that a call needs (EOPNOTSUPP)."""
 
     def __init__(self, device: str, capability: str) -> None:
         super().__init__(errno.EOPNOTSUPP, f"device {device} has no capability `{capability}`")
@@ -38,21 +38,21 @@ class VerbsNotSupportedError(VerbsError):
 
 
 class VerbsClosedError(VerbsError):
-    """The object, or one that it stands on, is closed (EBADF)."""
+    """The object, or one that it depends on, is closed (EBADF)."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EBADF, f"{what} is closed")
 
 
 class VerbsTimeoutError(VerbsError, TimeoutError):
-    """What was waited for did not come in time, or, in virtual time, cannot come any more."""
+    """The wait timed out, or, in virtual time, can never end."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.ETIMEDOUT, message)
 
 
 class VerbsPostError(VerbsError):
-    """A list of work requests was refused at `bad_wr`; those before it are posted."""
+    """A list of work requests was rejected at `bad_wr`; those before it are posted."""
 
     def __init__(self, error_number: int, message: str, bad_wr: int) -> None:
         super().__init__(error_number, f"work request {bad_wr} of the list: {message}")
@@ -60,7 +60,7 @@ class VerbsPostError(VerbsError):
 
     @classmethod
     def of(cls, error: OSError, bad_wr: int) -> "VerbsPostError":
-        """Return this error for the one that refused the request at `bad_wr`."""
+        """Return this error for the one that rejected the request at `bad_wr`."""
         return cls(error.errno or errno.EIO, error.strerror or str(error), bad_wr)
 
 

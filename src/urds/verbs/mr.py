@@ -2,18 +2,21 @@
 
 Any writable C-contiguous buffer will do: bytearray, memoryview, mmap, array, a ctypes or NumPy
 array. While a region is open its buffer stays exported: a bytearray cannot be resized. Nothing
-here follows an address: keys lead to views, addresses only count octets within them.
-Source: verbs-and-roce.md sections 11 and 18.
+here follows an address: keys lead to views, addresses only count bytes within them.
+Source: docs/reference/verbs-and-roce.md 11, 18.
 """
 
 import ctypes
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from urds.verbs.engine.numbers import AccessFlag
+from urds.verbs.context import PD
+from urds.verbs.engine.keys import WindowBinding
+from urds.verbs.engine.numbers import AccessFlag, SendFlag
 from urds.verbs.engine.work import SGE
-from urds.verbs.errors import VerbsArgumentError
-from urds.verbs.pd import PD
+from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError
 from urds.verbs.resource import Resource
 
 if TYPE_CHECKING:
@@ -23,10 +26,10 @@ if TYPE_CHECKING:
 class MR(Resource):
     """A registered buffer.
 
-    buffer: the memory, or a number of octets to allocate where peers can reach it best.
-    access: LOCAL_WRITE unless told; REMOTE_WRITE and REMOTE_ATOMIC need it beside them.
-    address: what work requests and peers call the first octet; the buffer's real address unless
-    told. Keys and `buf` are for SGEs and for the peer; `view` is the memory itself.
+    buffer: the memory, or a number of bytes to allocate where peers can map it if possible.
+    access: LOCAL_WRITE by default; REMOTE_WRITE and REMOTE_ATOMIC need it too.
+    address: the first byte's address in work requests and for peers; the buffer's real address by
+    default. Keys and `buf` are for SGEs and for the peer; `view` is the memory itself.
     Closing it raises VerbsError (EBUSY) while memory windows are bound to it.
     """
 
@@ -39,10 +42,10 @@ class MR(Resource):
         access: int = AccessFlag.LOCAL_WRITE,
         address: int | None = None,
     ) -> None:
-        """Register memory. No octet is copied.
+        """Register memory, without a copy.
 
         Raises VerbsArgumentError: a buffer that is read-only, not contiguous, empty or beyond
-        `max_mr_size`, access flags that cannot be. TypeError: no buffer. VerbsError: ENOMEM.
+        `max_mr_size`, invalid access flags. TypeError: no buffer. VerbsError: ENOMEM.
         """
         self.pd = pd
         with pd._calling():
@@ -58,12 +61,12 @@ class MR(Resource):
 
     @property
     def buf(self) -> int:
-        """Return the address under which work requests and peers name the first octet."""
+        """Return the address of the first byte in work requests and for peers."""
         return self.engine.address
 
     @property
     def length(self) -> int:
-        """Return how many octets are registered; 0 once closed."""
+        """Return how many bytes are registered; 0 once closed."""
         return self.engine.length
 
     @property
@@ -78,19 +81,19 @@ class MR(Resource):
 
     @property
     def access(self) -> AccessFlag:
-        """Return what may be done with the memory."""
+        """Return the access rights."""
         return self.engine.access
 
     @property
     def view(self) -> memoryview:
-        """Return the memory as octets; not a copy. Released when the region is closed."""
+        """Return the memory as bytes; not a copy. Released when the region is closed."""
         self._demand_open()
         return self._view
 
     # -- using it
 
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
-        """Return the piece of `length` octets from `offset`, to the end unless told.
+        """Return the piece of `length` bytes from `offset`, to the end unless told.
 
         Raises VerbsArgumentError: the piece is not inside.
         """
@@ -99,7 +102,7 @@ class MR(Resource):
         return SGE(self.engine.address + offset, length, self.engine.lkey)
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
-        """Return a copy of `length` octets from `offset`, to the end unless told.
+        """Return a copy of `length` bytes from `offset`, to the end unless told.
 
         Raises VerbsArgumentError: they are not inside.
         """
@@ -108,17 +111,17 @@ class MR(Resource):
             return bytes(self._view[offset : offset + length])
 
     def write(self, data: "ReadableBuffer", length: int | None = None, offset: int = 0) -> int:
-        """Copy the first `length` octets of `data`, all unless told, to `offset`; return how many.
+        """Copy the first `length` bytes of `data`, all unless told, to `offset`; return how many.
 
         Raises VerbsArgumentError: they do not fit, or `data` has fewer.
         """
-        octets = memoryview(data).cast("B")
-        count = octets.nbytes if length is None else length
-        if count > octets.nbytes:
-            raise VerbsArgumentError(f"{count} octets of {octets.nbytes}")
+        raw = memoryview(data).cast("B")
+        count = raw.nbytes if length is None else length
+        if count > raw.nbytes:
+            raise VerbsArgumentError(f"{count} bytes of {raw.nbytes}")
         with self._calling():
             self._checked_length(offset, count)
-            self._view[offset : offset + count] = octets[:count]
+            self._view[offset : offset + count] = raw[:count]
         return count
 
     def rereg(
@@ -129,7 +132,7 @@ class MR(Resource):
         access: int | None = None,
         address: int | None = None,
     ) -> None:
-        """Change what is given. The region gets new keys, the old ones fail from here on.
+        """Change what is given. The region gets new keys, the old ones become invalid.
 
         A new buffer without an address is named by its own. Raises VerbsError: EBUSY while memory
         windows are bound; VerbsArgumentError as registration. Then nothing has changed.
@@ -166,20 +169,20 @@ class MR(Resource):
         if view.readonly:
             raise VerbsArgumentError(
                 f"{type(buffer).__name__} is read-only: register a writable buffer, such as a "
-                f"bytearray with a copy of its {view.nbytes} octets"
+                f"bytearray with a copy of its {view.nbytes} bytes"
             )
         if not view.c_contiguous:
             raise VerbsArgumentError(
                 f"{type(buffer).__name__} of shape {view.shape} and strides {view.strides} is not "
                 "C-contiguous: register a contiguous copy"
             )
-        return _octets(view)
+        return _bytes(view)
 
     def _checked_length(self, offset: int, length: int | None) -> int:
         whole = self.engine.length
         count = whole - offset if length is None else length
         if not 0 <= offset <= whole or not 0 <= count <= whole - offset:
-            raise VerbsArgumentError(f"{count} octets at offset {offset} of {whole}")
+            raise VerbsArgumentError(f"{count} bytes at offset {offset} of {whole}")
         return count
 
     def _move_to(self, pd: PD) -> None:
@@ -203,11 +206,11 @@ class MR(Resource):
 
 def _demand_size(count: int, limit: int) -> None:
     if not 1 <= count <= limit:
-        raise VerbsArgumentError(f"memory region of {count} octets, from 1 to {limit}")
+        raise VerbsArgumentError(f"memory region of {count} bytes, from 1 to {limit}")
 
 
-def _octets(view: memoryview) -> memoryview:
-    """Return a view of octets on the same memory, whatever its items are."""
+def _bytes(view: memoryview) -> memoryview:
+    """Return a view of bytes on the same memory, whatever its items are."""
     try:
         return view.cast("B")
     except (ValueError, TypeError):
@@ -217,5 +220,80 @@ def _octets(view: memoryview) -> memoryview:
 
 
 def _address_of(view: memoryview) -> int:
-    """Return where the first octet is."""
+    """Return where the first byte is."""
     return ctypes.addressof((ctypes.c_char * 0).from_buffer(view))
+
+
+class MWType(IntEnum):
+    """Kinds of memory window."""
+
+    TYPE_1 = 1
+    TYPE_2 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MWBindInfo:
+    """The part of a region that a window covers: `length` bytes at address `addr`; 0 unbinds."""
+
+    mr: MR
+    addr: int
+    length: int
+    mw_access_flags: int = AccessFlag.REMOTE_READ
+
+    def binding(self) -> WindowBinding:
+        """Return the engine's form."""
+        return WindowBinding(
+            self.mr.engine, self.addr, self.length, AccessFlag(self.mw_access_flags)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MWBind:
+    """A bind request for `QP.bind_mw`."""
+
+    info: MWBindInfo
+    wr_id: int = 0
+    send_flags: SendFlag = SendFlag.SIGNALED
+
+
+class MW(Resource):
+    """A memory window: a part of a region under a remote key that can be revoked.
+
+    A window of type 1 serves every queue pair of its domain and may be bound again at any time. One
+    of type 2 serves the queue pair that bound it, until a LOCAL_INV there or a SEND_WITH_INV of the
+    peer invalidates it. Binding is a work request: it happens in the order of the send queue, and
+    `rkey` is the new key once its completion is there. Closing it invalidates its key, bound or
+    not. Source: docs/reference/verbs-and-roce.md 11.
+    """
+
+    close_rank: ClassVar[int] = 3
+
+    def __init__(self, pd: PD, mw_type: int = MWType.TYPE_1) -> None:
+        """Make an unbound window.
+
+        Raises VerbsNotSupportedError: the device has no windows; VerbsError: EINVAL, ENOMEM.
+        """
+        attributes = pd.context.attributes
+        if not attributes.memory_windows:
+            raise VerbsNotSupportedError(attributes.name, "memory_windows")
+        self.pd = pd
+        with pd._calling():
+            self.engine = pd.context.adapter.keys.new_window(pd.engine, kind=mw_type)
+        self.mw_type = MWType(mw_type)
+        # A bound region must not be collected before its window.
+        self.bound_mr: MR | None = None
+        super().__init__(pd.context.adapter.lock, pd)
+
+    @property
+    def rkey(self) -> int:
+        """Return the key to give to a peer; a new one after each bind."""
+        return self.engine.rkey
+
+    @property
+    def is_bound(self) -> bool:
+        """Return whether the window is bound."""
+        return self.engine.region is not None
+
+    def _release(self, *, forced: bool) -> None:
+        self.pd.context.adapter.keys.free(self.engine)
+        self.bound_mr = None

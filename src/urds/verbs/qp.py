@@ -1,9 +1,9 @@
 """Queue pairs of an application.
 
-By hand a queue pair is led through its states: RESET, INIT (receives may be posted), RTR (it
-receives), RTS (it sends). The connection manager does the same for those who connect. Work that
-was accepted ends in exactly one completion, or without one where it was unsignalled and went well.
-Source: verbs-and-roce.md sections 10 and 18.
+A program takes a queue pair through its states: RESET, INIT (receives may be posted), RTR (it
+receives), RTS (it sends). The connection manager does the same for its connections. Each accepted
+work request ends in exactly one completion, or without one where it was unsignalled and succeeded.
+Source: docs/reference/verbs-and-roce.md 10 and 18.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from urds.verbs.ah import vector_of
+from urds.verbs.context import PD
 from urds.verbs.cq import CQ
 from urds.verbs.engine.numbers import (
     MESSAGE_BYTES_MAX,
@@ -25,8 +26,7 @@ from urds.verbs.engine.qp_state import step
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
-from urds.verbs.mw import MW, MWBind, MWBindInfo
-from urds.verbs.pd import PD
+from urds.verbs.mr import MW, MWBind, MWBindInfo
 from urds.verbs.providers.base import DeviceAttributes
 from urds.verbs.resource import Resource
 from urds.verbs.srq import SRQ
@@ -50,7 +50,7 @@ _CAPABILITY: Final = {
 
 @dataclass(slots=True)
 class QPInitAttr:
-    """What a queue pair is made with.
+    """Parameters of a new queue pair.
 
     scq, rcq: where its sends and receives complete; one queue may be both.  srq: takes receives
     from there; it has no receive queue of its own then.  sq_sig_all: each send completes, whatever
@@ -70,7 +70,7 @@ class QPInitAttr:
 class QP(Resource):
     """A queue pair. Closing it drops what is posted, without completions.
 
-    With `qp_attr` it is led to RTS (UD) or to INIT (RC) at once.
+    With `qp_attr` it goes to RTS (UD) or to INIT (RC) at once.
     """
 
     close_rank: ClassVar[int] = 0
@@ -79,14 +79,14 @@ class QP(Resource):
         """Make a queue pair.
 
         Raises VerbsArgumentError: no completion queues, objects of another device, capacities
-        beyond the device's. VerbsNotSupportedError: datagrams or acceptance that the device has
-        not got. VerbsError: ENOMEM.
+        beyond the device's. VerbsNotSupportedError: datagrams or acceptance that the device
+        lacks. VerbsError: ENOMEM.
         """
         scq, rcq = _checked(pd, init_attr)
         srq = init_attr.srq
         parents: list[Resource] = [pd, scq, rcq, *([] if srq is None else [srq])]
         self.pd, self.context = pd, pd.context
-        # A copy: the caller may use his for the next one, changed.
+        # A copy: the caller may reuse its own for the next one, changed.
         self.init_attr = init_attr = replace(init_attr, cap=replace(init_attr.cap))
         adapter, attributes = pd.context.adapter, pd.context.attributes
         self._message_bytes_max = attributes.max_msg_sz
@@ -150,9 +150,9 @@ class QP(Resource):
     def modify(self, qp_attr: QPAttr, attr_mask: int) -> None:
         """Change state and attributes; the mask says which fields count.
 
-        Raises VerbsArgumentError: no such transition, bits missing or superfluous, a value that
-        cannot be; then nothing changes. VerbsNotSupportedError: connected by hand, to RTR or RTS,
-        where only the connection manager does that; a drained one goes back to RTS everywhere.
+        Raises VerbsArgumentError: no such transition, bits missing or superfluous, an invalid
+        value; then nothing changes. VerbsNotSupportedError: a modify to RTR or RTS where only the
+        connection manager connects; a drained queue pair goes back to RTS everywhere.
         """
         mask = QPAttrMask(attr_mask)
         attributes = self.context.attributes
@@ -166,20 +166,20 @@ class QP(Resource):
         adapter = self.context.adapter
         with self._calling():
             self.engine.modify(qp_attr, mask, adapter.now_ns())
-            adapter.kick(self.engine)
+            adapter.progress_qp(self.engine)
 
     def to_init(self, qp_attr: QPAttr) -> None:
-        """Lead the queue pair from RESET to INIT, with the attributes that this needs."""
+        """Take the queue pair from RESET to INIT, with the attributes that this needs."""
         self._lead(qp_attr, QPState.INIT)
 
     def to_rtr(self, qp_attr: QPAttr) -> None:
-        """Lead the queue pair to RTR, through INIT if it is in RESET."""
+        """Take the queue pair to RTR, through INIT if it is in RESET."""
         if self.qp_state is QPState.RESET:
             self.to_init(qp_attr)
         self._lead(qp_attr, QPState.RTR)
 
     def to_rts(self, qp_attr: QPAttr) -> None:
-        """Lead the queue pair to RTS, through INIT and RTR where it has not been there."""
+        """Take the queue pair to RTS, through INIT and RTR where it has not been there."""
         if self.qp_state in (QPState.RESET, QPState.INIT):
             self.to_rtr(qp_attr)
         self._lead(qp_attr, QPState.RTS)
@@ -191,8 +191,8 @@ class QP(Resource):
 
         The memory of a request is the device's until it completes; with INLINE the data is copied
         here. Raises VerbsPostError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM
-        (the queue is full), EOPNOTSUPP (naming the capability); `bad_wr` is the index of the one
-        refused, those before it are posted.
+        (the queue is full), EOPNOTSUPP (naming the capability); `bad_wr` is the index of the
+        rejected one, those before it are posted.
         """
         with self._lock:
             self._post(wr, self._send, may_speak=True)
@@ -234,9 +234,9 @@ class QP(Resource):
         *,
         may_speak: bool,
     ) -> None:
-        """Post each request; what was posted before a refusal is carried away all the same.
+        """Post each request; those posted before a rejected one are sent all the same.
 
-        A receive has nothing to be carried away, unless it completes at once (`may_speak`).
+        A receive gives nothing to send, unless it completes at once (`may_speak`).
         """
         self._demand_open()
         adapter = self.context.adapter
@@ -250,20 +250,20 @@ class QP(Resource):
             raise VerbsPostError.of(error, posted) from error
         finally:
             if may_speak:
-                adapter.kick(self.engine)
+                adapter.progress_qp(self.engine)
 
     def _send(self, wr: SendWR, now_ns: int) -> None:
         self.engine.post_send(self._prepared(wr), now_ns)
 
     def _prepared(self, wr: SendWR) -> SendWR:
-        """Return the request as the engine wants it: without our objects."""
+        """Return the request in the engine's form: without our objects."""
         if self._refused and wr.opcode in self._refused:
             raise VerbsNotSupportedError(self.context.name, self._refused[wr.opcode])
         if self._message_bytes_max < MESSAGE_BYTES_MAX:
             length = message_bytes(wr)
             if length > self._message_bytes_max:
                 raise VerbsArgumentError(
-                    f"message of {length} octets, limit {self._message_bytes_max}"
+                    f"message of {length} bytes, limit {self._message_bytes_max}"
                 )
         if wr.opcode is WROpcode.BIND_MW and isinstance(wr.window, MW):
             if not isinstance(wr.bind, MWBindInfo):

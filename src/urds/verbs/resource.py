@@ -1,12 +1,12 @@
-"""What all verbs objects share: one lock, parents and children, an end in any order.
+"""Base of all verbs objects: one lock, parents and children, closing in any order.
 
 A child holds its parents; a parent knows its children by weak references and closes them before
-itself. So any order of closing is safe, and an object that nobody holds is closed when it is
+itself. So any order of closing is safe, and an object without references is closed when it is
 collected. Everything runs under the lock of the adapter: each call is safe from any thread. Objects
-belong to the process that made them: in a forked child closing forgets the copy and tells nobody.
+belong to the process that made them: in a forked child closing drops the copy and sends nothing.
 
-The engine below never refers to these objects strongly: an opened device whose objects all went
-out of sight ends, thread included. Source: verbs-and-roce.md section 18.
+The engine below never refers to these objects strongly: an opened device whose objects were all
+collected ends, thread included. Source: docs/reference/verbs-and-roce.md 18.
 """
 
 import os
@@ -46,7 +46,7 @@ class Resource:
         return not self._is_open
 
     def close(self) -> None:
-        """Close what stands on this object, then the object. Closing again does nothing."""
+        """Close what depends on this object, then the object. Closing again does nothing."""
         try:
             self._close(forced=False)
         except OSError as error:
@@ -64,7 +64,7 @@ class Resource:
         self.close()
 
     def __del__(self) -> None:
-        """Close an object that nobody holds.
+        """Close an object without references.
 
         A collection may begin anywhere: in the middle of an engine's work, or in a thread that
         holds a lock for which the owner of ours waits. There, another thread closes.
@@ -96,16 +96,16 @@ class Resource:
             self._announce_end()
 
     def _announce_end(self) -> None:
-        """Wake those who wait for something of this object, closed by now. Lock held."""
+        """Wake threads that wait for something of this object, closed by now. Lock held."""
 
     def _release(self, *, forced: bool) -> None:
-        """Give back what the object holds; called once, with the lock held, children closed.
+        """Release what the object holds; called once, with the lock held, children closed.
 
         May raise OSError unless `forced`; then the object stays open.
         """
 
     def _children(self) -> "list[Resource]":
-        """Return the open objects that stand on this one. Lock held."""
+        """Return the open objects that depend on this one. Lock held."""
         return [] if self._weak_children is None else list(self._weak_children)
 
     def _add_child(self, child: "Resource") -> None:
@@ -127,7 +127,7 @@ class Resource:
 
 
 class _Calling:
-    """The time of one call; a generator would take four times as long around each of them."""
+    """Context of one call; a generator would take four times as long around each of them."""
 
     __slots__ = ("_resource",)
 

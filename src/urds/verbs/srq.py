@@ -1,25 +1,24 @@
-"""Shared receive queues: receives for whichever queue pair a message comes to.
+"""Shared receive queues: receives for several queue pairs.
 
-Source: verbs-and-roce.md sections 12 and 18.
+Source: docs/reference/verbs-and-roce.md 12 and 18.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from urds.verbs.context import weak_call
+from urds.verbs.context import PD, weak_call
 from urds.verbs.engine.numbers import AsyncEventType, SRQAttrMask
 from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import RecvWR
 from urds.verbs.errors import VerbsArgumentError, VerbsPostError
-from urds.verbs.pd import PD
 from urds.verbs.resource import Resource
 from urds.verbs.wr import requests_of
 
 
 @dataclass(slots=True)
 class SrqAttr:
-    """Capacity of a shared receive queue, and the limit below which it sounds the alarm."""
+    """Capacity of a shared receive queue, and the limit below which SRQ_LIMIT_REACHED comes."""
 
     max_wr: int = 100
     max_sge: int = 1
@@ -28,7 +27,7 @@ class SrqAttr:
 
 @dataclass(slots=True)
 class SrqInitAttr:
-    """What a shared receive queue is made with. `srq_limit` is ignored: arm it with `modify`."""
+    """Parameters of a new queue. `srq_limit` is ignored: arm it with `modify`."""
 
     attr: SrqAttr = field(default_factory=SrqAttr)
 
@@ -60,7 +59,7 @@ class SRQ(Resource):
         """Post a receive, a list of them, or a chain by `next_wr`.
 
         Raises VerbsPostError: ENOMEM when the queue is full, EINVAL for too many SGEs; `bad_wr`
-        is the index of the one refused, those before it are posted.
+        is the index of the rejected one, those before it are posted.
         """
         with self._lock:
             self._demand_open()

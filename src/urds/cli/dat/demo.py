@@ -1,8 +1,8 @@
 """`urds dat demo`: receive buffers while messages overtake each other, as `recv_query` sees them.
 
-Two endpoints on a simulated network, the receiving one on a shared receive queue. Of the messages
-19 to 23, of two packets each, the script lets packets arrive in its order; after each step the
-endpoint is asked. Source: dat.md section 13.2, the worked example of dat_ep_recv_query(3DAT).
+Two endpoints on a simulated network, the receiving one on a shared receive queue. The script lets
+the packets of messages 19 to 23, two of each, arrive in its order, and queries the endpoint after
+each step. Source: docs/reference/dat.md 13.2, the worked example of dat_ep_recv_query(3DAT).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from urds import dat
-from urds.cli.exits import Exit
-from urds.cli.output import BAD, GOOD, Column, Output
+from urds.cli.output import BAD, GOOD, Column, Exit, Output
+from urds.cli.parser import Command, json_option
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.packets import PacketKind
-from urds.verbs.providers.sim import SimNetwork
-from urds.verbs.providers.sim_link import Hold
+from urds.verbs.providers.sim import PacketHold, SimNetwork
 
 COMPLETED: Final = 18
 _LAST: Final = 23
@@ -26,14 +25,14 @@ _PACKET_BYTES: Final = 4096
 _MESSAGE_BYTES: Final = 2 * _PACKET_BYTES
 _BUFFERS: Final = 30
 _WAIT_S: Final = 5.0
-_STEP_NS: Final = 1000  # of virtual time: long before the sender repeats anything
+_STEP_NS: Final = 1000  # of virtual time: long before the sender retries anything
 
 STRATEGIES: Final = (Acceptance.BY_ARRIVAL, Acceptance.FILL_GAPS)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Packets that arrive, as (message, which half), and what (nbufs, span) they lead to."""
+    """Packets that arrive, as (message, which half), and the (nbufs, span) after them."""
 
     text: str
     packets: tuple[tuple[int, int], ...]
@@ -56,14 +55,14 @@ STEPS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatDemoOptions:
-    """How to print."""
+    """Options of `urds dat demo`."""
 
-    json_wanted: bool = False
+    json_wanted: bool = json_option()
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the endpoint and its shared queue said after a step."""
+    """The counts of the endpoint and its shared queue after a step."""
 
     strategy: str
     step: str
@@ -76,7 +75,7 @@ class Row:
 
 
 def run(options: DatDemoOptions) -> Exit:
-    """Print a table per strategy; `Exit.FAILED` if a count is not what the page says."""
+    """Print a table per strategy; `Exit.FAILED` if a count differs from the page."""
     output = Output(json_wanted=options.json_wanted)
     rows = [row for strategy in STRATEGIES for row in evolution(strategy)]
     is_good = all(row.as_expected for row in rows)
@@ -174,7 +173,7 @@ def _taken(ep: dat.Endpoint) -> dat.EventDispatcher:
     return ep.recv_evd
 
 
-def _deliver(network: SimNetwork, hold: Hold, message: int, half: int) -> None:
+def _deliver(network: SimNetwork, hold: PacketHold, message: int, half: int) -> None:
     hold.release(lambda packet: packet.msn == message and (packet.offset > 0) == (half == 1))
     network.run(for_ns=_STEP_NS)
 
@@ -209,3 +208,16 @@ def _print_table(output: Output, strategy: Acceptance, rows: list[Row]) -> None:
             for row in rows
         ),
     )
+
+
+COMMAND: Final = Command(
+    about="""
+    The worked example of dat_ep_recv_query(3DAT) on a simulated network: of the messages 19 to 23
+    some arrive before others, and after each step the endpoint tells how many buffers it holds and
+    over how many messages they reach, for both ways to take buffers from a shared queue. The exit
+    code is 1 if a count is not the one that the page gives.
+    """,
+    examples=(("urds dat demo", "both tables"), ("urds dat demo --json", "for a script")),
+    options=DatDemoOptions,
+    run=run,
+)

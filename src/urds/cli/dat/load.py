@@ -2,7 +2,7 @@
 
 After the three tests of dapltest that need no second host: T (transactions), P (performance) and L
 (limits). Both ends are interface adapters of this process, on the same device.
-Source: dat.md section 18.5.
+Source: docs/reference/dat.md 18.5.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from urds import dat
-from urds.cli.dat_test_peer import TestFailure, demand_adapter
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import Column, Output, complain
+from urds.cli.dat.test_peer import TestFailure, check_adapter, ia_option
+from urds.cli.output import Column, Exit, Output, UsageError, complain
+from urds.cli.parser import Command, check_ranges, json_option, option
 
 _WAIT_S: Final = 10.0
 _QUAL: Final = 45_278
@@ -30,53 +30,51 @@ LIMITS: Final = ("pz", "cno", "evd", "ep", "rsp", "psp", "lmr", "rpost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatLoadOptions:
-    """What to run. Letters are dapltest's where it has them."""
+    """Options of `urds dat load`: dapltest's letters where it has them."""
 
-    kind: str = "T"
-    ia_name: str = "shm0"
-    iterations: int = 100
-    endpoints: int = 1
-    size_bytes: int = 4096
-    pipeline: int = 16
-    operation: str = "RW"
-    attempts: int = 1000
-    poll: bool = False
-    json_wanted: bool = False
+    kind: str = option(
+        "-T", metavar="T|P|L", default="T", help="Transactions, performance or limits."
+    )
+    ia_name: str = ia_option()
+    iterations: int = option("-i", default=100, low=1, high=1_000_000, help="Iterations.")
+    endpoints: int = option("-w", default=1, low=1, high=256, help="T: endpoints of each side.")
+    size_bytes: int = option(
+        "-b", metavar="BYTES", default=4096, low=1, high=1 << 24, help="Bytes of each transfer."
+    )
+    pipeline: int = option("-p", default=16, low=1, high=1024, help="P: transfers under way.")
+    operation: str = option("-o", metavar="RW|RR", default="RW", help="P: RDMA write or RDMA read.")
+    attempts: int = option(
+        "-m", default=1000, low=1, high=100_000, help="L: objects of each kind at most."
+    )
+    poll: bool = option("-q", default=False, help="Poll for completions instead of waiting.")
+    json_wanted: bool = json_option()
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be."""
+        """Raise UsageError for wrong options."""
         if self.kind not in KINDS:
-            raise UsageError(f"-T {self.kind}, one of {', '.join(KINDS)}")
+            raise UsageError(f"-T {self.kind}: must be one of {', '.join(KINDS)}")
         if self.operation not in OPERATIONS[1:]:
-            raise UsageError(f"-o {self.operation}, one of {', '.join(OPERATIONS[1:])}")
-        demand_adapter(self.ia_name)
-        for name, value, highest in (
-            ("-i", self.iterations, 1_000_000),
-            ("-w", self.endpoints, 256),
-            ("-b", self.size_bytes, 1 << 24),
-            ("-p", self.pipeline, 1024),
-            ("-m", self.attempts, 100_000),
-        ):
-            if not 1 <= value <= highest:
-                raise UsageError(f"{name} {value}, from 1 to {highest}")
+            raise UsageError(f"-o {self.operation}: must be one of {', '.join(OPERATIONS[1:])}")
+        check_adapter(self.ia_name)
+        check_ranges(self)
 
 
 @dataclass(slots=True)
-class Tally:
-    """What one kind of transfer did."""
+class Counters:
+    """The figures of one kind of transfer."""
 
     operation: str
     count: int = 0
-    octets: int = 0
+    bytes: int = 0
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Result:
-    """What a run found; fields of other kinds are empty."""
+    """The figures of a run; fields of other kinds are empty."""
 
     kind: str
-    tallies: list[Tally] = field(default_factory=list)
+    counters: list[Counters] = field(default_factory=list)
     seconds: float = 0.0
     latency_us: dict[str, dict[str, float]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
@@ -90,14 +88,14 @@ def run(options: DatLoadOptions) -> Exit:
     """
     options.check()
     measure, show = {
-        "T": (_transactions, _print_tallies),
+        "T": (_transactions, _print_transactions),
         "P": (_performance, _print_performance),
         "L": (_limits, _print_limits),
     }[options.kind]
     try:
         result = measure(options)
     except (dat.DatError, dat.DatCompletionError, TestFailure) as failure:
-        complain("dat load", str(failure))
+        complain("urds dat load", str(failure))
         return Exit.FAILED
     output = Output(json_wanted=options.json_wanted)
     if options.json_wanted:
@@ -165,20 +163,20 @@ def _connected(stack: ExitStack, options: DatLoadOptions) -> tuple[_Side, _Side]
 
 def _transactions(options: DatLoadOptions) -> Result:
     """Do every operation on every endpoint, `iterations` times: both sides send."""
-    result = Result("T", [Tally(name) for name in OPERATIONS])
+    result = Result("T", [Counters(name) for name in OPERATIONS])
     with ExitStack() as stack:
         client, server = _connected(stack, options)
         start_s = time.perf_counter()
         for _ in range(options.iterations):
             for one, other in zip(client.eps, server.eps, strict=True):
-                for tally in result.tallies:
-                    _transact(tally, client, one, server, other, options.size_bytes)
+                for counted in result.counters:
+                    _transact(counted, client, one, server, other, options.size_bytes)
         result.seconds = time.perf_counter() - start_s
     return result
 
 
 def _transact(
-    tally: Tally,
+    counted: Counters,
     client: _Side,
     one: dat.Endpoint,
     server: _Side,
@@ -186,7 +184,7 @@ def _transact(
     size_bytes: int,
 ) -> None:
     start_s = time.perf_counter()
-    if tally.operation == "SR":
+    if counted.operation == "SR":
         for sender, source, receiver, target in (
             (client, one, server, other),
             (server, other, client, one),
@@ -197,12 +195,12 @@ def _transact(
             receiver.take(target.recv_evd)
         count = 2
     else:
-        _post(tally.operation, client, one, server, size_bytes)
+        _post(counted.operation, client, one, server, size_bytes)
         client.take(one.request_evd)
         count = 1
-    tally.count += count
-    tally.octets += count * size_bytes
-    tally.seconds += time.perf_counter() - start_s
+    counted.count += count
+    counted.bytes += count * size_bytes
+    counted.seconds += time.perf_counter() - start_s
 
 
 def _post(operation: str, client: _Side, ep: dat.Endpoint, server: _Side, size_bytes: int) -> None:
@@ -219,10 +217,10 @@ def _post(operation: str, client: _Side, ep: dat.Endpoint, server: _Side, size_b
 
 def _performance(options: DatLoadOptions) -> Result:
     """Keep the pipeline full, then post one at a time and measure post and reap."""
-    result = Result("P", [Tally(options.operation)])
+    result = Result("P", [Counters(options.operation)])
     with ExitStack() as stack:
         client, server = _connected(stack, options)
-        ep, [tally] = client.eps[0], result.tallies
+        ep, [counted] = client.eps[0], result.counters
         start_s, posted, reaped = time.perf_counter(), 0, 0
         while reaped < options.iterations:
             while posted < options.iterations and posted - reaped < options.pipeline:
@@ -230,8 +228,8 @@ def _performance(options: DatLoadOptions) -> Result:
                 posted += 1
             client.take(ep.request_evd)
             reaped += 1
-        tally.seconds = time.perf_counter() - start_s
-        tally.count, tally.octets = reaped, reaped * options.size_bytes
+        counted.seconds = time.perf_counter() - start_s
+        counted.count, counted.bytes = reaped, reaped * options.size_bytes
         times_us: dict[str, list[float]] = {"latency": [], "post": [], "reap": []}
         for _ in range(options.iterations):
             begin_s = time.perf_counter()
@@ -277,7 +275,7 @@ def _fill(make: Callable[[], object], attempts: int) -> int:
 
 
 def _maker(name: str, ia: dat.InterfaceAdapter, stack: ExitStack) -> Callable[[], object]:
-    """Return what makes one more object of this kind; all are freed with `stack`."""
+    """Return a call that makes one more object of this kind; all are freed with `stack`."""
 
     def kept(made: Any) -> Any:
         return stack.enter_context(made)
@@ -315,8 +313,8 @@ def _maker(name: str, ia: dat.InterfaceAdapter, stack: ExitStack) -> Callable[[]
 # -- printing
 
 
-def _print_tallies(output: Output, result: Result) -> None:
-    requests = sum(tally.count for tally in result.tallies)
+def _print_transactions(output: Output, result: Result) -> None:
+    requests = sum(counted.count for counted in result.counters)
     output.line(
         f"{requests} transfers in {result.seconds:.2f} s: "
         f"{requests / result.seconds:.1f} per second"
@@ -328,22 +326,22 @@ def _print_tallies(output: Output, result: Result) -> None:
         columns,
         (
             (
-                names[tally.operation],
-                tally.count,
-                f"{tally.octets / _MB:.2f}",
-                f"{tally.octets / _MB / tally.seconds:.2f}",
+                names[counted.operation],
+                counted.count,
+                f"{counted.bytes / _MB:.2f}",
+                f"{counted.bytes / _MB / counted.seconds:.2f}",
             )
-            for tally in result.tallies
+            for counted in result.counters
         ),
     )
 
 
 def _print_performance(output: Output, result: Result) -> None:
-    [tally] = result.tallies
+    [counted] = result.counters
     output.line(
-        f"{tally.operation}: {tally.count} in {tally.seconds:.3f} s, "
-        f"{tally.count / tally.seconds:.1f} per second, "
-        f"{tally.octets / _MB / tally.seconds:.2f} MB/s with a full pipeline"
+        f"{counted.operation}: {counted.count} in {counted.seconds:.3f} s, "
+        f"{counted.count / counted.seconds:.1f} per second, "
+        f"{counted.bytes / _MB / counted.seconds:.2f} MB/s with a full pipeline"
     )
     columns = [Column("one at a time, us", left=True), *map(Column, ("mean", "max", "min"))]
     output.table(
@@ -360,3 +358,20 @@ def _print_limits(output: Output, result: Result) -> None:
     columns = [Column("object", left=True), Column("made")]
     output.table("Objects until one was refused", columns, result.limits.items())
     output.line("all released" if result.all_released else "not all were released")
+
+
+COMMAND: Final = Command(
+    about="""
+    After dapltest's tests of the same letters, both ends in this process. T does sends, RDMA reads
+    and writes on every endpoint; P keeps a pipeline of one operation full, then measures it alone;
+    L makes objects of each kind until one is rejected, and frees them. The exit code is 1 if not
+    all were freed.
+    """,
+    examples=(
+        ("urds dat load -T T -w 8", "transactions on eight endpoints"),
+        ("urds dat load -T P -o RR -b 65536", "RDMA reads of 64 KiB"),
+        ("urds dat load -T L -m 200 --json", "limits, for a script"),
+    ),
+    options=DatLoadOptions,
+    run=run,
+)

@@ -1,7 +1,7 @@
 """`urds dat test`: send, receive, RDMA write and read between two endpoints, with figures.
 
-The server waits for one client; the client drives. Without `-s` and `-h` both run here, the server
-in a process of its own. Steps and figures: `dat_test_peer`.
+The server waits for one client, which begins each step. Without `-s` and `-h` both run here, the
+server in a process of its own. Steps and figures: `dat_test_peer`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from urds import dat
-from urds.cli.addresses import find_address
-from urds.cli.children import environment
-from urds.cli.dat_test_peer import (
+from urds.cli.dat.test_peer import (
     READ_COOKIE,
     READS,
     SERVER_WAIT_S,
@@ -27,10 +25,9 @@ from urds.cli.dat_test_peer import (
     Peer,
     TestFailure,
 )
-from urds.cli.exits import Exit
-from urds.cli.output import BAD, GOOD, Column, Output, complain
-
-__all__ = ["DatTestOptions", "run"]
+from urds.cli.output import BAD, GOOD, Column, Exit, Output, complain
+from urds.cli.parser import Command, find_address
+from urds.cli.processes import environment
 
 _SERVER_END_S: Final = 10.0
 _LAST_WORD_S: Final = 2.0
@@ -50,7 +47,7 @@ def run(options: DatTestOptions) -> Exit:
 def _run_both(options: DatTestOptions) -> Exit:
     """Start the server as a child process, out of reach of Ctrl-C, and be its client."""
     server_options = asdict(replace(options, is_server=True, json_wanted=False))
-    arguments = [sys.executable, "-m", "urds.cli.dat_test", json.dumps(server_options)]
+    arguments = [sys.executable, "-m", "urds.cli.dat.test", json.dumps(server_options)]
     with subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,
@@ -62,24 +59,24 @@ def _run_both(options: DatTestOptions) -> Exit:
             assert server.stdout is not None, "it is piped"
             ready = server.stdout.readline()
             if not ready.startswith("server:"):
-                complain("dat test", "the server did not start")
+                complain("urds dat test", "the server did not start")
                 return Exit.FAILED
             address = ready.split(" at ")[1].split(",")[0]
             code = _run_side(replace(options, host=address))
-            # One that has lost its client may still say why.
+            # A server that has lost its client may still print why.
             with suppress(subprocess.TimeoutExpired):
                 server.wait(_SERVER_END_S if code is Exit.OK else _LAST_WORD_S)
         finally:
             if server.poll() is None:
                 server.kill()
     if code is Exit.OK and server.returncode:
-        complain("dat test", f"the server ended with exit code {server.returncode}")
+        complain("urds dat test", f"the server ended with exit code {server.returncode}")
         return Exit.FAILED
     return code
 
 
 def _run_side(options: DatTestOptions, *, is_child: bool = False) -> Exit:
-    """Run the server or the client; the server that is a child tells failures only."""
+    """Run the server or the client; a child server prints failures only."""
     figures = Figures()
     is_client = options.host is not None
     failure = ""
@@ -140,16 +137,16 @@ def _read(peer: Peer, remote: dat.RmrTriplet) -> None:
     """Check what the peer wrote here, then read the same back from there."""
     size_bytes, bursts = peer.options.size_bytes, peer.options.bursts
     if peer.got[: size_bytes * bursts] != _pattern(size_bytes) * bursts:
-        raise TestFailure("the octets that the peer wrote are not those that it had")
+        raise TestFailure("the bytes that the peer wrote are not those that it had")
     start_s = time.perf_counter()
     for _ in range(READS):
         piece = peer.sent_lmr.triplet(0, size_bytes)
         peer.sent[:size_bytes] = bytes(size_bytes)
         peer.ep.post_rdma_read([piece], _part(remote, 0, size_bytes), READ_COOKIE)
-        peer.take(peer.request_evd, cookie=READ_COOKIE, octets=size_bytes)
+        peer.take(peer.request_evd, cookie=READ_COOKIE, byte_count=size_bytes)
     peer.figures.transfer("RDMA read", READS, size_bytes, time.perf_counter() - start_s)
     if peer.sent[:size_bytes] != _pattern(size_bytes):
-        raise TestFailure("the octets read are not those that were written")
+        raise TestFailure("the bytes read are not those that were written")
 
 
 def _ping_pong(peer: Peer, *, is_client: bool) -> None:
@@ -160,7 +157,7 @@ def _ping_pong(peer: Peer, *, is_client: bool) -> None:
     for number in range(options.bursts):
         if is_client:
             _send(peer, number)
-        peer.take(peer.recv_evd, cookie=number, octets=size_bytes)
+        peer.take(peer.recv_evd, cookie=number, byte_count=size_bytes)
         if not is_client:
             _send(peer, number)
         if options.validate:
@@ -198,7 +195,7 @@ def _stream_writes(peer: Peer, remote: dat.RmrTriplet) -> None:
 def _write_ping_pong(
     peer: Peer, remote: dat.RmrTriplet, size_bytes: int, *, is_client: bool
 ) -> None:
-    """Answer each write that is seen in memory with one; the last octet is the round's number.
+    """Answer each write that is seen in memory with one; the last byte is the round's number.
 
     Sizes grow from one series to the next, so nothing has yet been written where it is awaited.
     """
@@ -208,7 +205,7 @@ def _write_ping_pong(
     for number in range(options.bursts):
         mark = number % 255 + 1
         if not is_client:
-            _await_octet(peer, last, mark)
+            _await_byte(peer, last, mark)
         peer.sent[last] = mark
         is_signalled = number % options.signal_rate == 0
         piece = peer.sent_lmr.triplet(0, size_bytes)
@@ -217,20 +214,20 @@ def _write_ping_pong(
         if is_signalled:
             peer.take(peer.request_evd, cookie=number)
         if is_client:
-            _await_octet(peer, last, mark)
+            _await_byte(peer, last, mark)
         if options.validate:
             _demand_fill(peer.got[:last], f"round {number}", is_of_client=not is_client)
     total_s = time.perf_counter() - start_s
     peer.figures.transfer("RDMA write ping-pong", options.bursts, size_bytes, total_s)
 
 
-def _await_octet(peer: Peer, index: int, value: int) -> None:
+def _await_byte(peer: Peer, index: int, value: int) -> None:
     deadline_s = time.monotonic() + 5.0
     while peer.got[index] != value:
         peer.figures.polls += 1
         peer.recv_evd.ia.adapter.progress()
         if time.monotonic() > deadline_s:
-            raise TestFailure(f"no write in 5 s: octet {index} is {peer.got[index]}, not {value}")
+            raise TestFailure(f"no write in 5 s: byte {index} is {peer.got[index]}, not {value}")
 
 
 def _disconnect(peer: Peer, *, is_client: bool) -> None:
@@ -244,10 +241,10 @@ def _flags(*, is_signalled: bool) -> dat.CompletionFlag:
 
 
 def _demand_fill(got: bytearray, what: str, *, is_of_client: bool) -> None:
-    """Raise TestFailure unless all octets are those that the side fills its messages with."""
+    """Raise TestFailure unless all bytes are those that the side fills its messages with."""
     byte = _FIRST_BYTE[is_of_client]
     if got.count(byte) != len(got):
-        raise TestFailure(f"{what}: not all of its {len(got)} octets are {byte:#x}")
+        raise TestFailure(f"{what}: not all of its {len(got)} bytes are {byte:#x}")
 
 
 def _part(remote: dat.RmrTriplet, number: int, size_bytes: int) -> dat.RmrTriplet:
@@ -258,7 +255,7 @@ def _part(remote: dat.RmrTriplet, number: int, size_bytes: int) -> dat.RmrTriple
 
 
 def _pattern(size_bytes: int) -> bytes:
-    """Return octets none of which is what the memory holds before."""
+    """Return bytes none of which is what the memory holds before."""
     return (bytes(range(1, 252)) * (size_bytes // 251 + 1))[:size_bytes]
 
 
@@ -276,7 +273,7 @@ def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
     columns = [
         Column("transfer", 20, left=True),
         Column("count"),
-        Column("octets", 8),
+        Column("bytes", 8),
         Column("total us", 10),
         Column("us each", 9),
         Column("MB/s", 9),
@@ -295,10 +292,29 @@ def _print(options: DatTestOptions, figures: Figures, failure: str) -> None:
     if options.poll:
         output.line(f"polls: {figures.polls}")
     if failure:
-        complain("dat test", failure)
+        complain("urds dat test", failure)
     output.line()
     output.line("FAILED" if failure else "PASSED", BAD if failure else GOOD)
 
+
+COMMAND: Final = Command(
+    about="""
+    Options and steps are dtest's. With -s this is the server, with -h HOST the client; with neither
+    both run here, the server in a process of its own. Both sides need the same options. An adapter
+    serves the address that dat.conf gives it, 127.0.0.1 without a file. The exit code is 0 if all
+    was right, else 1.
+    """,
+    examples=(
+        ("urds dat test", "both sides over shared memory"),
+        ("urds dat test -P tcp0 -t -b 65536", "over TCP, with times"),
+        ("urds dat test -P tcp0 -s", "a server, for one client"),
+        ("urds dat test -P tcp0 -h 127.0.0.1 -p", "its client, polling"),
+        ("urds dat test -W -a -b 65536", "answered writes of 1, 2, 4 ... 65536 bytes"),
+    ),
+    options=DatTestOptions,
+    run=run,
+    help_flags=("--help", "-U"),  # -h is the host
+)
 
 if __name__ == "__main__":
     sys.exit(_run_side(DatTestOptions(**json.loads(sys.argv[1])), is_child=True))

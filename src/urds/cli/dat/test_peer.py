@@ -1,7 +1,7 @@
-"""One side of `urds dat test`: its objects, how it waits, what it exchanges and measures.
+"""One side of `urds dat test`: its objects, its way of waiting, its exchanges and figures.
 
-The steps, figures and constants are dtest's, the test program of the OpenFabrics library: so a
-program written against that one finds the same order here. Source: dat.md section 18.1.
+The steps, figures and constants are those of dtest, the test program of the OpenFabrics library: so
+a program written against that one finds the same order here. Source: docs/reference/dat.md 18.1.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from urds import dat
-from urds.cli.exits import UsageError
+from urds.cli.output import UsageError
+from urds.cli.parser import check_ranges, json_option, option
 
 CONN_QUAL: Final = 45_248
 SIZES_MAX: Final = 1024  # of one write ping-pong after the other
@@ -29,75 +30,98 @@ TRANSFER_WAIT_S: Final = 5.0
 SERVER_WAIT_S: Final = 120.0  # for the first request; a server alone waits without end
 _SECOND_US: Final = 1_000_000
 
-_TRIPLET: Final = Struct(">I4xQQ")  # context, address, length: 24 octets in network order
+_TRIPLET: Final = Struct(">I4xQQ")  # context, address, length: 24 bytes in network order
 _BUFFER_BYTES: Final = _TRIPLET.size
 _NOTICE_BYTES: Final = 8
 
 
-def demand_adapter(ia_name: str) -> None:
-    """Raise UsageError for an adapter that nobody has registered, or without a registry."""
+def ia_option() -> Any:
+    """Return the field of `-P`, the adapter."""
+    return option(
+        "-P", metavar="IA", default="shm0", help="Adapter: shm0, tcp0, udp0, or a name of dat.conf."
+    )
+
+
+def check_adapter(ia_name: str) -> None:
+    """Raise UsageError for an adapter that is not registered, or without a registry."""
     try:
         known = [provider.ia_name for provider in dat.providers()]
     except dat.DatInternalError as error:
         raise UsageError(error.detail) from error
     if ia_name not in known:
-        raise UsageError(f"-P {ia_name}, there are {', '.join(known)}")
+        raise UsageError(f"-P {ia_name}: there are {', '.join(known)}")
 
 
 class TestFailure(Exception):
-    """Something was not as it has to be; the text says what."""
+    """A check failed; the text says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatTestOptions:
     """Options of `urds dat test`, named after dtest's letters in the command line."""
 
-    ia_name: str = "shm0"
-    host: str | None = None  # of the server: then this is the client
-    is_server: bool = False
-    size_bytes: int = 64
-    bursts: int = 10
-    use_cno: bool = False
-    poll: bool = False
-    delay_s: float = 0.0
-    verbose: bool = False
-    times: bool = False
-    write_only: bool = False
-    write_ping_pong: bool = False
-    one_way: bool = False
-    all_sizes: bool = False
-    increment_bytes: int = 0
-    validate: bool = False
-    signal_rate: int = 10
-    qpn: str | None = None  # these two are refused
-    lid: str | None = None
-    conn_qual: int = CONN_QUAL
-    json_wanted: bool = False
+    ia_name: str = ia_option()
+    host: str | None = option(
+        "-h", metavar="HOST", help="Be the client of the server at this address or name."
+    )
+    is_server: bool = option("-s", default=False, help="Be the server, for one client.")
+    size_bytes: int = option(
+        "-b", metavar="BYTES", default=64, low=1, high=1 << 26, help="Bytes of each transfer."
+    )
+    bursts: int = option("-B", default=10, low=1, high=10_000, help="Transfers of each kind.")
+    use_cno: bool = option(
+        "-c", default=False, help="Wait for receives through a notification point."
+    )
+    poll: bool = option("-p", default=False, help="Poll instead of waiting.")
+    delay_s: float = option(
+        "-d", metavar="S", default=0.0, low=0, high=60,
+        help="Seconds that the server waits before it accepts.",
+    )  # fmt: skip
+    write_only: bool = option("-w", default=False, help="Stream RDMA writes only.")
+    write_ping_pong: bool = option(
+        "-W", default=False, help="Answer RDMA writes with RDMA writes only."
+    )
+    one_way: bool = option(
+        "-u", default=False, help="With -w: the client writes, the server does not."
+    )
+    all_sizes: bool = option(
+        "-a", default=False, help="With -W: sizes 1, 2, 4 and so on up to that of -b."
+    )
+    increment_bytes: int = option(
+        "-i", metavar="BYTES", default=0, help="With -W: sizes by this step up to that of -b."
+    )
+    validate: bool = option("-D", default=False, help="Check the bytes of each ping-pong.")
+    signal_rate: int = option(
+        "-S", default=10, low=1, high=10_000, help="Requests per completion that is asked for."
+    )
+    times: bool = option("-t", default=False, help="Print what the single calls took.")
+    verbose: bool = option(
+        "-v", default=False, help="Print the addresses of both ends, and times as -t does."
+    )
+    qpn: str | None = option("-q", help="Rejected: adapters here have no ucm addresses.")
+    lid: str | None = option("-l", help="Rejected, as -q.")
+    conn_qual: int = option(
+        "--port", metavar="QUALIFIER", default=CONN_QUAL, low=1, high=65_535,
+        help="Connection qualifier of the server.",
+    )  # fmt: skip
+    json_wanted: bool = json_option()
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be."""
-        for name, value, lowest, highest in (
-            ("-b", self.size_bytes, 1, 1 << 26),
-            ("-B", self.bursts, 1, 10_000),
-            ("-S", self.signal_rate, 1, 10_000),
-            ("--port", self.conn_qual, 1, 65_535),
-        ):
-            if not lowest <= value <= highest:
-                raise UsageError(f"{name} {value}, from {lowest} to {highest}")
-        if not 0 <= self.delay_s <= 60:
-            raise UsageError(f"-d {self.delay_s:g} s, from 0 to 60")
+        """Raise UsageError for wrong options."""
+        check_ranges(self)
         if not 0 <= self.increment_bytes <= self.size_bytes:
-            raise UsageError(f"-i {self.increment_bytes}, from 0 to {self.size_bytes} (-b)")
+            limits = f"must be from 0 to {self.size_bytes} (-b)"
+            raise UsageError(f"-i {self.increment_bytes}: {limits}")
         if len(self.sizes) > SIZES_MAX:
             raise UsageError(
                 f"-i {self.increment_bytes}: {len(self.sizes)} sizes, at most {SIZES_MAX}"
             )
         self._check_together()
-        demand_adapter(self.ia_name)
+        check_adapter(self.ia_name)
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Return the octets of a write, for each round of the write ping-pong."""
+        """Return the bytes of a write, for each round of the write ping-pong."""
         if self.increment_bytes:
             return range(self.increment_bytes, self.size_bytes + 1, self.increment_bytes)
         if self.all_sizes:
@@ -134,7 +158,7 @@ class Transfers:
 
 @dataclass(slots=True)
 class Figures:
-    """What was found: addresses, microseconds of single calls, and totals of the transfers."""
+    """The results: addresses, microseconds of single calls, and totals of the transfers."""
 
     local: str = ""  # address and port of the endpoint
     remote: str = ""
@@ -280,7 +304,7 @@ class Peer:
         assert isinstance(event, dat.ConnectionEvent), event
         if event.event_number == dat.DAT_CONNECTION_EVENT_NON_PEER_REJECTED:
             where = f"{self.options.host}, qualifier {self.options.conn_qual}"
-            raise TestFailure(f"nobody listens at {where} ({event.event_number.name})")
+            raise TestFailure(f"no server at {where} ({event.event_number.name})")
         if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
             raise TestFailure(f"no connection: {event.event_number.name}")
         param = self.ep.query()
@@ -316,14 +340,14 @@ class Peer:
 
     def learn_memory(self, cookie: int) -> dat.RmrTriplet:
         """Receive such a triplet, in the buffer of this cookie."""
-        self.take(self.recv_evd, cookie=cookie, octets=_BUFFER_BYTES)
+        self.take(self.recv_evd, cookie=cookie, byte_count=_BUFFER_BYTES)
         return dat.RmrTriplet(*_TRIPLET.unpack_from(self.messages, cookie * _BUFFER_BYTES))
 
     def notice(self, cookie: int) -> None:
-        """Tell the peer that this step is over, and wait for its word in this buffer."""
+        """Tell the peer that this step is over, and wait for its message in this buffer."""
         piece = self.messages_lmr.triplet(MESSAGE_BUFFERS * _BUFFER_BYTES, _NOTICE_BYTES)
         self.ep.post_send([piece], flags=dat.CompletionFlag.SUPPRESS)
-        self.take(self.recv_evd, cookie=cookie, octets=_NOTICE_BYTES)
+        self.take(self.recv_evd, cookie=cookie, byte_count=_NOTICE_BYTES)
 
     def post_ping_pong_buffers(self) -> None:
         """Post a receive per burst, behind the message buffers; the cookie is the number."""
@@ -332,7 +356,7 @@ class Peer:
             self.ep.post_recv([self.got_lmr.triplet(number * size_bytes, size_bytes)], number)
 
     def take(
-        self, evd: dat.EventDispatcher, *, cookie: object = None, octets: int | None = None
+        self, evd: dat.EventDispatcher, *, cookie: object = None, byte_count: int | None = None
     ) -> dat.DtoCompletionEvent:
         """Wait for a completion as the options say, and check it."""
         event = self._next(evd)
@@ -342,8 +366,8 @@ class Peer:
             raise TestFailure(f"cookie {event.user_cookie!r}: {event.status.name}")
         if cookie is not None and event.user_cookie != cookie:
             raise TestFailure(f"cookie {event.user_cookie!r}, not {cookie!r}")
-        if octets is not None and event.transfered_length != octets:
-            raise TestFailure(f"{event.transfered_length} octets, not {octets}")
+        if byte_count is not None and event.transfered_length != byte_count:
+            raise TestFailure(f"{event.transfered_length} bytes, not {byte_count}")
         return event
 
     def _next(self, evd: dat.EventDispatcher) -> dat.Event:

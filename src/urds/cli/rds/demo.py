@@ -1,51 +1,68 @@
 """`urds demo`: hosts that exchange verified messages while their connections are reset on purpose.
 
 Each host is a process with an address of its own in 127/8, so there is real TCP between any two of
-them, and no root in sight. Every host sends numbered messages to every other, checks each one it
+them, and none needs root. Every host sends numbered messages to every other, checks each one it
 gets, and now and then resets all of its connections. At the end the coordinator, which has no
-socket itself, compares what was accepted from the senders with what the receivers counted.
+socket itself, compares the accepted messages of the senders with the counts of the receivers.
 """
 
 from __future__ import annotations
 
+import json
+import queue
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 from random import SystemRandom
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from urds.backend import plane_in_use
-from urds.cli.demo_host import Plan
-from urds.cli.demo_messages import PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN
-from urds.cli.demo_processes import DemoError, Hosts, running
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import BAD, GOOD, TITLE, Output, Progress, complain
+from urds.cli.output import BAD, GOOD, TITLE, Exit, Output, Progress, UsageError, complain
+from urds.cli.parser import Command, check_ranges, json_option, option
+from urds.cli.processes import environment
+from urds.cli.rds.demo_host import PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN, Plan
+from urds.rds.runtime.process import plane_in_use
 
 HOSTS_MAX: Final = 16
 SECONDS_MAX: Final = 3600
 _READY_S: Final = 20.0
 _STOP_S: Final = 15.0  # beyond the time of the run, until every host has stopped sending
 _DRAIN_S: Final = 8.0
+_END_S: Final = 3.0
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What to show."""
+    """Options of `urds demo`."""
 
-    hosts: int = 4
-    seconds: float = 8.0
-    payload_bytes: int = 1024
-    reset_every_s: float = 0.25  # of each host; 0 never
-    seed: int | None = None  # None: by chance
-    first_address: str = "127.0.0.2"
-    json_wanted: bool = False
+    hosts: int = option("--hosts", default=4, low=2, high=HOSTS_MAX, help="How many hosts.")
+    seconds: float = option(
+        "--seconds", metavar="S", default=8.0, low=0.1, high=SECONDS_MAX, help="How long they send."
+    )
+    payload_bytes: int = option(
+        "--size", metavar="BYTES", default=1024, low=PAYLOAD_BYTES_MIN, high=PAYLOAD_BYTES_MAX,
+        help="Bytes of each message.",
+    )  # fmt: skip
+    reset_every_s: float = option(
+        "--reset-every", metavar="S", default=0.25, low=0, high=SECONDS_MAX,
+        help="Seconds between the resets of one host, on average; 0 for none.",
+    )  # fmt: skip
+    seed: int | None = option("--seed", help="Repeat the content of an earlier run.")
+    first_address: str = option(
+        "--first", metavar="ADDRESS", default="127.0.0.2",
+        help="Address of the first host; the others follow it.",
+    )  # fmt: skip
+    json_wanted: bool = json_option()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What one host lost of another's messages."""
+    """One host's losses of another's messages."""
 
     source: str
     target: str
@@ -55,7 +72,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of it."""
+    """The result of a run."""
 
     hosts: int
     sent: int
@@ -78,7 +95,7 @@ class Result:
 
 
 def run(options: DemoOptions) -> Exit:
-    """Show it; `Exit.FAILED` if a message was lost, doubled, reordered or damaged.
+    """Print it; `Exit.FAILED` if a message was lost, doubled, reordered or damaged.
 
     Raises UsageError, and as `plane_in_use` for a plane that cannot be.
     """
@@ -91,9 +108,9 @@ def run(options: DemoOptions) -> Exit:
         with running(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
             verdicts, sent = _exchange(hosts, options, plans, progress)
     except DemoError as failure:
-        complain("demo", str(failure))
+        complain("urds demo", str(failure))
         return Exit.FAILED
-    result = judge(verdicts, sent, options, seed=plans[0].seed)
+    result = compare(verdicts, sent, options, seed=plans[0].seed)
     if options.json_wanted:
         output.document(asdict(result))
     else:
@@ -103,11 +120,8 @@ def run(options: DemoOptions) -> Exit:
 
 
 def make_plans(options: DemoOptions) -> list[Plan]:
-    """Return what each host does. Raises UsageError for options that cannot be."""
-    _check("--hosts", options.hosts, 2, HOSTS_MAX)
-    _check("--seconds", options.seconds, 0.1, SECONDS_MAX)
-    _check("--size", options.payload_bytes, PAYLOAD_BYTES_MIN, PAYLOAD_BYTES_MAX)
-    _check("--reset-every", options.reset_every_s, 0, SECONDS_MAX)
+    """Return the plan of each host. Raises UsageError for wrong options."""
+    check_ranges(options)
     try:
         first = IPv4Address(options.first_address)
         addresses = [str(first + index) for index in range(options.hosts)]
@@ -130,14 +144,14 @@ def make_plans(options: DemoOptions) -> list[Plan]:
     ]
 
 
-def judge(
+def compare(
     verdicts: Mapping[str, Mapping[str, Any]],
     sent: Mapping[str, Mapping[str, int]],
     options: DemoOptions,
     *,
     seed: int,
 ) -> Result:
-    """Compare what senders were told was accepted with what receivers counted."""
+    """Compare the accepted messages of the senders with the counts of the receivers."""
     delivered = sum(sum(verdict["delivered"].values()) for verdict in verdicts.values())
     lost = sum(
         count - verdicts[target]["delivered"][source]
@@ -183,7 +197,7 @@ def summary(result: Result) -> list[tuple[str, bool | None]]:
         (f"resets survived {result.resets_survived}", None),
         (
             f"messages per second {result.messages_per_second}"
-            f" of {result.payload_bytes} octets, {rate_mib:.1f} MiB/s",
+            f" of {result.payload_bytes} bytes, {rate_mib:.1f} MiB/s",
             None,
         ),
         *(
@@ -200,7 +214,7 @@ def summary(result: Result) -> list[tuple[str, bool | None]]:
 def _exchange(
     hosts: Hosts, options: DemoOptions, plans: Sequence[Plan], progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, int]]]:
-    """Lead the hosts through the run; return their verdicts and what each sent to whom."""
+    """Run the hosts; return their verdicts and the messages of each to every other."""
     for _ in hosts.collect("ready", _READY_S):
         pass
     for index in range(len(plans)):
@@ -244,6 +258,108 @@ def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan], plan
     )
 
 
-def _check(option: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise UsageError(f"{option} {value:g}: must be from {low:g} to {high:g}")
+# -- the processes of the hosts
+
+
+class DemoError(OSError):
+    """A host ended early, or did not answer in time."""
+
+
+class Hosts:
+    """The processes and their output."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._said: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self._children: list[subprocess.Popen[str]] = []
+        self._plans = plans
+
+    def start(self) -> None:
+        """Start one process per plan, out of reach of the terminal's Ctrl-C."""
+        for index, plan in enumerate(self._plans):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "urds.cli.rds.demo_host"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment(),
+                start_new_session=True,
+            )
+            self._children.append(child)
+            assert child.stdout is not None
+            threading.Thread(target=self._listen, args=(index, child.stdout), daemon=True).start()
+            self.say(index, asdict(plan))
+
+    def say(self, index: int, command: Mapping[str, object]) -> None:
+        """Send one host a command."""
+        pipe = self._children[index].stdin
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # it ended; `collect` tells
+            pipe.write(json.dumps(command) + "\n")
+            pipe.flush()
+
+    def collect(self, event: str, wait_s: float) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the hosts' lines until each has printed `event`.
+
+        Raises DemoError when one fails, ends, or takes longer than `wait_s`.
+        """
+        missing = set(range(len(self._plans)))
+        deadline_s = time.monotonic() + wait_s
+        while missing:
+            try:
+                index, words = self._said.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                silent = ", ".join(self._plans[one].address for one in sorted(missing))
+                raise DemoError(f"no `{event}` from {silent} within {wait_s:g} s") from None
+            if words["event"] == "failed":
+                raise DemoError(words["reason"])
+            if words["event"] == "ended":
+                raise DemoError(f"host {self._plans[index].address} ended early")
+            if words["event"] == event:
+                missing.discard(index)
+            yield index, words
+
+    def end(self) -> None:
+        """End the processes: by a request, then by force."""
+        for child in self._children:
+            assert child.stdin is not None
+            with suppress(BrokenPipeError):
+                child.stdin.close()
+        deadline_s = time.monotonic() + _END_S
+        for child in self._children:
+            try:
+                child.wait(max(0.1, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def _listen(self, index: int, pipe: IO[str]) -> None:
+        for line in pipe:
+            self._said.put((index, json.loads(line)))
+        self._said.put((index, {"event": "ended"}))
+
+
+@contextmanager
+def running(plans: Sequence[Plan]) -> Iterator[Hosts]:
+    """Start one process per plan; end them all, whatever happens."""
+    hosts = Hosts(plans)
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.end()
+
+
+COMMAND: Final = Command(
+    about="""
+    Each host is a process with an address of its own in 127/8. Each one sends numbered,
+    hashed messages to every other, and resets all of its TCP connections on purpose, again
+    and again. The summary counts what was lost (nothing); the exit code is 1 if anything was.
+    """,
+    examples=(
+        ("urds demo", "four hosts, about 8 seconds"),
+        ("urds demo --hosts 8 --reset-every 0.05", "more of everything"),
+        ("urds demo --seconds 3 --seed 1 --json", "for a script"),
+    ),
+    options=DemoOptions,
+    run=run,
+)

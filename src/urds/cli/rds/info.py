@@ -1,18 +1,21 @@
-"""The tables of `urds info`: titles, columns, and how a process's rows become cells.
+"""`urds info`: counters and tables as rds-info prints them, of every urds process of this user.
 
-Columns, titles and letters are those of rds-info; a record's second part is what `-v` adds.
-Source: rds-tools rds-info(1); linux v6.12 include/uapi/linux/rds.h.
+A kernel has one RDS; here each process has its own. So the tables name the process in a last
+column, and the counters are sums unless one process is chosen. Columns and titles are those of
+rds-info, in its order; `-v` adds ours. Source: rds-tools rds-info(1); linux v6.12 net/rds/info.c.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from ipaddress import IPv6Address
 from typing import Any, Final
 
-from urds.backend.processes import Report
-from urds.cli.output import Cell, Column
+from urds.cli.output import Cell, Column, Exit, Output, complain
+from urds.cli.parser import Command, check_ranges, json_option, option
+from urds.rds.runtime import processes
+from urds.rds.runtime.processes import Report, Silent
 
 _TCP_SEQUENCES: Final = 1 << 32
 _ADDRESS_CHARACTERS: Final = 15
@@ -41,7 +44,7 @@ def _process(report: Report, _: bool) -> list[dict[str, Any]]:
 
 def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
     sockets, paths = len(report.snapshot.mailboxes), len(report.snapshot.paths)
-    # A command line may hold what would steer a terminal.
+    # A command line may hold control characters of a terminal.
     program = "".join(one if one.isprintable() else "?" for one in record["program"])
     if len(program) > _PROGRAM_CHARACTERS:
         program = program[: _PROGRAM_CHARACTERS - 3] + "..."
@@ -50,9 +53,9 @@ def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
 
 
 def _socket_cells(report: Report, row: Any) -> _TwoParts:
-    nobody = "0.0.0.0" if row.local.version == 4 else "::"
+    unconnected = "0.0.0.0" if row.local.version == 4 else "::"
     peer = report.connected.get((row.local, row.port))
-    address, port = (str(peer[0]), peer[1]) if peer else (nobody, 0)
+    address, port = (str(peer[0]), peer[1]) if peer else (unconnected, 0)
     return (
         (
             *(str(row.local), row.port, address, port),
@@ -97,16 +100,16 @@ def _streams(report: Report, _: bool) -> Iterable[Any]:
 
 
 def _stream_cells(_: Report, row: Any) -> _TwoParts:
-    octets = (
-        row.stream_sent_octets,
-        row.stream_expected_octets,
-        row.stream_acknowledged_octets,
+    data = (
+        row.stream_sent_bytes,
+        row.stream_expected_bytes,
+        row.stream_acknowledged_bytes,
     )
     return (
         (
             *(*row.local_stream, *row.peer_stream),
             *(row.header_remaining_bytes, row.data_remaining_bytes),
-            *(count % _TCP_SEQUENCES for count in octets),
+            *(count % _TCP_SEQUENCES for count in data),
         ),
         (row.index,),
     )
@@ -246,4 +249,114 @@ TABLES: Final = (
         records=_rdma,
         cells=_rdma_cells,
     ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoOptions:
+    """Options of `urds info`; no table named means all of them."""
+
+    tables: Collection[str] = option(
+        default=(),
+        letters={"c": "Show counters.", **{one.letter: f"Show {one.help}." for one in TABLES}},
+        help="",
+    )
+    pid: int | None = option("--pid", low=1, help="Ask this process only.")
+    verbose: bool = option(
+        "-v", "--verbose", default=False, help="More columns, and all paths of each connection."
+    )
+    json_wanted: bool = json_option()
+
+
+def run(options: InfoOptions) -> Exit:
+    """Ask the processes and print; `Exit.FAILED` if none of them answered.
+
+    Raises UsageError for an impossible process number.
+    """
+    check_ranges(options)
+    reports, silent = _ask(options.pid)
+    output = Output(json_wanted=options.json_wanted)
+    chosen = [one for one in TABLES if not options.tables or one.letter in options.tables]
+    counters_chosen = not options.tables or "c" in options.tables
+    if options.json_wanted:
+        output.document(document(reports, chosen, counters_chosen=counters_chosen))
+        return Exit.OK if reports else Exit.FAILED
+    if not reports and not silent:
+        where = f"process {options.pid}" if options.pid else "any process of this user"
+        complain("urds info", f"no urds socket is bound in {where}")
+    if not reports:
+        return Exit.FAILED
+    if counters_chosen:
+        columns = [Column("CounterName", 34), Column("Value", 16)]
+        output.table("", columns, _sum_counters(reports).items())
+    for table in chosen:
+        print_table(output, table, reports, verbose=options.verbose)
+    return Exit.OK
+
+
+def print_table(output: Output, table: Table, reports: Sequence[Report], *, verbose: bool) -> None:
+    """Print one table with the rows of all processes."""
+    extra = table.verbose_columns if verbose else ()
+    rows = []
+    for report in reports:
+        for record in table.records(report, verbose):
+            plain, more = table.cells(report, record)
+            rows.append((*plain, *(more if verbose else ()), report.pid))
+    output.table(table.title, [*table.columns, *extra, Column("Pid", 7)], rows)
+
+
+def document(
+    reports: Sequence[Report], tables: Sequence[Table], *, counters_chosen: bool
+) -> dict[str, object]:
+    """Return everything chosen, for JSON: rows as records under our names for the fields."""
+    found: dict[str, object] = {}
+    if counters_chosen:
+        found["counters"] = _sum_counters(reports)
+    for table in tables:
+        found[table.key] = [
+            {**_fields(record), "pid": report.pid}
+            for report in reports
+            for record in table.records(report, True)
+        ]
+    return found
+
+
+def _ask(pid: int | None) -> tuple[list[Report], list[Silent]]:
+    """Ask the processes; return the reports and the silent ones, which are logged at once."""
+    answers = list(processes.ask_all([pid] if pid else processes.find()))
+    silent = [answer for answer in answers if isinstance(answer, Silent)]
+    for answer in silent:
+        complain("urds info", f"process {answer.pid}: {answer.reason}")
+    return [answer for answer in answers if not isinstance(answer, Silent)], silent
+
+
+def _sum_counters(reports: Sequence[Report]) -> dict[str, int]:
+    """Add the counters up, in the order of the longest list: others may lack RDMA's."""
+    sums: dict[str, int] = {}
+    for report in sorted(reports, key=lambda one: len(one.counters), reverse=True):
+        for name, value in report.counters.items():
+            sums[name] = sums.get(name, 0) + value
+    return sums
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    if is_dataclass(record) and not isinstance(record, type):
+        return asdict(record)
+    return record._asdict() if hasattr(record, "_asdict") else dict(record)
+
+
+COMMAND: Final = Command(
+    about="""
+    Tables, columns and letters are those of rds-info; without a letter all are shown. Each
+    process of this user that has bound a socket answers for itself. Counters are sums over
+    the processes; --pid chooses one.
+    """,
+    examples=(
+        ("urds info", "everything"),
+        ("urds info -n -v", "all paths, and what waits on each"),
+        ("urds info -c --pid 4711 --json", "for a script"),
+    ),
+    options=InfoOptions,
+    run=run,
+    has_version=True,
 )

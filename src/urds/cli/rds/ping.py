@@ -1,8 +1,8 @@
 """`urds ping`: ask an address whether RDS answers there, and how fast, as rds-ping does.
 
-Eight sockets on automatic ports take turns; each turn one sends an empty message to port 0 of the
+Eight sockets on automatic ports take rounds; each round one sends an empty message to port 0 of the
 target, which the target's RDS answers itself, no program needed. A reply is matched by its socket,
-so at most one ping per socket is under way: a turn whose socket still waits sends nothing.
+so at most one ping per socket is under way: a round whose socket still waits sends nothing.
 Source: rds-tools rds-ping(1), its lines and exit codes; the summary is ours.
 """
 
@@ -10,51 +10,80 @@ from __future__ import annotations
 
 import errno
 import select
+import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from ipaddress import IPv4Address, ip_address
 from random import Random
 from typing import Final
 
 import urds
-from urds.cli.addresses import Address, candidates, find_address, outgoing_address
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import BAD, QUIET, Output
+from urds.cli.output import BAD, QUIET, Exit, Output, UsageError
+from urds.cli.parser import Command, check_ranges, find_address, json_option, option
+from urds.common.types import IPAddress
+from urds.rds.constants import RDS_TCP_PORT
 
 SOCKETS: Final = 8
 _NS: Final = 1_000_000_000
 _UNITS_S: Final = {"usec": 1e-6, "us": 1e-6, "msec": 1e-3, "ms": 1e-3}
+_GUESSES: Final = 16
+
+
+def parse_interval(text: str) -> float:
+    """Return seconds from a number with an optional unit. Raises UsageError."""
+    unit = next((unit for unit in _UNITS_S if text.endswith(unit)), "")
+    try:
+        interval_s = float(text.removesuffix(unit)) * _UNITS_S.get(unit, 1.0)
+    except ValueError:
+        interval_s = -1.0
+    if not 0 < interval_s <= 3600:
+        raise UsageError(
+            f"interval {text!r}: a number with ms, msec, us, usec or, for seconds, no unit;"
+            " more than 0, at most 3600 s"
+        )
+    return interval_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingOptions:
-    """Whom to ask, and how often."""
+    """Options of `urds ping`; rds-ping has the same letters."""
 
-    target: str
-    count: int | None = None  # None: until Ctrl-C
-    interval_s: float = 1.0
-    local: str | None = None  # None: guessed
-    type_of_service: int | None = None
-    json_wanted: bool = False
+    target: str = option(metavar="HOST", default=MISSING, help="Address or name to ask.")
+    count: int | None = option("-c", "--count", low=1, help="Stop after N pings.")
+    interval_s: float = option(
+        "-i", "--interval", metavar="TIME", default=1.0, parse=parse_interval,
+        help="Time between two pings: a number with ms, msec, us, usec, or seconds.",
+    )  # fmt: skip
+    local: str | None = option(
+        "-I", "--local", metavar="ADDRESS",
+        help="Local address to ask from; chosen from the routes without it.",
+    )  # fmt: skip
+    type_of_service: int | None = option(
+        "-Q", "--tos", metavar="TOS", low=0, high=255,
+        help="Type of service; TCP carries them all as 0.",
+    )  # fmt: skip
+    json_wanted: bool = json_option()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back to one of the sockets."""
+    """The last reply to one of the sockets."""
 
     number: int  # of the ping, from 1
     usec: int
     duplicate: bool
 
 
-class Turns:
-    """Who sends next and which ping a reply answers; the books, without a socket or a clock."""
+class Rounds:
+    """Chooses the next sender and matches replies with pings, without a socket or a clock."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.received = 0
         self.duplicates = 0
-        self.turns = 0
+        self.rounds = 0
         self.round_trips_usec_sum = 0
         self.usec_min: int | None = None
         self.usec_max = 0
@@ -62,9 +91,9 @@ class Turns:
         self._last: dict[int, tuple[int, int]] = {}  # socket: number and time of its ping
 
     def begin(self, now_ns: int) -> int | None:
-        """Take a turn; return the socket that sends now, None if its last ping is unanswered."""
-        index = self.turns % SOCKETS
-        self.turns += 1
+        """Begin a round; return the socket that sends now, None if its last ping is unanswered."""
+        index = self.rounds % SOCKETS
+        self.rounds += 1
         if self._waiting.get(index):
             return None
         self.sent += 1
@@ -73,7 +102,7 @@ class Turns:
         return index
 
     def fail(self, index: int) -> int:
-        """Take a refused send back, nothing is under way; return the ping's number."""
+        """Undo a refused send: nothing is under way; return the ping's number."""
         self._waiting[index] = False
         return self._last[index][0]
 
@@ -93,85 +122,69 @@ class Turns:
         return Reply(number, usec, duplicate)
 
     def is_over(self, count: int | None, *, due: bool) -> bool:
-        """Tell whether that many were answered, or had their turn and the next one is due."""
-        return count is not None and (self.received >= count or (due and self.turns >= count))
-
-
-def parse_interval(text: str) -> float:
-    """Return seconds from a number with an optional unit. Raises UsageError."""
-    unit = next((unit for unit in _UNITS_S if text.endswith(unit)), "")
-    try:
-        interval_s = float(text.removesuffix(unit)) * _UNITS_S.get(unit, 1.0)
-    except ValueError:
-        interval_s = -1.0
-    if not 0 < interval_s <= 3600:
-        raise UsageError(
-            f"interval {text!r}: a number with ms, msec, us, usec or, for seconds, no unit;"
-            " more than 0, at most 3600 s"
-        )
-    return interval_s
+        """Tell whether that many were answered, or had their round and the next one is due."""
+        return count is not None and (self.received >= count or (due and self.rounds >= count))
 
 
 def run(options: PingOptions) -> Exit:
     """Ping until the count is reached or Ctrl-C comes; print a summary either way.
 
-    Raises UsageError for options that cannot be, OSError when no local address can be had.
+    Raises UsageError for wrong options, OSError without a usable local address.
     """
-    if options.count is not None and options.count < 1:
-        raise UsageError(f"count {options.count}: must be 1 or more")
-    if not 0 <= (options.type_of_service or 0) <= 255:
-        raise UsageError(f"type of service {options.type_of_service}: must be from 0 to 255")
+    check_ranges(options)
     output = Output(json_wanted=options.json_wanted)
     target = find_address(options.target)
     _allow(target)
-    turns = Turns()
+    rounds = Rounds()
     with ExitStack() as closing:
         sockets = _bind_all(options, target, closing)
         local = sockets[0].getsockname()[0]
         try:
-            _ping(options, str(target), sockets, turns, output)
+            _ping(options, str(target), sockets, rounds, output)
         finally:
-            _summarise(output, turns, target=str(target), local=local)
-    return Exit.OK if turns.received else Exit.FAILED
+            _summarise(output, rounds, target=str(target), local=local)
+    return Exit.OK if rounds.received else Exit.FAILED
 
 
-def _allow(target: Address) -> None:
-    """Let this process talk to the target, wherever it is: the user named it."""
+def _allow(target: IPAddress) -> None:
+    """Allow the target as a peer of this process, wherever it is: the user named it."""
     settings = urds.configure()
-    # A ping that nobody answered is over: the end does not wait for it.
+    # A ping without an answer is over: the end does not wait for it.
     urds.configure(allow=[*settings.allow, str(target).partition("%")[0]], linger_s=0)
 
 
 def _ping(
-    options: PingOptions, target: str, sockets: list[urds.Socket], turns: Turns, output: Output
+    options: PingOptions, target: str, sockets: list[urds.Socket], rounds: Rounds, output: Output
 ) -> None:
     interval_ns = round(options.interval_s * _NS)
     index_of = {sock: index for index, sock in enumerate(sockets)}
     due_ns = time.monotonic_ns()
     while True:
         due = (now_ns := time.monotonic_ns()) >= due_ns
-        if turns.is_over(options.count, due=due):
+        if rounds.is_over(options.count, due=due):
             return
         if due:
             due_ns = max(due_ns + interval_ns, now_ns)
-            index = turns.begin(now_ns)
+            index = rounds.begin(now_ns)
             if index is not None:
                 try:
                     sockets[index].sendto(b"", (target, urds.PING_PORT))
                 except OSError as failure:
                     reason = failure.strerror or str(failure)
-                    _print_error(output, turns.fail(index), now_ns, reason)
+                    _print_error(output, rounds.fail(index), now_ns, reason)
         wait_s = max(0, due_ns - time.monotonic_ns()) / _NS
         readable, _, _ = select.select(sockets, [], [], wait_s)
         for sock in readable:
-            _take_replies(sock, index_of[sock], target, turns, output)
+            _take_replies(sock, index_of[sock], target, rounds, output)
 
 
-def _take_replies(sock: urds.Socket, index: int, target: str, turns: Turns, output: Output) -> None:
+def _take_replies(
+    sock: urds.Socket, index: int, target: str, rounds: Rounds, output: Output
+) -> None:
     with suppress(BlockingIOError):
         while True:
             _, source = sock.recvfrom(0)
-            reply = turns.reply(index, time.monotonic_ns())
+            reply = rounds.reply(index, time.monotonic_ns())
             if output.json_wanted:
                 output.record(
                     {
@@ -201,32 +214,32 @@ def _print_error(output: Output, number: int, sent_ns: int, reason: str) -> None
         output.line(f" {number:3}: {usec} usec ERROR: {reason}", BAD)
 
 
-def _summarise(output: Output, turns: Turns, *, target: str, local: str) -> None:
-    average = turns.round_trips_usec_sum // turns.received if turns.received else None
+def _summarise(output: Output, rounds: Rounds, *, target: str, local: str) -> None:
+    average = rounds.round_trips_usec_sum // rounds.received if rounds.received else None
     if output.json_wanted:
         output.record(
             {
                 "target": target,
                 "local": local,
-                "sent": turns.sent,
-                "received": turns.received,
-                "duplicates": turns.duplicates,
-                "usec_min": turns.usec_min,
+                "sent": rounds.sent,
+                "received": rounds.received,
+                "duplicates": rounds.duplicates,
+                "usec_min": rounds.usec_min,
                 "usec_average": average,
-                "usec_max": turns.usec_max if turns.received else None,
+                "usec_max": rounds.usec_max if rounds.received else None,
             }
         )
         return
-    line = f"{local} to {target}: {turns.sent} sent, {turns.received} received"
-    if turns.duplicates:
-        line += f", {turns.duplicates} duplicates"
-    if turns.received:
-        line += f", min/avg/max {turns.usec_min}/{average}/{turns.usec_max} usec"
-    output.line(line, QUIET if turns.received else BAD)
+    line = f"{local} to {target}: {rounds.sent} sent, {rounds.received} received"
+    if rounds.duplicates:
+        line += f", {rounds.duplicates} duplicates"
+    if rounds.received:
+        line += f", min/avg/max {rounds.usec_min}/{average}/{rounds.usec_max} usec"
+    output.line(line, QUIET if rounds.received else BAD)
 
 
-def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list[urds.Socket]:
-    """Bind the sockets to one local address; Ctrl-C or the end takes their pings back."""
+def _bind_all(options: PingOptions, target: IPAddress, closing: ExitStack) -> list[urds.Socket]:
+    """Bind the sockets to one local address; Ctrl-C or the end cancels their pings."""
     sockets: list[urds.Socket] = []
     if options.local is None:
         local = _free_address(target, closing, sockets)
@@ -241,8 +254,39 @@ def _bind_all(options: PingOptions, target: Address, closing: ExitStack) -> list
     return sockets
 
 
-def _free_address(target: Address, closing: ExitStack, sockets: list[urds.Socket]) -> str:
-    """Bind the first socket to the first candidate that nobody hosts. Raises OSError."""
+def candidates(target: IPAddress, outgoing: IPAddress, random: Random) -> Iterator[str]:
+    """Yield local addresses from which to reach the target, the likeliest first.
+
+    First comes the one that the routes choose (`outgoing`). Each process that binds needs an
+    address, so where the target is an IPv4 address of this machine, others of 127/8 follow.
+    """
+    if outgoing != target:
+        yield str(outgoing)
+    if outgoing == target or target.is_loopback:
+        if target.version == 6:
+            yield str(target)  # there is no second one: this process answers itself
+            return
+        base = int(IPv4Address("127.0.0.0"))
+        for _ in range(_GUESSES):
+            yield str(IPv4Address(base + random.randrange(1 << 8, (1 << 24) - 1)))
+
+
+def outgoing_address(target: IPAddress) -> IPAddress:
+    """Return the local address that the routing table chooses, by a UDP socket that sends nothing.
+
+    Raises OSError: there is no route.
+    """
+    family = socket.AF_INET if target.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(target), RDS_TCP_PORT))
+        except OSError as failure:
+            raise OSError(failure.errno, f"{failure.strerror}: no route to {target}") from failure
+        return ip_address(str(probe.getsockname()[0]))
+
+
+def _free_address(target: IPAddress, closing: ExitStack, sockets: list[urds.Socket]) -> str:
+    """Bind the first socket to the first free candidate. Raises OSError."""
     taken: OSError | None = None
     for local in candidates(target, outgoing_address(target), Random()):
         try:
@@ -261,5 +305,21 @@ def _bind(local: str, closing: ExitStack) -> urds.Socket:
     sock = urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
     closing.callback(sock.close)
     sock.bind((local, 0))
-    closing.callback(sock.cancel)  # runs before the close: nobody waits for an absent target
+    closing.callback(sock.cancel)  # runs before the close, which so waits for no absent target
     return sock
+
+
+COMMAND: Final = Command(
+    about="""
+    Works as rds-ping: empty messages to port 0 of the target, which its RDS answers itself, a
+    kernel's or urds. Prints a line per reply; the exit code is 0 if there was at least one,
+    else 1.
+    """,
+    examples=(
+        ("urds ping 10.0.0.2", "once a second, until Ctrl-C"),
+        ("urds ping -c 5 -i 100ms fd00::2", "five times, ten a second"),
+        ("urds ping -c 1 -I 10.0.0.1 10.0.0.2", "from a chosen address"),
+    ),
+    options=PingOptions,
+    run=run,
+)

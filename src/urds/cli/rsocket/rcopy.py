@@ -2,7 +2,7 @@
 
 `rcopy SOURCE HOST[:NAME]` is the client of a server that `rcopy --serve --into FOLDER` is;
 `rcopy SOURCE --into FOLDER` starts that server in a process of its own. Messages: `rcopy_wire`;
-the server: `rcopy_server`. Source: rsocket.md section 15.
+the server: `rcopy_server`. Source: docs/reference/rsocket.md 15.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import GOOD, Output, Progress
-from urds.cli.rsocket_addresses import resolved
-from urds.cli.rsocket_processes import own_server
-from urds.cli.rsocket_rcopy_wire import (
+from urds.cli.output import GOOD, Exit, Output, Progress, UsageError
+from urds.cli.parser import Command
+from urds.cli.processes import own_server
+from urds.cli.rsocket.rcopy_wire import (
     CHUNK_BYTES,
     MAX_BYTES,
     PORT,
@@ -32,17 +31,16 @@ from urds.cli.rsocket_rcopy_wire import (
     Request,
     received,
 )
-from urds.cli.rsocket_ways import (
+from urds.cli.rsocket.sockets import (
     LOOPBACK,
     AnySocket,
     choose_devices,
     device_names,
     new_socket,
+    resolved,
 )
 
-__all__ = ["RcopyOptions", "run"]
-
-_SERVER_MODULE: Final = "urds.cli.rsocket_rcopy_server"
+_SERVER_MODULE: Final = "urds.cli.rsocket.rcopy_server"
 _STALLED_S: Final = 30.0
 
 
@@ -63,7 +61,7 @@ def run(options: RcopyOptions) -> Exit:
     options.check()
     choose_devices(device_names(options.device))
     if options.is_server:
-        from urds.cli.rsocket_rcopy_server import serve
+        from urds.cli.rsocket.rcopy_server import serve
 
         max_bytes = MAX_BYTES if options.max_bytes is None else options.max_bytes
         serve(replace(options, port=options.port or PORT, max_bytes=max_bytes))
@@ -132,20 +130,20 @@ def _copy(
 
 
 def _send(sock: AnySocket, file: FileIO, request: Request, progress: Progress) -> bytes:
-    """Send the content; return its digest. Raises OSError: what the server says meanwhile."""
+    """Send the content; return its digest. Raises OSError: the server's error meanwhile."""
     digest, sent_bytes = hashlib.sha256(), 0
     chunk = memoryview(bytearray(CHUNK_BYTES))
     while sent_bytes < request.size_bytes:
         count = file.readinto(chunk[: request.size_bytes - sent_bytes])
         if not count:
-            raise OSError(f"the file became shorter: {sent_bytes} of {request.size_bytes} octets")
+            raise OSError(f"the file became shorter: {sent_bytes} of {request.size_bytes} bytes")
         if _has_word(sock):  # a full disk, say: the server does not wait for the rest
             _reply(sock, request)
         sock.sendall(chunk[:count])
         digest.update(chunk[:count])
         sent_bytes += count
         progress.update(
-            sent_bytes / request.size_bytes, f"{sent_bytes} of {request.size_bytes} octets"
+            sent_bytes / request.size_bytes, f"{sent_bytes} of {request.size_bytes} bytes"
         )
     return digest.digest()
 
@@ -162,12 +160,12 @@ def _has_word(sock: AnySocket) -> bool:
 
 
 def _reply(sock: AnySocket, request: Request) -> None:
-    """Take the server's word. Raises OSError: what it could not do."""
+    """Read the server's reply. Raises OSError: its error."""
     reply = Reply.parse(received(sock, REPLY_BYTES))
     if reply.errno:
         raise OSError(reply.errno, f"{request.name} at the server: {os.strerror(reply.errno)}")
     if reply.size_bytes not in (0, request.size_bytes):
-        raise OSError(f"the server has {reply.size_bytes} octets of {request.size_bytes}")
+        raise OSError(f"the server has {reply.size_bytes} bytes of {request.size_bytes}")
 
 
 def _print(options: RcopyOptions, copied: Copied) -> None:
@@ -179,3 +177,25 @@ def _print(options: RcopyOptions, copied: Copied) -> None:
         f"{copied.size_bytes} bytes in {copied.seconds:.2f} seconds = {copied.gb_per_s:.2f} Gb/sec"
     )
     output.line(f"{copied.name}: size and SHA-256 are those of {copied.source}", GOOD)
+
+
+COMMAND: Final = Command(
+    about="""
+    A server writes below the folder of --into and nowhere else. A file gets its name when it is
+    whole and right, and half a file is never seen. A server takes files from this host and from the
+    networks of --allow, and replaces none without --overwrite. With --into and no host the server
+    is a process of its own on this host, and a file of that name is replaced. The exit code is 1 if
+    the file is not there afterwards.
+    """,
+    examples=(
+        ("urds rsocket rcopy big.iso --into /srv/copies", "from here to here"),
+        (
+            "urds rsocket rcopy --serve --into /srv/copies --device tcp -b 10.0.0.2"
+            " --allow 10.0.0.0/24",
+            "a server",
+        ),
+        ("urds rsocket rcopy big.iso 10.0.0.2:new.iso --device tcp", "its client"),
+    ),
+    options=RcopyOptions,
+    run=run,
+)

@@ -1,10 +1,10 @@
 """The server of `urds rsocket rcopy`: writes what clients send, below one folder and nowhere else.
 
-A file is written under a name of its own and gets the wanted one when it is whole: size and
-SHA-256 are right and the octets are on the disk. Whatever ends a copy before that removes it, so
-nobody ever sees half a file under the final name. One client at a time, which has to keep a pace:
-half a minute for the request, and for each MiB. Files are taken from this host and from the
-networks of --allow, up to --max-bytes each, and none is replaced without --overwrite.
+A file is written under a name of its own and gets the wanted one when it is whole: size and SHA-256
+are right and the bytes are on the disk. A copy that ends before that is removed, so no half a file
+ever has the final name. One client at a time, which has to keep a pace: half a minute for the
+request, and for each MiB. Clients are of this host and of the networks of --allow, up to
+--max-bytes for each file, and none is replaced without --overwrite.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from urds.cli.output import complain
-from urds.cli.rsocket_addresses import local_address
-from urds.cli.rsocket_processes import serve_child, tell_port
-from urds.cli.rsocket_rcopy_wire import (
+from urds.cli.processes import serve_child, tell_port
+from urds.cli.rsocket.rcopy_wire import (
     CHUNK_BYTES,
     DIGEST_BYTES,
     RcopyOptions,
@@ -32,10 +31,16 @@ from urds.cli.rsocket_rcopy_wire import (
     received,
     wait_until,
 )
-from urds.cli.rsocket_ways import AnySocket, listening, new_memory, new_socket
-from urds.errors import WireError
+from urds.cli.rsocket.sockets import (
+    AnySocket,
+    listening,
+    local_address,
+    new_memory,
+    new_socket,
+)
+from urds.common.errors import WireError
 
-_TOOL: Final = "rsocket rcopy"
+_TOOL: Final = "urds rsocket rcopy"
 _PACE_S: Final = 30.0  # for the request, for each MiB, and for the digest
 _LEAVING_S: Final = 5.0
 
@@ -58,7 +63,7 @@ def serve(options: RcopyOptions, *, wait_s: float | None = None) -> None:
 
 
 class _Server:
-    """What a server takes, and from which hosts."""
+    """The limits of a server, and the hosts that it serves."""
 
     def __init__(self, options: RcopyOptions) -> None:
         self._root = Path(options.into or ".").resolve()
@@ -67,7 +72,7 @@ class _Server:
         self._overwrite = options.overwrite
 
     def serve_one(self, sock: AnySocket, peer: str, chunk: memoryview) -> None:
-        """Serve a client; what goes wrong is its own."""
+        """Serve a client; its errors end its connection only."""
         try:
             if not self.allows(peer, str(sock.getsockname()[0])):
                 complain(_TOOL, f"{peer} is not allowed to copy: see --allow")
@@ -91,7 +96,7 @@ class _Server:
         return any(host in network for network in self._allowed)
 
     def _take(self, sock: AnySocket, request: Request, chunk: memoryview) -> None:
-        """Receive one file. Raises OSError: what the client is to be told."""
+        """Receive one file. Raises OSError: the error to send to the client."""
         if self._max_bytes is not None and request.size_bytes > self._max_bytes:
             limit = f"{request.size_bytes} bytes, limit {self._max_bytes} (--max-bytes)"
             raise OSError(errno.EFBIG, limit)
@@ -132,10 +137,10 @@ def placed(name: str, root: Path) -> Path:
     wanted = PurePosixPath(name)
     if wanted.is_absolute() or ".." in wanted.parts or "\0" in name or not wanted.name:
         raise OSError(errno.EACCES, "a name that leads out of the folder")
-    # A link below the root may still lead out of it: judge where it really leads.
+    # A link below the root may still lead out of it: check where it really leads.
     try:
         folder = (root / wanted).parent.resolve(strict=True)
-    except RuntimeError:  # what Python before 3.13 says
+    except RuntimeError:  # raised by Python before 3.13
         raise OSError(errno.ELOOP, "a name that leads in circles") from None
     if not folder.is_relative_to(root):
         raise OSError(errno.EACCES, "a name that leads out of the folder")
@@ -146,7 +151,7 @@ def placed(name: str, root: Path) -> Path:
 
 
 def _write(sock: AnySocket, file: IO[bytes], size_bytes: int, chunk: memoryview) -> bytes:
-    """Write so many octets from the stream, by way of `chunk`; return their digest."""
+    """Write so many bytes from the stream, through `chunk`; return their digest."""
     digest, left_bytes = hashlib.sha256(), size_bytes
     due_bytes, until_s = CHUNK_BYTES, time.monotonic() + _PACE_S
     while left_bytes:
@@ -168,7 +173,7 @@ def _write(sock: AnySocket, file: IO[bytes], size_bytes: int, chunk: memoryview)
 
 
 def _refuse(sock: AnySocket, failure: OSError) -> None:
-    """Tell the client, and let it read that before the connection goes."""
+    """Send the reply, and let the client read it before the connection closes."""
     sock.settimeout(_LEAVING_S)
     sock.sendall(Reply(failure.errno or errno.EIO).emit())
     sock.shutdown(socket.SHUT_WR)

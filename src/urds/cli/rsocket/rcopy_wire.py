@@ -1,7 +1,7 @@
-"""What the two sides of `urds rsocket rcopy` say to each other, and their options.
+"""The messages between the two sides of `urds rsocket rcopy`, and their options.
 
-A request names the file and its size; the server answers, takes exactly that many octets and a
-SHA-256 of them, and answers again once the file has its name, or at any time with what went wrong.
+A request names the file and its size; the server answers, takes exactly that many bytes and a
+SHA-256 of them, and answers again once the file has its name, or at any time with an error.
 Numbers are big-endian.
 """
 
@@ -16,20 +16,27 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from urds.cli.exits import UsageError
-from urds.cli.rsocket_ways import AnySocket, device_names
-from urds.errors import WireError
+from urds.cli.output import UsageError
+from urds.cli.parser import check_ranges, json_option, option
+from urds.cli.rsocket.sockets import (
+    AnySocket,
+    bind_option,
+    device_names,
+    device_option,
+    port_option,
+)
+from urds.common.errors import WireError
 
 Network = IPv4Network | IPv6Network
 
 PORT: Final = 7427
-MAX_BYTES: Final = 1 << 30  # of one file that a server takes, unless it is told otherwise
+MAX_BYTES: Final = 1 << 30  # of one file that a server takes, by default
 CHUNK_BYTES: Final = 1 << 20
 DIGEST_BYTES: Final = 32
 NAME_BYTES_MAX: Final = 1024
 _MAGIC: Final = b"urc1"
-_REQUEST: Final = Struct(">4s2xHQ")  # magic, octets of the name, octets of the file
-_REPLY: Final = Struct(">4s2xHQ")  # magic, errno or 0, octets that the file has, 0 before the end
+_REQUEST: Final = Struct(">4s2xHQ")  # magic, bytes of the name, bytes of the file
+_REPLY: Final = Struct(">4s2xHQ")  # magic, errno or 0, bytes that the file has, 0 before the end
 REQUEST_BYTES: Final = _REQUEST.size
 REPLY_BYTES: Final = _REPLY.size
 
@@ -38,21 +45,32 @@ REPLY_BYTES: Final = _REPLY.size
 class RcopyOptions:
     """Options of `urds rsocket rcopy`."""
 
-    source: str | None = None
-    target: str | None = None  # HOST or HOST:NAME
-    is_server: bool = False
-    into: str | None = None  # the folder below which a server writes
-    bind: str | None = None
-    allow: Sequence[str] = ()  # networks whose hosts a server takes files from, beside its own host
-    max_bytes: int | None = None  # of one file that a server takes
-    overwrite: bool = False  # whether a server replaces files
-    port: int | None = None
-    is_kernel: bool = False
-    device: str = ""
-    json_wanted: bool = False
+    source: str | None = option(metavar="FILE", help="The file to copy.")
+    target: str | None = option(
+        metavar="HOST[:NAME]", help="Where a server is, and the name there."
+    )
+    is_server: bool = option(
+        "--serve", default=False, help="Be the server, until Ctrl-C; one client at a time."
+    )
+    into: str | None = option(
+        "--into", metavar="FOLDER", help="The folder below which the server writes."
+    )
+    allow: Sequence[str] = option(
+        "--allow", metavar="NETWORK", default=(),
+        help="Hosts that may copy to the server; else this host alone. May be repeated.",
+    )  # fmt: skip
+    max_bytes: int | None = option(
+        "--max-bytes", low=0, help="Largest file the server takes; 1 GiB without it."
+    )
+    overwrite: bool = option("--overwrite", default=False, help="Let the server replace files.")
+    bind: str | None = bind_option()
+    port: int | None = port_option(PORT)
+    is_kernel: bool = option("--kernel", default=False, help="Use TCP sockets of the kernel.")
+    device: str = device_option()
+    json_wanted: bool = json_option()
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be."""
+        """Raise UsageError for wrong options."""
         if self.is_server:
             if self.source is not None or self.into is None:
                 raise UsageError("--serve needs --into FOLDER, and no file")
@@ -64,15 +82,12 @@ class RcopyOptions:
             raise UsageError(f"--into {self.into}: no such folder")
         if not self.is_server and (self.allow or self.max_bytes is not None or self.overwrite):
             raise UsageError("--allow, --max-bytes and --overwrite are for --serve")
-        if self.max_bytes is not None and self.max_bytes < 0:
-            raise UsageError(f"--max-bytes {self.max_bytes}, from 0")
+        check_ranges(self)
         self.allowed()
-        if self.port is not None and not 1 <= self.port <= 65_535:
-            raise UsageError(f"-p {self.port}, from 1 to 65535")
         device_names(self.device)
 
     def allowed(self) -> list[Network]:
-        """Return the networks of `allow`. Raises UsageError for what is none."""
+        """Return the networks of `allow`. Raises UsageError for an invalid one."""
         try:
             return [ip_network(one, strict=False) for one in self.allow]
         except ValueError as wrong:
@@ -81,27 +96,27 @@ class RcopyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the client wants to copy."""
+    """The client's request."""
 
     name: str
     size_bytes: int
 
     def emit(self) -> bytes:
-        """Return the octets. Raises UsageError for a name that is too long."""
+        """Return the bytes. Raises UsageError for a name that is too long."""
         name = self.name.encode()
         if not 1 <= len(name) <= NAME_BYTES_MAX:
-            raise UsageError(f"name of {len(name)} octets, from 1 to {NAME_BYTES_MAX}")
+            raise UsageError(f"name of {len(name)} bytes, from 1 to {NAME_BYTES_MAX}")
         return _REQUEST.pack(_MAGIC, len(name), self.size_bytes) + name
 
     @classmethod
     def receive(cls, sock: AnySocket, *, until_s: float | None = None) -> Request:
-        """Read a request, until a time at most. Raises WireError for what is none, OSError."""
-        octets = received(sock, REQUEST_BYTES, until_s=until_s)
-        magic, name_bytes, size_bytes = _REQUEST.unpack(octets)
+        """Read a request, until a time at most. Raises WireError for an invalid one, OSError."""
+        data = received(sock, REQUEST_BYTES, until_s=until_s)
+        magic, name_bytes, size_bytes = _REQUEST.unpack(data)
         if magic != _MAGIC:
             raise WireError(f"a request begins with {magic.hex()}, not {_MAGIC.hex()}")
         if not 1 <= name_bytes <= NAME_BYTES_MAX:
-            raise WireError(f"name of {name_bytes} octets, from 1 to {NAME_BYTES_MAX}")
+            raise WireError(f"name of {name_bytes} bytes, from 1 to {NAME_BYTES_MAX}")
         try:
             return cls(received(sock, name_bytes, until_s=until_s).decode(), size_bytes)
         except UnicodeDecodeError:
@@ -110,32 +125,32 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server says."""
+    """The server's reply."""
 
     errno: int
     size_bytes: int = 0
 
     def emit(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         return _REPLY.pack(_MAGIC, self.errno, self.size_bytes)
 
     @classmethod
-    def parse(cls, octets: bytes) -> Reply:
-        """Read a reply. Raises OSError: the server speaks something else."""
-        magic, code, size_bytes = _REPLY.unpack(octets)
+    def parse(cls, data: bytes) -> Reply:
+        """Read a reply. Raises OSError: the server uses another protocol."""
+        magic, code, size_bytes = _REPLY.unpack(data)
         if magic != _MAGIC:
             raise OSError("the server is not rcopy's")
         return cls(code, size_bytes)
 
 
 def received(sock: AnySocket, count: int, *, until_s: float | None = None) -> bytes:
-    """Return exactly so many octets.
+    """Return exactly so many bytes.
 
     `until_s` is when all must be here, by time.monotonic(); None leaves the socket's timeout, for
     each part that comes. Raises ConnectionError: the stream ended before; TimeoutError.
     """
-    octets = bytearray(count)
-    place = memoryview(octets)
+    data = bytearray(count)
+    place = memoryview(data)
     while place:
         if until_s is not None:
             wait_until(sock, until_s)
@@ -143,7 +158,7 @@ def received(sock: AnySocket, count: int, *, until_s: float | None = None) -> by
         if not arrived:
             raise ConnectionError("the other side has closed the connection")
         place = place[arrived:]
-    return bytes(octets)
+    return bytes(data)
 
 
 def wait_until(sock: AnySocket, until_s: float) -> None:

@@ -2,7 +2,7 @@
 
 Without `-s` and `--serve` the server is a process of its own here; with `-s HOST` this is the
 client of a server elsewhere, which has the same options. Two connections, one after another: one
-for latency, with inline data, one for bandwidth, without. Source: rsocket.md section 15.
+for latency, with inline data, one for bandwidth, without. Source: docs/reference/rsocket.md 15.
 """
 
 from __future__ import annotations
@@ -15,30 +15,35 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final
 
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import TITLE, Output
-from urds.cli.rsocket_addresses import FORMATS, local_address, resolved
-from urds.cli.rsocket_processes import own_server, serve_child, tell_port
-from urds.cli.rsocket_sides import Side
-from urds.cli.rsocket_transfers import (
+from urds.cli.output import TITLE, Exit, Output, UsageError
+from urds.cli.parser import Command, json_option, option
+from urds.cli.processes import own_server, serve_child, tell_port
+from urds.cli.rsocket.sockets import (
+    FORMATS,
+    LOOPBACK,
+    AnySocket,
+    MeasureOptions,
+    choose_devices,
+    device_names,
+    listening,
+    local_address,
+    new_socket,
+    port_option,
+    resolved,
+    tests_option,
+)
+from urds.cli.rsocket.streams import (
     HEADING,
     SIZE_MAX,
     Manner,
     Plan,
     Row,
+    Side,
     Stream,
     bandwidth_plan,
     latency_plan,
     line,
     sizes,
-)
-from urds.cli.rsocket_ways import (
-    LOOPBACK,
-    AnySocket,
-    choose_devices,
-    device_names,
-    listening,
-    new_socket,
 )
 
 PORT: Final = 7471
@@ -48,34 +53,32 @@ _CUSTOM_TRANSFERS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RstreamOptions:
-    """Options of `urds rsocket rstream`, rstream's letters in the command line."""
+class RstreamOptions(MeasureOptions):
+    """Options of `urds rsocket rstream`."""
 
-    # Letter of a -T, and the word that stands for it.
     TESTS: ClassVar[dict[str, str]] = {
         "s": "socket", "a": "async", "b": "blocking", "f": "fork", "n": "nonblocking",
         "r": "resolve", "v": "verify",
     }  # fmt: skip
+    SIZE_LIMITS: ClassVar[tuple[int, int]] = (1, SIZE_MAX)
     IOMAP_SLOTS: ClassVar[int] = 0
 
-    host: str | None = None
-    is_server: bool = False
-    bind: str | None = None
-    address_format: str = "name"
-    buffer_bytes: int | None = None
-    inline_bytes: int | None = None
-    iterations: int | None = None
-    transfers: int | None = None
-    size: str | None = None  # octets, or "all"
-    port: int | None = None
-    keepalive_s: int | None = None
-    tests: Sequence[str] = ()
-    device: str = ""
-    json_wanted: bool = False
-
-    def has(self, letter: str) -> bool:
-        """Tell whether a `-T` is given, by its letter or its word."""
-        return letter in self.tests or self.TESTS.get(letter) in self.tests
+    address_format: str = option(
+        "-f", metavar="FORMAT", default="name", help="The host is a name, ip, or ipv6."
+    )
+    inline_bytes: int | None = option(
+        "-i", metavar="BYTES", low=0, high=65_534, help="Inline data; 64 and 0 without it."
+    )
+    iterations: int | None = option("-I", low=1, high=10_000_000, help="Iterations of each row.")
+    port: int | None = port_option(PORT)
+    keepalive_s: int | None = option(
+        "-k", metavar="SECONDS", low=1, high=32_767, help="Send keepalives after so much silence."
+    )
+    tests: Sequence[str] = tests_option(
+        "s kernel sockets, a poll, b blocking (the default), n non-blocking, f forked server"
+        " (implies s), r resolve by verbs, v verify."
+    )
+    json_wanted: bool = json_option()
 
     @property
     def is_kernel(self) -> bool:
@@ -90,7 +93,7 @@ class RstreamOptions:
         return Manner.SPIN if self.has("n") else Manner.BLOCK
 
     def side(self, stream: Stream, *, is_client: bool, size_bytes_max: int) -> Side:
-        """Return a connected side that does what these options say."""
+        """Return a connected side with these options."""
         return Side(
             stream,
             is_client=is_client,
@@ -100,40 +103,17 @@ class RstreamOptions:
         )
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be."""
-        for name in self.tests:
-            if name not in self.TESTS and name not in self.TESTS.values():
-                raise UsageError(f"-T {name}, one of {', '.join(self.TESTS)}")
-        if sum(map(self.has, "abn")) > 1:
-            raise UsageError("-T a, b and n exclude each other")
+        """Raise UsageError for wrong options."""
         if self.address_format not in FORMATS:
-            raise UsageError(f"-f {self.address_format}, one of {', '.join(FORMATS)}")
-        if self.host is not None and self.is_server:
-            raise UsageError("either --serve, or -s with the host of the server")
-        if self.size not in (None, "all") and not str(self.size).isdecimal():
-            raise UsageError(f"-S {self.size}, a number of octets or all")
-        self._check_ranges()
-        device_names(self.device)
-
-    def _check_ranges(self) -> None:
-        size_bytes = int(self.size) if self.size not in (None, "all") else None
-        for name, value, lowest, highest in (
-            ("-S", size_bytes, 1, SIZE_MAX),
-            ("-C", self.transfers, 1, 10_000_000),
-            ("-I", self.iterations, 1, 10_000_000),
-            ("-B", self.buffer_bytes, 1, 1 << 30),
-            ("-i", self.inline_bytes, 0, 65_534),
-            ("-k", self.keepalive_s, 1, 32_767),
-            ("-p", self.port, 1, 65_535),
-        ):
-            if value is not None and not lowest <= value <= highest:
-                raise UsageError(f"{name} {value}, from {lowest} to {highest}")
+            raise UsageError(f"-f {self.address_format}: must be one of {', '.join(FORMATS)}")
+        # In full: a class with slots is made anew, and `super()` would mean the first one.
+        MeasureOptions.check(self)
 
 
 def run(options: RstreamOptions) -> Exit:
     """Measure and print the table, or serve one client.
 
-    The server of its own runs the module of the options, which calls `serve_child`.
+    The child server runs the module of the options, which calls `serve_child`.
     """
     options.check()
     choose_devices(device_names(options.device))
@@ -151,7 +131,7 @@ def run(options: RstreamOptions) -> Exit:
 
 
 def plans(options: RstreamOptions) -> tuple[list[Plan], list[Plan]]:
-    """Return what is measured on the latency connection, and on the bandwidth connection."""
+    """Return the measurements of the latency connection, and of the bandwidth connection."""
     if options.size in (None, "all") and options.iterations is options.transfers is None:
         chosen = sizes(is_all=options.size == "all")
         return [latency_plan(size) for size in chosen], [bandwidth_plan(size) for size in chosen]
@@ -173,7 +153,7 @@ def prepare(sock: AnySocket, options: RstreamOptions) -> None:
 
 
 def prepare_rdma(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
-    """Choose what an rsocket can be told only before it connects or listens."""
+    """Set the options of an rsocket that take effect before it connects or listens only."""
     if not options.is_kernel:
         from urds import rsocket
 
@@ -284,5 +264,23 @@ def _serve_forked(sock: AnySocket, wanted: list[Plan], options: RstreamOptions) 
         raise OSError(f"the forked server ended with exit code {status}")
 
 
+COMMAND: Final = Command(
+    about="""
+    Total counts both directions; usec/xfer of a latency row is one way. Without -s and --serve the
+    server is a process of its own on this host. Both sides need the same options. Calls wait; with
+    -T n those that would wait are repeated at once, which rstream does by itself and which needs a
+    processor for each side. With -T s the same program measures the kernel's TCP.
+    """,
+    examples=(
+        ("urds rsocket rstream", "rsockets over shared memory, about a minute"),
+        ("urds rsocket rstream -T s", "the same by the kernel's TCP"),
+        ("urds rsocket rstream --device tcp -T b -S 65536 -C 100", "one size over TCP, blocking"),
+        ("urds rsocket rstream --device tcp --serve -b 10.0.0.2", "a server, for one client"),
+        ("urds rsocket rstream --device tcp -s 10.0.0.2", "its client"),
+    ),
+    options=RstreamOptions,
+    run=run,
+)
+
 if __name__ == "__main__":
-    sys.exit(serve_child("rsocket rstream", RstreamOptions, serve))
+    sys.exit(serve_child("urds rsocket rstream", RstreamOptions, serve))

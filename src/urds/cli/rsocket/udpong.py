@@ -1,9 +1,9 @@
 """`urds rsocket udpong`: datagrams of one size after another, their losses and their latency.
 
-Source: rsocket.md section 15. A client logs in, and for each size starts a run, sends its data and
-ends it; the server answers each of these and says at the end how many it got. With `-T e` the
-server echoes each datagram, and the next one follows the echo. Whatever is lost of login, start
-and end is repeated; data are not: they are counted.
+Source: docs/reference/rsocket.md 15. A client logs in, and for each size starts a run, sends its
+data and ends it; the server answers each of these and says at the end how many it got. With `-T e`
+the server echoes each datagram, and the next one follows the echo. The client retries a lost login,
+start or end; lost data are not sent again: they are counted.
 """
 
 from __future__ import annotations
@@ -18,27 +18,33 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from struct import Struct
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import TITLE, Output, complain
-from urds.cli.rsocket_addresses import local_address, resolved
-from urds.cli.rsocket_processes import is_abandoned, own_server, serve_child, tell_port
-from urds.cli.rsocket_transfers import number, octets
-from urds.cli.rsocket_ways import (
+from urds.cli.output import TITLE, Exit, Output, complain
+from urds.cli.parser import Command, json_option
+from urds.cli.processes import is_abandoned, own_server, serve_child, tell_port
+from urds.cli.rsocket.sockets import (
     LOOPBACK,
     AnySocket,
+    MeasureOptions,
     choose_devices,
     device_names,
+    local_address,
     new_socket,
+    port_option,
+    resolved,
+    tests_option,
 )
+from urds.cli.rsocket.streams import number, size_text
 
 PORT: Final = 7174
 SIZES: Final = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)
-_MODULE: Final = "urds.cli.rsocket_udpong"
-_SIZE_MAX: Final = 2000  # a slot of 2048 octets, less the longest header. rsocket.md section 10
+_MODULE: Final = "urds.cli.rsocket.udpong"
+_SIZE_MAX: Final = (
+    2000  # a slot of 2048 bytes, less the longest header. docs/reference/rsocket.md 10
+)
 _TRANSFERS: Final = 1000
-_ANSWER_WAIT_S: Final = 0.2  # then login, start and end are repeated
+_ANSWER_WAIT_S: Final = 0.2  # then login, start and end are retried
 _ANSWERS_MISSED_MAX: Final = 25
 _ECHO_WAIT_S: Final = 0.1  # an echo that takes longer counts as lost
 _LOSSES_MAX: Final = 100  # echoes in a row: then the server is gone
@@ -46,7 +52,6 @@ _CLIENTS_MAX: Final = 1024
 _ROOM_WAITS_MAX: Final = 30
 # Operation, client, round, nothing, count or number; the rest is filling.
 _MESSAGE: Final = Struct(">BBBxI")
-TESTS: Final = {"s": "socket", "a": "async", "b": "blocking", "n": "nonblocking", "e": "echo"}
 
 
 class Op(IntEnum):
@@ -60,54 +65,29 @@ class Op(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UdpongOptions:
-    """Options of `urds rsocket udpong`, udpong's letters in the command line."""
+class UdpongOptions(MeasureOptions):
+    """Options of `urds rsocket udpong`."""
 
-    host: str | None = None
-    is_server: bool = False
-    bind: str | None = None
-    buffer_bytes: int | None = None
-    transfers: int | None = None
-    size: str | None = None
-    port: int | None = None
-    tests: Sequence[str] = ()
-    device: str = ""
-    json_wanted: bool = False
+    TESTS: ClassVar[dict[str, str]] = {
+        "s": "socket", "a": "async", "b": "blocking", "n": "nonblocking", "e": "echo",
+    }  # fmt: skip
+    SIZE_LIMITS: ClassVar[tuple[int, int]] = (_MESSAGE.size, _SIZE_MAX)
 
-    def has(self, letter: str) -> bool:
-        """Tell whether a `-T` is given, by its letter or its word."""
-        return letter in self.tests or TESTS[letter] in self.tests
+    port: int | None = port_option(PORT)
+    tests: Sequence[str] = tests_option(
+        "s kernel sockets, a poll, b blocking (the default), n non-blocking, e echo."
+    )
+    json_wanted: bool = json_option()
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the sizes that are measured."""
         return SIZES if self.size in (None, "all") else (int(self.size or 0),)
 
-    def check(self) -> None:
-        """Raise UsageError for what cannot be."""
-        for name in self.tests:
-            if name not in TESTS and name not in TESTS.values():
-                raise UsageError(f"-T {name}, one of {', '.join(TESTS)}")
-        if sum(map(self.has, "abn")) > 1:
-            raise UsageError("-T a, b and n exclude each other")
-        if self.host is not None and self.is_server:
-            raise UsageError("either --serve, or -s with the host of the server")
-        if self.size not in (None, "all") and not str(self.size).isdecimal():
-            raise UsageError(f"-S {self.size}, a number of octets or all")
-        for name, value, lowest, highest in (
-            *(("-S", size, _MESSAGE.size, _SIZE_MAX) for size in self.sizes),
-            ("-C", self.transfers, 1, 10_000_000),
-            ("-B", self.buffer_bytes, 1, 1 << 30),
-            ("-p", self.port, 1, 65_535),
-        ):
-            if value is not None and not lowest <= value <= highest:
-                raise UsageError(f"{name} {value}, from {lowest} to {highest}")
-        device_names(self.device)
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table: octets and rates are of datagrams that arrived."""
+    """One row of the table: bytes and rates are of datagrams that arrived."""
 
     name: str
     size_bytes: int
@@ -183,7 +163,7 @@ class _Datagrams:
             return self._place[:count], source
 
     def _wait(self, events: int, wait_s: float) -> None:
-        # The descriptor of an rsocket costs something from the moment on that it is asked for.
+        # The descriptor of an rsocket has a cost from the first request for it on.
         poll = select.poll()
         poll.register(self.sock.fileno(), events)
         poll.poll(wait_s * 1000)
@@ -206,11 +186,13 @@ def _measure(options: UdpongOptions, host: str, port: int) -> None:
         for size_bytes in options.sizes:
             try:
                 rows.append(_row(client, size_bytes, options))
-            except OSError as refusal:
-                if refusal.errno != errno.EMSGSIZE or not rows:
+            except OSError as failure:
+                if failure.errno != errno.EMSGSIZE or not rows:
                     raise
                 # A device's datagrams end where its MTU does; what it carries has been measured.
-                complain("rsocket udpong", f"{octets(size_bytes)} left out: {refusal.strerror}")
+                complain(
+                    "urds rsocket udpong", f"{size_text(size_bytes)} left out: {failure.strerror}"
+                )
                 continue
             if not options.json_wanted:
                 output.line(_line(rows[-1]))
@@ -222,7 +204,7 @@ def _row(client: _Client, size_bytes: int, options: UdpongOptions) -> Row:
     transfers = options.transfers or _TRANSFERS
     is_echo = options.has("e")
     name = "custom" if options.transfers or options.size not in (None, "all") else (
-        f"{octets(size_bytes)}_{'lat' if is_echo else 'bw'}"
+        f"{size_text(size_bytes)}_{'lat' if is_echo else 'bw'}"
     )  # fmt: skip
     client.start(transfers)
     start_s = time.perf_counter()
@@ -238,8 +220,8 @@ def _row(client: _Client, size_bytes: int, options: UdpongOptions) -> Row:
 
 def _line(row: Row) -> str:
     return (
-        f"{row.name:<10}{octets(row.size_bytes):<8}{number(row.transfers):<8}"
-        f"{octets(row.total_bytes):<8}{row.seconds:>8.2f}s{row.gb_per_s:>10.2f}"
+        f"{row.name:<10}{size_text(row.size_bytes):<8}{number(row.transfers):<8}"
+        f"{size_text(row.total_bytes):<8}{row.seconds:>8.2f}s{row.gb_per_s:>10.2f}"
         f"{row.usec_per_transfer:>12.2f}{row.lost:>8}"
     )
 
@@ -298,7 +280,7 @@ class _Client:
         _MESSAGE.pack_into(data, 0, op, self._identifier, self._round, value)
 
     def _await(self, op: Op, value: int | None, wait_s: float) -> int | None:
-        """Return the value of the answer to `op`; late answers to others are passed over."""
+        """Return the value of the answer to `op`; late answers to others are ignored."""
         while (found := self._datagrams.receive(wait_s)) is not None:
             if found[0].nbytes < _MESSAGE.size:
                 continue
@@ -313,7 +295,7 @@ class _Client:
 
 @dataclass(slots=True)
 class _Known:
-    """What the server knows of a client."""
+    """The server's record of a client."""
 
     identifier: int
     of_round: int = 0
@@ -321,7 +303,7 @@ class _Known:
 
 
 def serve(options: UdpongOptions, *, wait_s: float | None = None) -> None:
-    """Answer clients until Ctrl-C; with a `wait_s`, only as long as there is who started this."""
+    """Answer clients until Ctrl-C; with a `wait_s`, only while the parent process exists."""
     family, address = local_address(options.bind or "", options.port or 0, None)
     clients: dict[Any, _Known] = {}
     with _bound(options, family, address) as datagrams:
@@ -363,5 +345,21 @@ def _answer(
         datagrams.send(memoryview(answer), source)
 
 
+COMMAND: Final = Command(
+    about="""
+    Sizes from 64 to 1536 bytes. Bytes and rates are of what arrived; lost counts the rest:
+    datagrams have no flow control. With -T e the server echoes each one, usec/xfer is one way, and
+    an echo that takes longer than 0.1 s is lost. Without -s and --serve the server is a process of
+    its own on this host.
+    """,
+    examples=(
+        ("urds rsocket udpong", "rates and losses"),
+        ("urds rsocket udpong -T e -C 100", "latency"),
+        ("urds rsocket udpong -T s", "the same by UDP of the kernel"),
+    ),
+    options=UdpongOptions,
+    run=run,
+)
+
 if __name__ == "__main__":
-    sys.exit(serve_child("rsocket udpong", UdpongOptions, serve))
+    sys.exit(serve_child("urds rsocket udpong", UdpongOptions, serve))

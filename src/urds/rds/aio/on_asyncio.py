@@ -1,7 +1,7 @@
-"""The pump of an asyncio loop, of any that has `add_reader`.
+"""The progress of an asyncio loop, or of any loop that has `add_reader`.
 
-asyncio tells nobody that a loop ends. What the loop alone holds dies with it, so the promise to
-read is kept by the callback given to `add_reader`, and taken back when that is finalised.
+asyncio does not tell that a loop ends. What only the loop references is freed with it, so the
+callback given to `add_reader` holds the promise to read, and its finaliser takes it back.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from asyncio import AbstractEventLoop
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.aio.pumps import Pump, Sleeper
+from urds.rds.aio.progress import LoopProgress, Sleeper
 
 if TYPE_CHECKING:
-    from urds.backend.base import Mailbox, Plane, SocketAddress
+    from urds.rds.runtime.backend import Mailbox, Plane, SocketAddress
 
 
 class AsyncioSleeper(Sleeper):
     """A task that waits for a future."""
 
     def __init__(
-        self, pump: AsyncioPump, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+        self,
+        progress: AsyncioProgress,
+        mailbox: Mailbox,
+        *,
+        room: bool,
+        address: SocketAddress | None,
     ) -> None:
-        super().__init__(pump, mailbox, room=room, address=address)
-        self._loop = pump.loop
-        self._future: asyncio.Future[None] = pump.loop.create_future()
+        super().__init__(progress, mailbox, room=room, address=address)
+        self._loop = progress.loop
+        self._future: asyncio.Future[None] = progress.loop.create_future()
 
     def _wake(self, *, own_thread: bool) -> bool:
-        """Tell the task; a loop that is stopped may run on some day, but another may not wait."""
+        """Wake the task; a stopped loop may run again, but another task must not wait for that."""
         try:
             if own_thread:
                 self._set()
@@ -46,28 +51,28 @@ class AsyncioSleeper(Sleeper):
             self._future.set_result(None)
 
     def sleep(self) -> asyncio.Future[None]:
-        """Return what waits until told."""
+        """Return an object that waits until woken."""
         return self._future
 
 
 class _Reader:
-    """What the loop calls when the plane is readable; its life is the promise to do so."""
+    """What the loop calls when the plane is readable; while it exists, the loop will read."""
 
-    def __init__(self, pump: AsyncioPump) -> None:
-        self._pump = pump
+    def __init__(self, progress: AsyncioProgress) -> None:
+        self._progress = progress
         self._process = os.getpid()
-        pump.plane.adopt()
+        progress.plane.adopt()
 
     def __call__(self) -> None:
-        self._pump.look()
+        self._progress.look()
 
     def __del__(self) -> None:
         if os.getpid() == self._process:
-            self._pump.plane.abandon()
+            self._progress.plane.abandon()
 
 
-class AsyncioPump(Pump):
-    """See `pumps.Pump`."""
+class AsyncioProgress(LoopProgress):
+    """See `progress.LoopProgress`."""
 
     loop: AbstractEventLoop
 
@@ -76,7 +81,7 @@ class AsyncioPump(Pump):
         self._reader: weakref.ref[_Reader] | None = None
 
     def is_here(self) -> bool:
-        """Tell whether the calling task runs in this loop, not in a trio run that it is host to."""
+        """Tell whether the calling task runs in this loop, not in a trio run that it hosts."""
         if asyncio._get_running_loop() is not self.loop:
             return False
         trio = sys.modules.get("trio")
@@ -111,17 +116,17 @@ class AsyncioPump(Pump):
         self.loop.remove_reader(self.plane.fileno())
 
     def schedule_flush(self) -> None:
-        """Call `flush` in the next turn."""
+        """Call `flush` in the next iteration of the loop."""
         self.loop.call_soon(self.flush)
 
     def sleeper(
         self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
     ) -> Sleeper:
-        """Make what the running task sleeps on."""
+        """Make the object on which the running task sleeps."""
         return AsyncioSleeper(self, mailbox, room=room, address=address)
 
-    async def turn(self) -> None:
-        """Let the loop make a turn."""
+    async def one_pass(self) -> None:
+        """Let the loop run one iteration."""
         await asyncio.sleep(0)
 
     async def nap(self, nap_s: float) -> None:

@@ -1,7 +1,7 @@
-"""The pump of a trio run: two system tasks, which trio cancels after the main task.
+"""The progress of a trio run: two system tasks, which trio cancels after the main task.
 
-One waits for the plane's descriptor. The other sleeps until a send wants the end of the turn; it
-is rescheduled from the sender, which costs no system call.
+One waits for the plane's descriptor. The other sleeps until a send wants the end of the run's pass;
+the sender reschedules it, which costs no system call.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 from trio.lowlevel import Abort, Task
 
-from urds.aio.pumps import Pump, Sleeper
+from urds.rds.aio.progress import LoopProgress, Sleeper
 
 if TYPE_CHECKING:
-    from urds.backend.base import Mailbox, Plane, SocketAddress
+    from urds.rds.runtime.backend import Mailbox, Plane, SocketAddress
 
 
 class _Bed:
@@ -28,7 +28,7 @@ class _Bed:
         self._woken = False
 
     def wake(self) -> None:
-        """Have the sleeper run on, or not sleep at all."""
+        """Wake the sleeper, or keep it from sleeping."""
         task, self._task = self._task, None
         self._woken = True
         if task is not None:
@@ -52,10 +52,10 @@ class TrioSleeper(Sleeper):
     """A task that waits to be rescheduled."""
 
     def __init__(
-        self, pump: TrioPump, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+        self, progress: TrioProgress, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
     ) -> None:
-        super().__init__(pump, mailbox, room=room, address=address)
-        self._token = pump.loop
+        super().__init__(progress, mailbox, room=room, address=address)
+        self._token = progress.loop
         self._bed = _Bed()
 
     def _wake(self, *, own_thread: bool) -> bool:
@@ -69,12 +69,12 @@ class TrioSleeper(Sleeper):
         return True
 
     def sleep(self) -> Coroutine[Any, Any, None]:
-        """Return what waits until told."""
+        """Return an object that waits until woken."""
         return self._bed.sleep()
 
 
-class TrioPump(Pump):
-    """See `pumps.Pump`."""
+class TrioProgress(LoopProgress):
+    """See `progress.LoopProgress`."""
 
     loop: trio.lowlevel.TrioToken
 
@@ -146,11 +146,11 @@ class TrioPump(Pump):
     def sleeper(
         self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
     ) -> Sleeper:
-        """Make what the running task sleeps on."""
+        """Make the object on which the running task sleeps."""
         return TrioSleeper(self, mailbox, room=room, address=address)
 
-    async def turn(self) -> None:
-        """Let the run make a turn."""
+    async def one_pass(self) -> None:
+        """Let the run make a pass."""
         await trio.lowlevel.checkpoint()
 
     async def nap(self, nap_s: float) -> None:

@@ -1,17 +1,17 @@
-"""How an event loop drives the plane: one pump per loop and plane.
+"""Progress of the plane by an event loop: one object per loop and plane.
 
-The loop watches the plane's descriptor and calls `Plane.pump` when it is readable, so a message
-costs one wake-up of the loop and none of the helper thread. A pump exists from the first call
-that needs the loop to the close of the last socket that did, or to the end of the loop. It only
-makes things fast: without one the helper reads, and tasks are woken from its thread.
+The loop watches the plane's descriptor and calls `Plane.progress` when it is readable, so a message
+costs one wake-up of the loop and none of the progress thread. The object exists from the first call
+that needs the loop to the close of the last socket that did, or to the end of the loop. It serves
+speed alone: without it the progress thread reads and wakes the tasks.
 
 Fairness. Calls that need not wait do not touch the loop, so a task could take messages for ever
-while others starve. Each such call spends from the loop's budget, and whoever finds it spent lets
-the loop make a turn first.
+while others starve. Each such call spends from the loop's budget, and a call that finds it spent
+lets the loop run one iteration first.
 
 Reading must not run ahead of the tasks that take, or queues grow without bound: while tasks take
-messages and none waits for one, the loop leaves reading to them. A take that finds its queue
-empty reads by itself.
+messages and none waits for one, the loop leaves reading to them. A take that finds its queue empty
+reads by itself.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from urds.aio.sockets import Socket
-    from urds.backend.base import Mailbox, Plane, SocketAddress
+    from urds.rds.aio.sockets import Socket
+    from urds.rds.runtime.backend import Mailbox, Plane, SocketAddress
 
-# Of one turn of the loop: a message costs 1 and its octets 1 for each KiB.
+# Of one iteration of the loop: a message costs 1 and its bytes 1 for each KiB.
 BUDGET: Final = 256
 COST_SHIFT: Final = 10
 _TICK_NS: Final = 1_000_000  # how long takers may be left to read by themselves
@@ -47,30 +47,30 @@ class Sleeper(ABC):
     """
 
     def __init__(
-        self, pump: Pump, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+        self, progress: LoopProgress, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
     ) -> None:
-        self._pump = pump
+        self._progress = progress
         self.used = False
         self.told = False
         self._forgotten = False
         self._thread = threading.get_ident()
         self._mailbox = mailbox
         self._room = room
-        self._address = address  # room for it is what the task waits for
+        self._address = address  # the task waits for room to it
 
     def __enter__(self) -> Self:
         self._leave = self._mailbox.subscribe(self.tell, room=self._room, address=self._address)
-        self._pump.waiting += 1
+        self._progress.waiting += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pump.waiting -= 1
+        self._progress.waiting -= 1
         if kind is GeneratorExit:
             # The task is being collected, perhaps inside a call that holds a lock of the plane.
             self._forgotten = True
         elif self.used and self.told:
-            # The subscription names this object: without the circle it goes now, and not when
-            # the collector comes by, which would be once in a few hundred waits.
+            # The subscription names this object: without the cycle it is freed now, and not at the
+            # next garbage collection, which would be once in a few hundred waits.
             self._leave = _stay
         else:
             self._leave()
@@ -79,19 +79,19 @@ class Sleeper(ABC):
         """Wake the task; any thread."""
         self.told = True
         if self._forgotten or not self._wake(own_thread=threading.get_ident() == self._thread):
-            self._leave()  # pass it on: nobody is there to use it
+            self._leave()  # pass it on: no task is there to use it
 
     @abstractmethod
     def _wake(self, *, own_thread: bool) -> bool:
-        """Have the task run on; return False if its loop does not run."""
+        """Wake the task; return False if its loop does not run."""
 
     @abstractmethod
     def sleep(self) -> Awaitable[None]:
-        """Return what waits until told."""
+        """Return an object that waits until woken."""
 
 
-class Pump(ABC):
-    """One loop's service to one plane. Its methods run in the loop's thread, `leave` in any."""
+class LoopProgress(ABC):
+    """One loop's progress of one plane. Its methods run in the loop's thread, `leave` in any."""
 
     def __init__(self, plane: Plane, loop: Any) -> None:
         self.loop = loop
@@ -111,14 +111,14 @@ class Pump(ABC):
             self.start()
 
     def leave(self, sock: Socket) -> None:
-        """Serve a socket no more; the last one ends the pump."""
+        """Serve a socket no more; the last one ends the progress of this loop."""
         self._sockets.discard(sock)
-        # In the child of a fork the loop's poll set is the parent's: leave it alone.
+        # In the child of a fork the loop's poll set is the parent's: it stays as it is.
         if not self._sockets and os.getpid() == self._process:
             self.stop()
 
     def look(self) -> None:
-        """Pump, because the plane's descriptor is readable."""
+        """Make progress, because the plane's descriptor is readable."""
         now_ns = time.monotonic_ns()
         taken = self.budget != BUDGET
         self.budget = BUDGET
@@ -128,13 +128,13 @@ class Pump(ABC):
         self.plane.pump()
 
     def flush(self) -> None:
-        """Send, at the end of a turn of the loop, what its sends left to coalesce."""
+        """Send, at the end of an iteration of the loop, what its sends left to coalesce."""
         self.flush_due = False
         self.budget = BUDGET
         self.plane.pump()
 
     def flush_soon(self) -> bool:
-        """Have `flush` called once this turn is over; return False if this is not our loop."""
+        """Have `flush` called after this iteration; return False if this is another loop."""
         if not self.is_here():
             return False
         self.flush_due = True
@@ -165,41 +165,41 @@ class Pump(ABC):
     def sleeper(
         self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
     ) -> Sleeper:
-        """Make what the running task sleeps on: a message, or room to send to `address`."""
+        """Make the object on which the running task sleeps: a message, or room to `address`."""
 
     @abstractmethod
-    async def turn(self) -> None:
-        """Let the loop make a turn; a cancellation is delivered here."""
+    async def one_pass(self) -> None:
+        """Let the loop run one iteration; a cancellation is delivered here."""
 
     @abstractmethod
     async def nap(self, nap_s: float) -> None:
         """Sleep for a while."""
 
 
-# Each is kept alive by its loop while it runs; a loop of the same identity may follow.
-_pumps: weakref.WeakValueDictionary[tuple[int, int], Pump] = weakref.WeakValueDictionary()
+# The loop keeps each one while it runs; a loop of the same identity may follow.
+_pumps: weakref.WeakValueDictionary[tuple[int, int], LoopProgress] = weakref.WeakValueDictionary()
 
 
-def running_pump(plane: Plane) -> Pump:
-    """Return the pump of the running loop. Raises RuntimeError outside of asyncio and trio."""
+def running_pump(plane: Plane) -> LoopProgress:
+    """Return the progress of the running loop. Raises RuntimeError outside of asyncio and trio."""
     loop, make = _running_loop()
     key = (id(loop), id(plane))
-    pump = _pumps.get(key)
-    if pump is None or pump.loop is not loop or pump.plane is not plane:
-        pump = _pumps[key] = make(plane, loop)
-    return pump
+    progress = _pumps.get(key)
+    if progress is None or progress.loop is not loop or progress.plane is not plane:
+        progress = _pumps[key] = make(plane, loop)
+    return progress
 
 
-def _running_loop() -> tuple[object, Callable[[Plane, Any], Pump]]:
-    """Return what runs the calling task; a library that was never imported runs nothing."""
+def _running_loop() -> tuple[object, Callable[[Plane, Any], LoopProgress]]:
+    """Return the library that runs the calling task; one that was never imported runs none."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_task():
-        from urds.aio.on_trio import TrioPump
+        from urds.rds.aio.on_trio import TrioProgress
 
-        return trio.lowlevel.current_trio_token(), TrioPump
+        return trio.lowlevel.current_trio_token(), TrioProgress
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None:
-        from urds.aio.on_asyncio import AsyncioPump
+        from urds.rds.aio.on_asyncio import AsyncioProgress
 
-        return asyncio.get_running_loop(), AsyncioPump
+        return asyncio.get_running_loop(), AsyncioProgress
     raise RuntimeError("urds.aio needs a running loop of asyncio or trio")

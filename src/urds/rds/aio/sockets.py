@@ -1,9 +1,9 @@
 """The socket of event loops: what `urds.Socket` does, with `await` where it would wait.
 
 A call first does what the non-blocking socket does, and returns without touching the loop if that
-went well. Else it subscribes to the mailbox, sleeps until told, and begins anew. It takes or
-queues the message in the very step in which it returns, with no `await` in between: a receive that
-is cancelled has taken nothing, a send that is cancelled has queued nothing.
+went well. Else it subscribes to the mailbox, sleeps until woken, and begins anew. It takes or
+queues the message in the very step in which it returns, with no `await` between: a cancelled call
+has taken nothing and queued nothing.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from socket import SO_LINGER, SOL_SOCKET
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from urds import sockets
-from urds.aio.pumps import BUDGET, COST_SHIFT, Pump, running_pump
-from urds.backend import current
-from urds.constants import MSG_DONTWAIT, MSG_ERRQUEUE
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
+from urds.rds import socket as sockets
+from urds.rds.aio.progress import BUDGET, COST_SHIFT, LoopProgress, running_pump
+from urds.rds.constants import MSG_DONTWAIT, MSG_ERRQUEUE
+from urds.rds.runtime.process import current
 
 if TYPE_CHECKING:
-    from urds.addresses import SocketAddress
-    from urds.backend.base import Buffer, Plane
+    from urds.rds.addresses import SocketAddress
+    from urds.rds.runtime.backend import Buffer, Plane
 
 _T = TypeVar("_T")
 _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 _WHOLE: Final = (1 << 32) - 1  # no message is longer
 _LINGER: Final = Struct("=ii")
-_NAP_S: Final = 0.001  # first and longest between two looks of a lingering close
+_NAP_S: Final = 0.001  # first and longest between two checks of a lingering close
 _NAP_S_MAX: Final = 0.05
 
 
 @dataclass(slots=True)
 class Receipt:
-    """Tells, whatever became of the call and of what wraps it, whether a send was queued."""
+    """Records whether a send was queued, whatever became of the call and of its wrapper."""
 
     sent: bool = False
 
@@ -50,12 +50,12 @@ class Socket:
     """
 
     def __init__(self, sock: sockets.Socket) -> None:
-        """Take over a socket, bound or not; it becomes non-blocking."""
+        """Take a socket, bound or not, as its own; it becomes non-blocking."""
         sock.setblocking(False)
         self._socket = sock
         self._plane: Plane | None = None
-        self._pump: Pump | None = None
-        self._dry = False  # the last receive had to sleep, so the next will: spare the first look
+        self._progress: LoopProgress | None = None
+        self._dry = False  # the last receive had to sleep, so the next will: skip the first check
         self.closed = False
 
     # -- receiving
@@ -68,12 +68,12 @@ class Socket:
         """Wait for a message; return its payload and source.
 
         What exceeds `payload_bytes_max` is discarded. Cancelled, it has taken nothing. With
-        RDS_CONG_MONITOR on, a notification comes as no octets from None. Raises OSError (EBADF)
+        RDS_CONG_MONITOR on, a notification comes as no bytes from None. Raises OSError (EBADF)
         when the socket is closed, before or while it waits.
         """
-        pump = self._pump
-        if pump is None or pump.budget <= 0:
-            pump = await self._turn()
+        progress = self._progress
+        if progress is None or progress.budget <= 0:
+            progress = await self._pass()
         recvfrom = self._socket.recvfrom
         if self._dry:
             taken = await self._wait_for_message(lambda: recvfrom(payload_bytes_max))
@@ -82,7 +82,7 @@ class Socket:
                 taken = recvfrom(payload_bytes_max)
             except BlockingIOError:
                 taken = await self._wait_for_message(lambda: recvfrom(payload_bytes_max))
-        pump.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
+        progress.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
         return taken
 
     async def recvmsg(
@@ -92,8 +92,8 @@ class Socket:
 
         MSG_DONTWAIT and MSG_ERRQUEUE never wait: OSError (EAGAIN) if there is nothing.
         """
-        if self._pump is None or self._pump.budget <= 0:
-            await self._turn()
+        if self._progress is None or self._progress.budget <= 0:
+            await self._pass()
         recvmsg = self._socket.recvmsg
         try:
             return recvmsg(payload_bytes_max, ancillary_bytes_max, flags)
@@ -129,9 +129,9 @@ class Socket:
         is a literal. Raises OSError, which more waiting would not mend: EMSGSIZE, EHOSTUNREACH
         for messages given up, EBADF for a closed socket.
         """
-        pump = self._pump
-        if pump is None or pump.budget <= 0:
-            pump = await self._turn()
+        progress = self._progress
+        if progress is None or progress.budget <= 0:
+            progress = await self._pass()
         try:
             payload_bytes = self._socket.sendto(payload, address)
         except OSError as refused:
@@ -181,8 +181,8 @@ class Socket:
         *,
         may_wait: bool = True,
     ) -> int:
-        if self._pump is None or self._pump.budget <= 0:
-            await self._turn()
+        if self._progress is None or self._progress.budget <= 0:
+            await self._pass()
         try:
             payload_bytes = attempt()
         except OSError as refused:
@@ -195,35 +195,35 @@ class Socket:
         return payload_bytes
 
     def _note_sent(self, payload_bytes: int) -> None:
-        pump = self._pump
-        if pump is None:
+        progress = self._progress
+        if progress is None:
             return  # closed meanwhile by another thread
-        pump.budget -= 1 + (payload_bytes >> COST_SHIFT)
-        if pump.plane.tails and not pump.flush_due and not pump.flush_soon():
+        progress.budget -= 1 + (payload_bytes >> COST_SHIFT)
+        if progress.plane.batches and not progress.flush_due and not progress.flush_soon():
             self._join().flush_soon()
 
     # -- waiting
 
     async def _wait_for_message(self, attempt: Callable[[], _T]) -> _T:
-        """Attempt whenever there may be a message, until one is taken."""
-        pump = self._join()
+        """Attempt whenever a message may be there, until one is taken."""
+        progress = self._join()
         while True:
-            with pump.sleeper(self._socket.mailbox, room=False) as sleeper:
+            with progress.sleeper(self._socket.mailbox, room=False) as sleeper:
                 self._dry = not sleeper.told  # else one is there already
                 await sleeper.sleep()
                 sleeper.used = True
-            with suppress(BlockingIOError):  # somebody was faster
+            with suppress(BlockingIOError):  # another task was faster
                 return attempt()
 
     async def _wait_for_room(
         self, attempt: Callable[[], int], address: SocketAddress | None
     ) -> int:
         """Attempt whenever there may be room there, until the message is queued."""
-        pump = self._join()
+        progress = self._join()
         if address is None:
             address = self._socket.getpeername()
         while True:
-            with pump.sleeper(self._socket.mailbox, room=True, address=address) as sleeper:
+            with progress.sleeper(self._socket.mailbox, room=True, address=address) as sleeper:
                 try:
                     return attempt()
                 except OSError as refused:
@@ -232,37 +232,37 @@ class Socket:
                 await sleeper.sleep()
                 sleeper.used = True
 
-    async def _turn(self) -> Pump:
-        """Be served by the running loop, and let it make a turn if its budget is spent."""
-        pump = self._join()
-        if pump.budget <= 0:
-            await pump.turn()
-            pump.budget = BUDGET
-        return pump
+    async def _pass(self) -> LoopProgress:
+        """Be served by the running loop, and let it run an iteration if its budget is spent."""
+        progress = self._join()
+        if progress.budget <= 0:
+            await progress.one_pass()
+            progress.budget = BUDGET
+        return progress
 
-    def _join(self) -> Pump:
+    def _join(self) -> LoopProgress:
         """Be served by the running loop."""
-        pump = self._pump
-        if pump is not None and pump.is_here() and pump.running():
-            return pump
+        progress = self._progress
+        if progress is not None and progress.is_here() and progress.running():
+            return progress
         if self.closed:
-            raise os_error(Refusal.CLOSED)
+            raise os_error(ErrorReason.CLOSED)
         if self._plane is None:
             mailbox = self._socket.mailbox  # raises ENOTCONN before bind
             self._plane = current().plane_of(mailbox)
-        pump = running_pump(self._plane)
-        if pump is self._pump and pump.running():
-            return pump
-        if self._pump is not None:
-            self._pump.leave(self)
-        self._pump = pump
-        pump.join(self)
-        return pump
+        progress = running_pump(self._plane)
+        if progress is self._progress and progress.running():
+            return progress
+        if self._progress is not None:
+            self._progress.leave(self)
+        self._progress = progress
+        progress.join(self)
+        return progress
 
-    # -- all that never waits
+    # -- calls that never wait
 
     def bind(self, address: SocketAddress) -> None:
-        """Take a local address and port; see `urds.Socket`. A name is looked up, and that waits."""
+        """Take a local address and port; see `urds.Socket`. Looking up a name waits."""
         self._socket.bind(address)
         self._plane = current().plane_of(self._socket.mailbox)
 
@@ -291,7 +291,7 @@ class Socket:
         """Return an option; see `urds.Socket`."""
         return self._socket.getsockopt(level, option, buffer_bytes)
 
-    # -- the end
+    # -- closing
 
     def close(self) -> None:
         """Unbind; tasks that wait here get OSError (EBADF), iterations end. Idempotent.
@@ -300,12 +300,12 @@ class Socket:
         """
         self.closed = True
         self._socket.close()
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.leave(self)
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            progress.leave(self)
 
     async def aclose(self) -> None:
-        """Close after the wait that SO_LINGER asks for. Cancelled, it closes without more of it."""
+        """Close after the wait that SO_LINGER asks for. Cancellation ends the wait."""
         if self.closed:
             return
         try:
@@ -322,12 +322,12 @@ class Socket:
     async def _linger(self, until_s: float) -> bool:
         """Wait until all is acknowledged, or for the deadline; return False before bind."""
         try:
-            pump = self._join()
+            progress = self._join()
         except OSError:
             return False
         nap_s = _NAP_S
         while time.monotonic() < until_s and self._has_queued():
-            await pump.nap(nap_s)
+            await progress.nap(nap_s)
             nap_s = min(2 * nap_s, _NAP_S_MAX)
         return True
 

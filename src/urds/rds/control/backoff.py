@@ -1,9 +1,9 @@
 """How long to wait before the next attempt.
 
-At once first; then a random time in [0, d), where d doubles from its minimum to its maximum. Reset
-by the first frame on a new stream, not by TCP's handshake: TCP accepts before RDS does, and a peer
-that closes at once would be asked thousands of times a second. Source: linux v6.12
-net/rds/threads.c for the shape, linux-peer-notes.md section 3 rule 2 for the reset.
+The first attempt is immediate; then delays are random in [0, d), where d doubles from its minimum
+to its maximum. The first frame on a new stream resets them, not TCP's handshake: TCP accepts before
+RDS does, and a peer that closes at once would get thousands of attempts a second. Source: linux
+v6.12 net/rds/threads.c for the shape, docs/reference/linux-peer-notes.md 3 rule 2 for the reset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Backoff:
         self._span_ns = 0
 
     def reset(self, *, span_ns: int = 0) -> None:
-        """Let the next attempt be immediate, or random in [0, `span_ns`)."""
+        """Make the next attempt immediate, or random in [0, `span_ns`)."""
         self._span_ns = span_ns
 
     def next_ns(self, *, max_ns: int) -> int:

@@ -1,13 +1,13 @@
-"""The peers of a node that have a stream: how many there may be, and which one gives way.
+"""The peers of a node that have a stream: their limit, and which one is evicted.
 
 Each stream is a descriptor, and descriptors belong to the whole process. So one table holds the
 connected peers of all local addresses, and its bound leaves a share to the program. One host of
 IPv6 has all the addresses of its /64, so a /64 holds at most a quarter of the bound.
 
-When there is no room, the peer that is idle for longest gives way, if it never sent a message to a
-socket and nothing is queued to it: so addresses that only connect do not keep others out. The table
-does not see messages; it asks the endpoint, which asks the driver. A peer stays for two seconds
-at least: else peers that come back when they gave way would displace one another without end.
+When there is no room, the peer that is idle for longest is evicted, if it never sent a message to a
+socket and no message to it is queued: so addresses that only connect do not keep others out. The
+table does not see messages; it asks the local address, which asks the driver. A peer stays for two
+seconds at least: else evicted peers that reconnect would displace one another without end.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Final
 
-from urds.errors import Refusal
-from urds.proto.connection import Connection
-from urds.proto.events import Reason
-from urds.proto.paths import Address
-from urds.proto.strangers import counted_as
+from urds.common.errors import ErrorReason
+from urds.common.types import IPAddress
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import Reason
+from urds.rds.control.pending import counted_as
 
-PEERS_MAX: Final = 4096  # where no setting says more or less
+PEERS_MAX: Final = 4096  # unless a setting gives another number
 _NETWORK_SHARE: Final = 4  # the part of the bound that one /64 of IPv6 may hold
 _STAYS_NS: Final = 2_000_000_000  # since something last happened on it
-_IDLE_FOUND_MAX: Final = 64  # by one look through a group
-_LOOK_AGAIN_NS: Final = 50_000_000  # after a look that found none that may give way
+_IDLE_FOUND_MAX: Final = 64  # by one search of a group
+_LOOK_AGAIN_NS: Final = 50_000_000  # after a search that found no peer to evict
 _EVICTION_TRIES: Final = 8
 
-REFUSALS: Final = {
-    Reason.TOO_MANY_PEERS: Refusal.TOO_MANY_PEERS,
-    Reason.NO_DESCRIPTORS_LEFT_TO_SHARE: Refusal.NO_DESCRIPTORS_LEFT_TO_SHARE,
-    Reason.NETWORK_HAS_ITS_SHARE: Refusal.NETWORK_HAS_ITS_SHARE,
+ERROR_REASONS: Final = {
+    Reason.TOO_MANY_PEERS: ErrorReason.TOO_MANY_PEERS,
+    Reason.NO_DESCRIPTORS_LEFT_TO_SHARE: ErrorReason.NO_DESCRIPTORS_LEFT_TO_SHARE,
+    Reason.NETWORK_HAS_ITS_SHARE: ErrorReason.NETWORK_HAS_ITS_SHARE,
 }
 
-Group = Address | bytes | None  # a local address, the /64 of peers, or all
+Group = IPAddress | bytes | None  # a local address, the /64 of peers, or all
 
 
 class _Members:
@@ -48,7 +48,7 @@ class _Members:
         self._look_at_ns = 0
 
     def longest_idle(self, now_ns: int) -> Connection | None:
-        """Return the next that may give way. A look through all costs, so it brings several."""
+        """Return the next peer to evict. A search costs time, so it yields several."""
         while True:
             if not self._idle:
                 if now_ns < self._look_at_ns:
@@ -65,7 +65,7 @@ class _Members:
 
 
 class Connected:
-    """The connected peers of all endpoints of a node."""
+    """The connected peers of all local addresses of a node."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Connected:
         return len(self._evict)
 
     def note(self, connection: Connection, evict: Callable[[Connection], bool]) -> None:
-        """Count a connection while it has a stream; `evict` gives it up, or returns false."""
+        """Count a connection while it has a stream; `evict` ends it, or returns false."""
         is_here = connection in self._evict
         if connection.has_stream == is_here:
             return
@@ -107,7 +107,7 @@ class Connected:
             if not members.connections and group is not None:
                 del self._groups[group]
 
-    def admit(self, peer: Address, now_ns: int) -> Reason | None:
+    def admit(self, peer: IPAddress, now_ns: int) -> Reason | None:
         """Make room for one more; return why there is none."""
         if peer.version == 6:
             network = counted_as(peer)
@@ -122,7 +122,7 @@ class Connected:
         return Reason.TOO_MANY_PEERS
 
     def evict(self, group: Group, now_ns: int) -> bool:
-        """Have the peer of a group that is idle for longest give way; false if none may."""
+        """Evict the peer of a group that is idle for longest; false if there is none to evict."""
         members = self._groups.get(group)
         for _ in range(_EVICTION_TRIES):
             found = members.longest_idle(now_ns) if members is not None else None
@@ -133,7 +133,7 @@ class Connected:
         return False
 
     def explain(self, reason: Reason) -> str:
-        """Return the figures behind a refusal and its remedy, for an error's text."""
+        """Return the figures behind an error reason and its remedy, for an error's text."""
         if reason is Reason.NETWORK_HAS_ITS_SHARE:
             count = f"{self.network_max} of {self.peers_max} peers are of one /64"
             return f"{count}, its quarter; raise the setting peers_max"
@@ -143,6 +143,6 @@ class Connected:
         return f"{self.peers_max} peers; raise the setting peers_max"
 
     @staticmethod
-    def _groups_of(local: Address, peer: Address) -> tuple[Group, ...]:
+    def _groups_of(local: IPAddress, peer: IPAddress) -> tuple[Group, ...]:
         every: tuple[Group, ...] = (None, local)
         return every if peer.version == 4 else (*every, counted_as(peer))

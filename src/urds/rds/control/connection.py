@@ -1,18 +1,18 @@
-"""One peer of one local address: who it is, how many paths there are, which stream is whose.
+"""One peer of one local address: its identity, its number of paths, the stream of each path.
 
-Who connects and when stands in `seeking`, which stream is for which path in `streams`, and how a
-handshake changes what is known in `peer`.
+The module `reconnect` says when to connect, `streams` which stream belongs to which path, and
+`peer` how a handshake changes what is known.
 
-A handshake (probe, hello, and their answers) tells who the peer is. Until then path 0 alone is used
-and nothing sent is forgotten. Towards an own node that is known already, every new stream is held
-until the *hellos* are exchanged: generation and highest received number. The lower side counts the
-paths once the peer has answered it, the higher one with the first handshake it sees: the peer
-connects after our answer, and must be understood then.
+A handshake (probe, hello, and their answers) identifies the peer. Until then only path 0 is used,
+and the connection keeps everything it has sent. Towards a known own node, every new stream is held
+until both sides have exchanged *hellos*: generation and highest received number. The lower side
+counts the paths when the peer has answered it, the higher one at the first handshake it sees: the
+peer connects after that answer, and the paths must be known then.
 
-A value machine: no I/O, no clock, no chance of its own. Reports cross with actions, so one for a
-path or a stream that is gone is ignored: `attachment` counts the streams that `Attach` gave the
-path, here and in the plane. Source: rds.md 1.8 (linux v6.12, v7.0);
-linux-peer-notes.md sections 1 and 3 (observed with linux v6.1, v6.12, v7.2).
+The connection is a value machine: no I/O, no clock, no random numbers of its own. Reports cross
+with actions, so a report for a path or a stream that is gone is ignored: `attachment` counts the
+streams that `Attach` gave the path, here and in the plane. Source: docs/reference/rds.md 1.8 (linux
+v6.12, v7.0); docs/reference/linux-peer-notes.md 1, 3 (observed with linux v6.1, v6.12, v7.2).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from urds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
-from urds.proto.events import (
+from urds.common.types import IPAddress
+from urds.rds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
+from urds.rds.control.events import (
     Action,
     Agree,
     FanIn,
@@ -37,22 +38,21 @@ from urds.proto.events import (
     RestartPeer,
     SendControl,
 )
-from urds.proto.paths import Address
-from urds.proto.peer import (
+from urds.rds.control.peer import (
     PeerFacts,
     emit_ours,
-    is_new_life,
+    has_restarted,
     learn,
     restarted,
     taken_for_linux,
 )
-from urds.proto.settings import ConnectionSettings
-from urds.proto.state import Input, PathLife, State
-from urds.proto.stats import Stats
-from urds.proto.strangers import Strangers
-from urds.proto.streams import Streams
-from urds.proto.timers import TimerKind, Timers
-from urds.wire.exthdr import Handshake, parse_handshake
+from urds.rds.control.pending import PendingConnections
+from urds.rds.control.settings import ConnectionSettings
+from urds.rds.control.state import PathInput, PathRecord, PathState
+from urds.rds.control.stats import Stats
+from urds.rds.control.streams import Streams
+from urds.rds.control.timers import TimerKind, Timers
+from urds.rds.wire.extensions import Handshake, parse_handshake
 
 if TYPE_CHECKING:
     from random import Random
@@ -63,20 +63,20 @@ _NO_EXTENSION: Final = bytes(16)
 class Connection(Streams):
     """The control state of one (local, peer) pair; the two addresses differ.
 
-    An endpoint hands in what its connections share; alone, a connection has its own of each.
+    A local address passes in what its connections share; without one a connection has its own.
     """
 
     def __init__(
         self,
         *,
-        local: Address,
-        peer: Address,
+        local: IPAddress,
+        peer: IPAddress,
         settings: ConnectionSettings,
         random: Random,
         stats: Stats | None = None,
         actions: deque[Action] | None = None,
         timers: Timers | None = None,
-        strangers: Strangers | None = None,
+        pending: PendingConnections | None = None,
         on_streams: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         super().__init__(
@@ -87,23 +87,23 @@ class Connection(Streams):
             stats=Stats() if stats is None else stats,
             actions=deque() if actions is None else actions,
             timers=Timers() if timers is None else timers,
-            strangers=strangers,
+            pending=pending,
         )
-        self._on_streams = on_streams  # a stream came or went
-        self._announced = False  # SPORT_IDX was sent to this life of the peer
-        self._untold = False  # the plane may have missed what it was told of the peer
+        self._on_streams = on_streams  # a stream was attached or ended
+        self._announced = False  # SPORT_IDX was sent to this generation of the peer
+        self._untold = False  # the plane may have missed a report of the peer
         self.used_ns = 0  # when something happened last, for eviction
 
     @property
     def is_idle(self) -> bool:
         """Whether no stream is here or on its way, and no message waits for one."""
-        resting = (State.DOWN, State.WAITING)
-        return all(path.state in resting and not path.wanted for path in self._paths)
+        idle_states = (PathState.DOWN, PathState.WAITING)
+        return all(path.state in idle_states and not path.wanted for path in self._paths)
 
     def close(self) -> None:
         """Forget all timers: the connection is evicted. Its streams end with its paths."""
         for path in self._paths:
-            self._strangers.forget(path.stream)
+            self._pending.forget(path.stream)
             self._cancel(path, *TimerKind)
             path.stream = None
         self._note_streams()
@@ -115,11 +115,11 @@ class Connection(Streams):
 
     @property
     def may_disconnect(self) -> bool:
-        """Whether no message waits for a stream, no stream for a path, and no attempt for an end.
+        """Whether no message waits for a stream, no stream for a path, no attempt for its answer.
 
         An attempt's answer would come to the connection that is made for the peer next.
         """
-        trying = (State.CONNECTING, State.KNOCKING)
+        trying = (PathState.CONNECTING, PathState.CALL_BACK_REQUESTED)
         busy = any(path.wanted or path.state in trying for path in self._paths)
         return not (busy or self._parked or self._seconds)
 
@@ -129,7 +129,7 @@ class Connection(Streams):
     # -- reports of the driver and the plane
 
     def handle_wanted(self, index: int, now_ns: int) -> None:
-        """Look for a stream: the first message was queued for a path that has none."""
+        """Connect: the first message was queued for a path that has no stream."""
         path = self._path(index)
         if path is not None and path.stream is None:
             self.used_ns = now_ns
@@ -144,26 +144,26 @@ class Connection(Streams):
             self._attach(path, stream, 0, now_ns, own=own)
 
     def handle_connect_failed(self, index: int, errno: int, now_ns: int) -> None:
-        """Try again later: a `Connect`, or for path 0 a `Knock`, failed with `errno`."""
+        """Try again later: a `Connect`, or for path 0 a `RequestCallBack`, failed with `errno`."""
         self.stats.connect_failures += 1
         path = self._path(index)
         if not self.lower:
-            self._end_knock(now_ns)
-        elif path is not None and path.state is State.CONNECTING:
+            self._end_call_back_request(now_ns)
+        elif path is not None and path.state is PathState.CONNECTING:
             self._end_connect(path, now_ns)
 
-    def handle_knocked(self, now_ns: int) -> None:
-        """Wait for the peer to connect: a `Knock` stands."""
-        self._end_knock(now_ns)
+    def handle_call_back_requested(self, now_ns: int) -> None:
+        """Wait for the peer to connect: a `RequestCallBack` was established."""
+        self._end_call_back_request(now_ns)
 
     def handle_accepted(
         self, stream: int, source_port: int, now_ns: int, *, own: bool = False
     ) -> None:
-        """Answer a knock, or give the peer's stream its path. The source port is the peer's."""
+        """Answer a call-back request, or place the stream. The source port is the peer's."""
         self.used_ns = now_ns
         if self.lower:
             self._emit(Refuse(self.peer, stream))
-            self._handle_knock(now_ns)
+            self._handle_call_back_request(now_ns)
         else:
             self.stats.accepts += 1
             self._place(stream, source_port, now_ns, own=own)
@@ -171,7 +171,7 @@ class Connection(Streams):
     def handle_first_frame(self, index: int, attachment: int, now_ns: int) -> None:
         """Count the path as up: the peer's first whole header arrived on its stream."""
         path = self._current(index, attachment)
-        if path is None or path.state is not State.ATTACHED:
+        if path is None or path.state is not PathState.ATTACHED:
             return
         self.used_ns = now_ns
         self._come_up(path)
@@ -189,52 +189,52 @@ class Connection(Streams):
             self._confirm(path, now_ns)
 
     def handle_down(
-        self, index: int, attachment: int, frames: int, now_ns: int, *, breach: bool = False
+        self, index: int, attachment: int, frames: int, now_ns: int, *, protocol_error: bool = False
     ) -> None:
-        """Look for another stream: the path's ended by itself, after `frames` frames.
+        """Reconnect: the path's stream ended by itself, after `frames` frames.
 
-        After a breach of the protocol not at once: the next stream will hardly be better.
+        A protocol error delays that: the next stream will hardly be better.
         """
         path = self._current(index, attachment)
         if path is not None:
             self.used_ns = now_ns
-            if breach:
-                self._rest(path, now_ns)
+            if protocol_error:
+                self._quarantine(path, now_ns)
             self.stats.downs += 1
             self.stats.refused_by_peer += not frames
             self._lose(path, now_ns)
 
     def handle_dead(self, index: int, now_ns: int) -> None:
-        """Drop a stream on which the peer's host does not answer, and look for another."""
+        """Drop a stream on which the peer's host does not answer, and reconnect."""
         path = self._path(index)
         if path is not None and path.stream is not None:
             self.stats.dead += 1
             self._drop(path, now_ns)
 
     def handle_fault(self, attachments: Sequence[int], now_ns: int) -> None:
-        """Take all streams down and look for others, after a rest: a mistake of ours was met.
+        """Detach all streams and reconnect after a quarantine: a fault of this node was met.
 
         Any action may have been lost with it. `attachments` are the plane's count of each path's
-        streams; what else the plane may not know is told again with the next stream.
+        streams; other state that the plane may miss is reported again with the next stream.
         """
         self._untold = True
-        for stream in self._parked:  # the driver closes every stream that no path has
-            self._strangers.forget(stream)
+        for stream in self._parked:  # the driver closes every stream without a path
+            self._pending.forget(stream)
         self._parked.clear()
         for stream, _, _ in self._seconds.values():
-            self._strangers.forget(stream)
+            self._pending.forget(stream)
         self._seconds.clear()
         for path in self._paths:
-            self._cancel(path, TimerKind.QUESTION)
+            self._cancel(path, TimerKind.LIVENESS)
             path.attachment = attachments[path.index] if path.index < len(attachments) else 0
-            self._rest(path, now_ns)
+            self._quarantine(path, now_ns)
             if path.stream is not None:
                 self._drop(path, now_ns)
-                if path.sought:
+                if path.wants_connection:
                     continue
             else:
-                path.move(Input.ANSWERED)  # should an attempt be under way, it may never end
-            self._seek_again(path, now_ns)  # messages may wait, of which no report comes
+                path.move(PathInput.ANSWERED)  # an attempt under way may never be answered
+            self._reconnect_later(path, now_ns)  # messages may wait, of which no report comes
 
     def handle_control(
         self,
@@ -247,7 +247,7 @@ class Connection(Streams):
         extension: bytes,
         now_ns: int,
     ) -> None:
-        """Answer a ping, learn from a handshake. Raises WireError if 16 octets are not 16."""
+        """Answer a ping, learn from a handshake. Raises WireError if 16 bytes are not 16."""
         path = self._current(index, attachment)
         if path is None:
             return
@@ -266,23 +266,23 @@ class Connection(Streams):
             self._send(path, PING_PORT, source_port, _NO_EXTENSION, hello=False)
 
     def handle_peer_restarted(self, index: int, now_ns: int) -> None:
-        """Count what a kernel says next afresh: the plane saw that it began a new life."""
+        """Count the kernel's next handshake afresh: the plane saw that it restarted."""
         self.stats.peer_restarts += 1
         self._emit(PeerStartedAnew(self.peer, self.facts.generation, None))
         self.facts = restarted(self.facts)
         self._announced = False
         path = self._paths[0]
-        if self.settings.npaths > 1 and path.state is State.UP:
-            # It forgot how many paths we have, and that our source ports carry the index.
+        if self.settings.npaths > 1 and path.state is PathState.UP:
+            # It forgot the number of paths, and that source ports here carry the index.
             path.confirmed = path.probe_sent = False
             self._probe(path)
             self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
 
     def handle_timer(self, kind: TimerKind, number: int, now_ns: int) -> None:
         """Do what one timer asks for."""
-        if kind is TimerKind.STRANGER:
-            self.stats.strangers_silent += 1
-            self.drop_stranger(number, Reason.SILENT, now_ns)
+        if kind is TimerKind.PENDING:
+            self.stats.pending_silent += 1
+            self.drop_pending(number, Reason.SILENT, now_ns)
             return
         path = self._path(number)
         assert path is not None, "a closed path has no timers"
@@ -290,7 +290,7 @@ class Connection(Streams):
             self._attempt(path, now_ns)
         elif kind is TimerKind.GIVE_UP:
             self._give_up(path, now_ns)
-        elif kind is TimerKind.QUESTION:
+        elif kind is TimerKind.LIVENESS:
             self._take_second(path, now_ns)
         else:
             self._handle_silence(path, now_ns)
@@ -308,16 +308,16 @@ class Connection(Streams):
         """Return the next action or notice."""
         return self._actions.popleft() if self._actions else None
 
-    def _current(self, index: int, attachment: int) -> PathLife | None:
+    def _current(self, index: int, attachment: int) -> PathRecord | None:
         """Return a path with a stream, if the report is about that stream."""
         path = self._path(index)
         if path is None or path.stream is None or path.attachment != attachment:
             return None
         return path
 
-    # -- acquaintance
+    # -- handshake
 
-    def _greet(self, path: PathLife, now_ns: int) -> None:
+    def _greet(self, path: PathRecord, now_ns: int) -> None:
         if path.acquainted:
             self.stats.hellos += 1
             path.hello_sent = True
@@ -328,19 +328,19 @@ class Connection(Streams):
         elif path.held:
             self._set(TimerKind.ANSWER, path, now_ns + self.settings.handshake_wait_ns)
 
-    def _ask(self, path: PathLife) -> None:
-        # As a hello it is not repeated on a later stream, and goes out at once; without our
-        # generation the peer answers it whatever it has said before.
+    def _probe_liveness(self, path: PathRecord) -> None:
+        # A hello is not sent again on a later stream, and it goes out at once; one without a
+        # generation is answered whatever the peer has sent before.
         extension = self._handshake(generation=False)
         self._send(path, PROBE_PORT, PING_PORT, extension, hello=True)
 
     def _send(
-        self, path: PathLife, source_port: int, target_port: int, extension: bytes, *, hello: bool
+        self, path: PathRecord, source_port: int, target_port: int, extension: bytes, *, hello: bool
     ) -> None:
         self._emit(SendControl(self.peer, path.index, source_port, target_port, extension, hello))
 
     def _handshake(self, *, generation: bool) -> bytes:
-        """Return our handshake. SPORT_IDX only answers a peer's own: older kernels log it.
+        """Return this node's handshake. SPORT_IDX only answers a peer's own: older kernels log it.
 
         Source: linux v6.1, v6.12 (observed): "ignoring unknown exthdr type 0x8".
         """
@@ -349,33 +349,33 @@ class Connection(Streams):
         return emit_ours(self.settings, generation=generation, sport_index=announced)
 
     def _must_announce(self) -> bool:
-        """Tell whether a kernel must hear that our source ports carry the index, before fan-out."""
+        """Tell whether a kernel must learn, before fan-out, that source ports carry the index."""
         facts = self.facts
         told = self._announced or self.settings.npaths == 1
         return self.lower and facts.kind is PeerKind.LINUX and facts.sport_index and not told
 
-    def _probe(self, path: PathLife) -> None:
-        """Ask who the peer is, once per stream."""
+    def _probe(self, path: PathRecord) -> None:
+        """Send a probe for the peer's identity, once per stream."""
         if path.probe_sent:
             return
         path.probe_sent = True
         self.stats.probes += 1
-        # On a held path only a hello gets through. To a kernel its number 0 does no harm here:
-        # held so far, we have sent nothing that could be repeated and taken twice.
+        # A held path takes only a hello. Its number 0 does no harm to a kernel peer: a path that
+        # was held until now has sent nothing that could be retransmitted and delivered twice.
         extension = self._handshake(generation=False)
         self._send(path, PROBE_PORT, PING_PORT, extension, hello=path.held)
 
-    def _learn(self, path: PathLife, handshake: Handshake, now_ns: int) -> None:
-        """Take in who the peer is. What a restart drops is dropped before anything is released."""
+    def _learn(self, path: PathRecord, handshake: Handshake, now_ns: int) -> None:
+        """Note the peer's identity. What a restart drops is dropped before anything is released."""
         before = self.facts
         self.facts = learn(before, handshake, self.settings)
-        if is_new_life(before, handshake):
+        if has_restarted(before, handshake):
             self.stats.peer_restarts += 1
             self._emit(RestartPeer(self.peer))
             self._emit(PeerStartedAnew(self.peer, before.generation, handshake.generation))
             for other in self._paths:
                 if other is not path and other.confirmed:
-                    self._drop(other, now_ns)  # it leads to the old life
+                    self._drop(other, now_ns)  # it leads to the old generation
         self._tell(before)
         if not self.lower:
             self._set_npaths(now_ns)
@@ -397,7 +397,7 @@ class Connection(Streams):
             self._emit(PeerKnown(self.peer, facts.kind, facts.npaths, facts.capabilities))
 
     def _tell_again(self) -> None:
-        """Tell all that is known of the peer; what was carried out before is not done twice."""
+        """Report all that is known of the peer; what has been done before is not done twice."""
         self._untold = False
         self._emit(FanOut(self.peer, self.npaths))
         self._emit(FanIn(self.peer, self.npaths))
@@ -405,32 +405,33 @@ class Connection(Streams):
 
     def _react(
         self,
-        path: PathLife,
+        path: PathRecord,
         handshake: Handshake,
         is_ping: bool,
         acknowledgement: int,
         now_ns: int,
     ) -> None:
-        """Answer a handshake, and let the path send if it shows that the peer knows us."""
+        """Answer a handshake, and let the path send if it shows that the peer knows this node."""
         own = handshake.mark is not None
         introduced = own and handshake.generation is not None
-        # Two hellos that cross answer each other.
+        # Two crossing hellos answer each other.
         if is_ping and not (introduced and path.hello_sent):
             answer = self._handshake(generation=own)
             self._send(path, PING_PORT, PROBE_PORT, answer, hello=own)
         if introduced or not own:
             self._release(path, acknowledgement or None if own else None)
-        # A hello was sent for us only if the peer knew us; to a stranger we ask, its answer tells.
+        # The peer sends a hello only if it knows this node; a pending connection gets a probe,
+        # whose answer tells.
         if (introduced and path.acquainted) or not is_ping:
             self._confirm(path, now_ns)
 
-    def _release(self, path: PathLife, received_by_peer: int | None) -> None:
+    def _release(self, path: PathRecord, received_by_peer: int | None) -> None:
         if path.held:
             path.held = False
             self._emit(Release(self.peer, path.index, received_by_peer))
 
-    def _confirm(self, path: PathLife, now_ns: int) -> None:
-        """Note that the peer knows our handshake on this stream; path 0 opens the others."""
+    def _confirm(self, path: PathRecord, now_ns: int) -> None:
+        """Note that the peer knows this node on this stream; path 0 opens the others."""
         if path.confirmed:
             return
         if self._must_announce():
@@ -456,25 +457,25 @@ class Connection(Streams):
         elif count < self.npaths:
             self.stats.fan_ins += 1
             for path in self._paths[count:]:
-                self._strangers.forget(path.stream)
+                self._pending.forget(path.stream)
                 self._cancel(path, *TimerKind)
                 self._refuse_older(path)
             del self._paths[count:]
             self._note_streams()
             self._emit(FanIn(self.peer, count))
 
-    def _handle_silence(self, path: PathLife, now_ns: int) -> None:
-        """Go on without an answer to our handshake.
+    def _handle_silence(self, path: PathRecord, now_ns: int) -> None:
+        """Go on without an answer to the handshake.
 
         An own node that is silent on path 0 counts as Linux, for another host may have its address
-        now; on another path, and where no other host can be, the stream is to blame.
+        now; on another path, and where no other host can be, the fault is the stream's.
         """
         on_another = self.facts.kind is PeerKind.URDS and path.index
         if path.held and (path.own or on_another):
             self._drop(path, now_ns)
             return
         if self.facts.kind is PeerKind.LINUX:
-            if path.state is State.ATTACHED:
+            if path.state is PathState.ATTACHED:
                 self._come_up(path)
             self._release(path, None)
             self._confirm(path, now_ns)

@@ -1,25 +1,26 @@
-"""What the control core asks its driver to do, and what it tells.
+"""Actions that the control core asks of its driver, and its notices.
 
-Every record names the peer it concerns; `index` is the path's. The driver carries actions out in
-the order in which `poll_event` gives them. One that names no path concerns all that exist then.
+Every record names the peer it concerns; `index` is the path's. The driver does actions in the order
+in which `poll_event` returns them. One that names no path concerns all that exist then.
 
-A stream is an opaque number that the driver chose when it reported the stream; it stands for one
-TCP connection. The core names it in exactly one `Attach` or `Refuse`; after that it is the plane's,
-or closed.
+A stream is an opaque number that the driver chose when it reported the stream; it names one TCP
+connection. The core names it in exactly one `Attach` or `Refuse`; after that the plane has it, or
+it is closed.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from urds.constants import MAX_MESSAGE_BYTES, Capability
-from urds.proto.paths import Address, SourcePortRule
+from urds.common.types import IPAddress
+from urds.rds.constants import MAX_MESSAGE_BYTES, Capability
+from urds.rds.control.paths import SourcePortRule
 
 
 class PeerKind(Enum):
-    """Who the peer is; see `docs/architecture.md`, "Two kinds of peer"."""
+    """The kind of a peer; see `docs/architecture.md`, "Kinds of peers"."""
 
     UNKNOWN = auto()
-    LINUX = auto()  # a kernel, or anything else without our mark
+    LINUX = auto()  # a kernel, or any other node without the mark
     URDS = auto()
 
 
@@ -43,13 +44,13 @@ class Reason(Enum):
     """Why an inbound connection was refused."""
 
     NOT_ALLOWED = auto()  # the peer is not in the allowed networks: setting URDS_ALLOW
-    TOO_MANY_STRANGERS = auto()  # too many connections that have not said anything yet
+    TOO_MANY_PENDING = auto()  # too many connections without a first frame
     TOO_MANY_PEERS = auto()
     NO_DESCRIPTORS_LEFT_TO_SHARE = auto()  # the program needs some itself: `ulimit -n`
     NETWORK_HAS_ITS_SHARE = auto()  # the /64 of an IPv6 peer holds a quarter of all already
     NO_FREE_PATH = auto()  # every path has a stream: the peer tries again
-    SILENT = auto()  # no frame within the stranger's time
-    STILL_CONNECTED = auto()  # the peer answers on the stream that it has: this is another process
+    SILENT = auto()  # no frame within the pending connection's time
+    STILL_CONNECTED = auto()  # the peer answers on its present stream: this is another process
 
 
 # -- actions
@@ -62,27 +63,27 @@ class Connect:
     Answer with `handle_connected` or `handle_connect_failed`, once.
     """
 
-    peer: Address
+    peer: IPAddress
     index: int
     source_ports: SourcePortRule
 
 
 @dataclass(frozen=True, slots=True)
-class Knock:
+class RequestCallBack:
     """Open a TCP connection that carries nothing: it asks the lower side to connect.
 
-    Answer with `handle_knocked` once it stands, or `handle_connect_failed` for path 0, once. Close
-    it when the peer closes it, or after 1 s.
+    Answer with `handle_call_back_requested` once it stands, or `handle_connect_failed` for path 0,
+    once. Close it when the peer closes it, or after 1 s.
     """
 
-    peer: Address
+    peer: IPAddress
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Hand a stream to the path; one attached before is superseded."""
+    """Attach a stream to the path; one attached before is superseded."""
 
-    peer: Address
+    peer: IPAddress
     index: int
     stream: int
     hold: Hold
@@ -92,15 +93,15 @@ class Attach:
 class Refuse:
     """Close a stream with a reset (linger 0), so that no TIME_WAIT stays."""
 
-    peer: Address
+    peer: IPAddress
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """Take the path's stream away and close it; no `handle_down` follows."""
+    """Detach the path's stream and close it; no `handle_down` follows."""
 
-    peer: Address
+    peer: IPAddress
     index: int
 
 
@@ -111,11 +112,11 @@ class SendControl:
     A pong is subject to `ping_enable` and to the peer's congestion map: the driver asks both.
     """
 
-    peer: Address
+    peer: IPAddress
     index: int
     source_port: int
     target_port: int
-    extension: bytes  # 16 octets
+    extension: bytes  # 16 bytes
     hello: bool
 
 
@@ -123,16 +124,16 @@ class SendControl:
 class Release:
     """Let the held path send; the peer has everything up to `received_by_peer` (None: unknown)."""
 
-    peer: Address
+    peer: IPAddress
     index: int
     received_by_peer: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """Set what the handshake found out, on every path."""
+    """Set the result of the handshake on every path."""
 
-    peer: Address
+    peer: IPAddress
     release: ReleaseRule
     checksum: bool
     message_bytes_max: int = MAX_MESSAGE_BYTES
@@ -140,24 +141,24 @@ class Agree:
 
 @dataclass(frozen=True, slots=True)
 class RestartPeer:
-    """An own node began a new life: every path drops what the old life was handed."""
+    """An own node restarted: every path drops what it sent to the old generation."""
 
-    peer: Address
+    peer: IPAddress
 
 
 @dataclass(frozen=True, slots=True)
 class RememberHandshake:
     """Note a kernel's generation (None: it sends none), so that the plane sees its restart."""
 
-    peer: Address
+    peer: IPAddress
     generation: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Poke:
-    """Send our congestion map: a dead connection answers with a reset, a live one ignores it."""
+class ProbeDeadStream:
+    """Send the local map: a dead connection answers with a reset, a live one ignores it."""
 
-    peer: Address
+    peer: IPAddress
     index: int
 
 
@@ -165,19 +166,19 @@ class Poke:
 class FanOut:
     """Make the missing ones of paths 1 to `count` - 1, held behind path 0; route by port hash."""
 
-    peer: Address
+    peer: IPAddress
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class FanIn:
-    """The peer's new life has fewer paths: route to `count` paths; give up and close the others.
+    """The peer's restart has fewer paths: route to `count` paths; give up and close the others.
 
-    What their queues hold was meant for the old life. It is counted as given up; routes come first,
-    so that nothing new strands.
+    The contents of their queues were for the old generation. They are counted as given up; routes
+    come first, so that nothing new strands.
     """
 
-    peer: Address
+    peer: IPAddress
     count: int
 
 
@@ -185,7 +186,7 @@ class FanIn:
 class GiveUp:
     """The path was down for `reconnect_give_up_ns`: drop its queue (`Path.drop_queue`), log it."""
 
-    peer: Address
+    peer: IPAddress
     index: int
     down_ns: int
 
@@ -194,7 +195,7 @@ class GiveUp:
 class Forget:
     """The connection was evicted, idle for longest: drop the queues, close the paths."""
 
-    peer: Address
+    peer: IPAddress
 
 
 # -- notices
@@ -202,9 +203,9 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class PeerKnown:
-    """The handshake told who the peer is, or silence did; also when that changed."""
+    """The handshake, or its absence, identified the peer; also sent when that changed."""
 
-    peer: Address
+    peer: IPAddress
     kind: PeerKind
     npaths: int
     capabilities: Capability  # of both sides
@@ -214,7 +215,7 @@ class PeerKnown:
 class PeerStartedAnew:
     """The peer restarted. Generations are None for a kernel that sends none."""
 
-    peer: Address
+    peer: IPAddress
     generation_before: int | None
     generation: int | None
 
@@ -223,13 +224,13 @@ class PeerStartedAnew:
 class Refused:
     """An inbound connection was refused; the `Refuse` or `Detach` came before."""
 
-    peer: Address
+    peer: IPAddress
     reason: Reason
 
 
 Action = (
     Connect
-    | Knock
+    | RequestCallBack
     | Attach
     | Refuse
     | Detach
@@ -238,7 +239,7 @@ Action = (
     | Agree
     | RestartPeer
     | RememberHandshake
-    | Poke
+    | ProbeDeadStream
     | FanOut
     | FanIn
     | GiveUp

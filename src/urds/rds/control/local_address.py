@@ -1,17 +1,17 @@
-"""One local address: its ports, its peers, and who may become one.
+"""One local address: its ports, its peers, and the peers that it admits.
 
-A value machine, as its connections. All of them share one queue of actions and one set of timers,
-so a driver polls the endpoint alone. It sends through `connection`, and hands what concerns a peer
-to the connection that `find` returns, if any:
+It is a value machine, as its connections are. All of them share one queue of actions and one set of
+timers, so a driver polls the local address alone. It sends through `connection`, and passes what
+concerns a peer to the connection that `find` returns, if any:
 
-    if (connection := endpoint.find(peer)) is not None:
+    if (connection := local_address.find(peer)) is not None:
         connection.handle_down(index, attachment, frames, now_ns)
 
-Connections outlive their streams, for they remember what tells a repeat from a new message; only
-when there are too many of them, the one that is idle for longest goes. The endpoint does not see
-messages; so it asks the driver first, for one may be on its way to such a peer. How many have a
-stream is bounded for the whole node, in `connected`.
-Source: rds.md 3.1 (linux v6.12 net/rds/bind.c) for ports.
+Connections outlive their streams, for they hold what tells a retransmit from a new message; only
+when there are too many, the one that has been idle for longest is evicted. The local address does
+not see messages, so it asks the driver first, for one may be on its way to such a peer. `connected`
+bounds how many have a stream in the whole node. Source: docs/reference/rds.md 3.1 (linux v6.12
+net/rds/bind.c) for ports.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from heapq import nsmallest
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from urds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
-from urds.errors import ERRNO_OF, Refusal, os_error
-from urds.proto.connected import REFUSALS, Connected
-from urds.proto.connection import Connection
-from urds.proto.events import Action, Forget, PeerKind, Reason, Refuse, Refused
-from urds.proto.paths import Address, address_octets
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.stats import Stats
-from urds.proto.strangers import Strangers
-from urds.proto.timers import Timers
+from urds.common.errors import ERRNO_OF, ErrorReason, os_error
+from urds.common.types import IPAddress
+from urds.rds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
+from urds.rds.control.connected import ERROR_REASONS, Connected
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import Action, Forget, PeerKind, Reason, Refuse, Refused
+from urds.rds.control.paths import address_bytes
+from urds.rds.control.pending import PendingConnections
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.stats import Stats
+from urds.rds.control.timers import Timers
 
 if TYPE_CHECKING:
     from random import Random
 
 _EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
-_IDLE_FOUND_MAX: Final = 64  # by one look through all peers
-_LOOK_AGAIN_NS: Final = 50_000_000  # after a look that found none
+_IDLE_FOUND_MAX: Final = 64  # by one search through all peers
+_LOOK_AGAIN_NS: Final = 50_000_000  # after a search that found none
 
 
-class Endpoint:
+class LocalAddress:
     """The control state of one local address."""
 
     def __init__(
         self,
         *,
-        local: Address,
-        settings: EndpointSettings,
+        local: IPAddress,
+        settings: LocalAddressSettings,
         connection_settings: ConnectionSettings,
         random: Random,
         stats: Stats | None = None,
-        may_evict: Callable[[Address], bool] = lambda peer: True,
-        may_disconnect: Callable[[Address], bool] = lambda peer: True,
+        may_evict: Callable[[IPAddress], bool] = lambda peer: True,
+        may_disconnect: Callable[[IPAddress], bool] = lambda peer: True,
         connected: Connected | None = None,
     ) -> None:
         self.local = local
@@ -67,12 +68,12 @@ class Endpoint:
         self._connected = Connected(settings.peers_max) if connected is None else connected
         self._actions: deque[Action] = deque()
         self._timers = Timers()
-        self._strangers = Strangers(settings, self._timers)
-        self._connections: dict[Address, Connection] = {}
+        self._pending = PendingConnections(settings, self._timers)
+        self._connections: dict[IPAddress, Connection] = {}
         self._idle: deque[tuple[int, Connection]] = deque()  # idle for longest first; see `_evict`
         self._look_at_ns = 0
         self._ports: set[int] = set()
-        self.timed_peer: Address | None = None  # whose timer runs: whom a fault in it concerns
+        self.timed_peer: IPAddress | None = None  # the peer that a fault in the timer concerns
 
     # -- ports
 
@@ -82,16 +83,16 @@ class Endpoint:
         Raises OSError: EINVAL for port 1, EADDRINUSE for a port in use or when none is free.
         """
         if port == PROBE_PORT:
-            raise os_error(Refusal.RESERVED_PORT, "port 1 carries handshakes")
+            raise os_error(ErrorReason.RESERVED_PORT, "port 1 carries handshakes")
         if port == 0:
             port = self._free_port()
         elif port in self._ports:
-            raise os_error(Refusal.ADDRESS_IN_USE, f"port {port} of {self.local}")
+            raise os_error(ErrorReason.ADDRESS_IN_USE, f"port {port} of {self.local}")
         self._ports |= {port}  # no call: a signal handler that raises comes before it or later
         return port
 
     def release(self, port: int) -> None:
-        """Give a port back; one that is not bound is no mistake."""
+        """Release a port; one that is not bound is no error."""
         self._ports.discard(port)
 
     def _free_port(self) -> int:
@@ -100,7 +101,7 @@ class Endpoint:
             if port not in self._ports:
                 return port
         count = PORT_LAST - PORT_FIRST + 1
-        raise os_error(Refusal.PORTS_EXHAUSTED, f"all {count} ports of {self.local}")
+        raise os_error(ErrorReason.PORTS_EXHAUSTED, f"all {count} ports of {self.local}")
 
     # -- peers
 
@@ -109,11 +110,11 @@ class Endpoint:
         """All connections, those without a stream included."""
         return tuple(self._connections.values())
 
-    def find(self, peer: Address) -> Connection | None:
+    def find(self, peer: IPAddress) -> Connection | None:
         """Return the connection to a peer if there is one: for reports, which may come late."""
         return self._connections.get(peer)
 
-    def connection(self, peer: Address, now_ns: int) -> Connection:
+    def connection(self, peer: IPAddress, now_ns: int) -> Connection:
         """Return the connection to a peer that is not the local address; make one if need be.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many, or no
@@ -123,22 +124,22 @@ class Endpoint:
         if connection is not None:
             return connection
         if not self.allows(peer):
-            raise os_error(Refusal.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
+            raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
         reason = self._connected.admit(peer, now_ns)
         connection = self._make_connection(peer, now_ns) if reason is None else None
         if connection is None:
             reason = reason or Reason.TOO_MANY_PEERS
             self._count_refused(reason)
-            raise os_error(REFUSALS[reason], self._connected.explain(reason))
+            raise os_error(ERROR_REASONS[reason], self._connected.explain(reason))
         return connection
 
-    def allows(self, peer: Address) -> bool:
-        """Tell whether the peer may exchange messages with us."""
+    def allows(self, peer: IPAddress) -> bool:
+        """Tell whether the peer may exchange messages with this node."""
         if peer.is_loopback:  # from this machine, whatever the local address
             return True
         return any(peer in network for network in self._settings.allowed)
 
-    def _make_connection(self, peer: Address, now_ns: int) -> Connection | None:
+    def _make_connection(self, peer: IPAddress, now_ns: int) -> Connection | None:
         """Make a connection; None if there are too many and none is idle."""
         if len(self._connections) >= self._settings.peers_max and not (
             self._evict(now_ns) or self._connected.evict(self.local, now_ns)
@@ -152,7 +153,7 @@ class Endpoint:
             stats=self.stats,
             actions=self._actions,
             timers=self._timers,
-            strangers=self._strangers,
+            pending=self._pending,
             on_streams=self._note_streams,
         )
         connection.used_ns = now_ns
@@ -160,7 +161,7 @@ class Endpoint:
         return connection
 
     def _evict(self, now_ns: int) -> bool:
-        """Forget the connection that is idle for longest; false if none is."""
+        """Evict the connection that is idle for longest; false if there is none to evict."""
         for _ in range(_EVICTION_TRIES):
             connection = self._longest_idle(now_ns)
             if connection is None:
@@ -174,7 +175,7 @@ class Endpoint:
         self._connected.note(connection, self._disconnect)
 
     def _disconnect(self, connection: Connection) -> bool:
-        """Forget a connection that has a stream, for another; false if it has to stay."""
+        """Evict a connection that has a stream, for another; false if it has to stay."""
         if not connection.may_disconnect or not self._may_disconnect(connection.peer):
             return False
         self.stats.evicted_connected += 1
@@ -190,8 +191,8 @@ class Endpoint:
     def _longest_idle(self, now_ns: int) -> Connection | None:
         """Return the next connection to be evicted.
 
-        A look through all of them takes milliseconds. So it brings several, and follows one in vain
-        after a while only: else a flood of connections from new addresses would cost one each.
+        A search through all of them takes milliseconds. So one search yields several candidates,
+        and an empty search is followed by a pause: else each new address of a flood would cost one.
         """
         while True:
             if not self._idle:
@@ -208,13 +209,13 @@ class Endpoint:
             if known and found.used_ns == used_ns and found.is_idle:
                 return found
 
-    # -- what comes in
+    # -- incoming streams
 
     def handle_accepted(
-        self, stream: int, peer: Address, source_port: int, now_ns: int, *, own: bool = False
+        self, stream: int, peer: IPAddress, source_port: int, now_ns: int, *, own: bool = False
     ) -> None:
-        """Attach, park or refuse a stream that came in; `own` if only an own node has such."""
-        if address_octets(peer) == address_octets(self.local) or not self.allows(peer):
+        """Attach, park or refuse an accepted stream; `own` if only an own node has such."""
+        if address_bytes(peer) == address_bytes(self.local) or not self.allows(peer):
             self.stats.refused_not_allowed += 1
             self._refuse(stream, peer, Reason.NOT_ALLOWED)
             return
@@ -228,17 +229,17 @@ class Endpoint:
             reason = reason or Reason.TOO_MANY_PEERS
             self._count_refused(reason)
             self._refuse(stream, peer, reason)
-        elif self._is_too_strange(connection, stream, now_ns):
-            self.stats.refused_strangers += 1
-            self._refuse(stream, peer, Reason.TOO_MANY_STRANGERS)
+        elif self._is_one_too_many(connection, stream, now_ns):
+            self.stats.refused_pending += 1
+            self._refuse(stream, peer, Reason.TOO_MANY_PENDING)
         else:
             connection.handle_accepted(stream, source_port, now_ns, own=own)
             self._make_room(now_ns)
 
     def handle_connected(
-        self, peer: Address, index: int, stream: int, now_ns: int, *, own: bool = False
+        self, peer: IPAddress, index: int, stream: int, now_ns: int, *, own: bool = False
     ) -> None:
-        """Take the stream that a `Connect` brought, or refuse it: there may be no room any more."""
+        """Take the stream that a `Connect` brought, or refuse it: the room may be gone."""
         connection = self._connections.get(peer)
         reason = None
         if connection is not None and not connection.has_stream:
@@ -250,40 +251,38 @@ class Endpoint:
         if connection is not None and reason is not None:
             self._count_refused(reason)
             self._actions.append(Refused(peer, reason))
-            connection.handle_connect_failed(index, ERRNO_OF[REFUSALS[reason]], now_ns)
+            connection.handle_connect_failed(index, ERRNO_OF[ERROR_REASONS[reason]], now_ns)
 
-    def is_crowded(self, peer: Address) -> bool:
-        """Tell whether a stranger's stream has to speak before it is told of: there are many.
+    def is_crowded(self, peer: IPAddress) -> bool:
+        """Tell whether a pending connection is reported after its first frame: there are many.
 
-        Not one of a peer that would be refused anyway, or that only knocks.
+        A peer that would be refused anyway, or that only requests a call-back, is reported at once.
         """
         connection = self._connections.get(peer)
         if connection is not None and connection.facts.kind is not PeerKind.UNKNOWN:
             return False
-        higher = address_octets(self.local) > address_octets(peer)
-        return higher and self.allows(peer) and self._strangers.are_many(peer)
+        higher = address_bytes(self.local) > address_bytes(peer)
+        return higher and self.allows(peer) and self._pending.are_many(peer)
 
-    def lobby_settings(self) -> EndpointSettings:
-        """Return the bounds of those who have to speak first: the half that is left."""
+    def accept_queue_settings(self) -> LocalAddressSettings:
+        """Return the bounds of the pending connections of that kind: the half that is left."""
         settings = self._settings
-        half, share = settings.strangers_max // 2, settings.strangers_per_address_max // 2
-        return replace(
-            settings, strangers_max=max(1, half), strangers_per_address_max=max(1, share)
-        )
+        half, share = settings.pending_max // 2, settings.pending_per_address_max // 2
+        return replace(settings, pending_max=max(1, half), pending_per_address_max=max(1, share))
 
     def _make_room(self, now_ns: int) -> None:
-        """Drop a stranger if there are too many of them."""
-        crowded_out = self._strangers.one_too_many()
+        """Drop a pending connection if there are too many of them."""
+        crowded_out = self._pending.one_too_many()
         if crowded_out is not None:
             stream, peer = crowded_out
-            self.stats.refused_strangers += 1
-            self._connections[peer].drop_stranger(stream, Reason.TOO_MANY_STRANGERS, now_ns)
+            self.stats.refused_pending += 1
+            self._connections[peer].drop_pending(stream, Reason.TOO_MANY_PENDING, now_ns)
 
-    def _is_too_strange(self, connection: Connection, stream: int, now_ns: int) -> bool:
-        """Count a stream of an unknown peer as a stranger's. A knock is refused anyway."""
+    def _is_one_too_many(self, connection: Connection, stream: int, now_ns: int) -> bool:
+        """Count a stream of an unknown peer as pending. A call-back request is refused anyway."""
         if connection.lower or connection.facts.kind is not PeerKind.UNKNOWN:
             return False
-        return not self._strangers.admit(stream, connection.peer, now_ns)
+        return not self._pending.admit(stream, connection.peer, now_ns)
 
     def _count_refused(self, reason: Reason) -> None:
         if reason is Reason.NO_DESCRIPTORS_LEFT_TO_SHARE:
@@ -293,7 +292,7 @@ class Endpoint:
         else:
             self.stats.refused_peers += 1
 
-    def _refuse(self, stream: int, peer: Address, reason: Reason) -> None:
+    def _refuse(self, stream: int, peer: IPAddress, reason: Reason) -> None:
         self._actions.append(Refuse(peer, stream))
         self._actions.append(Refused(peer, reason))
 

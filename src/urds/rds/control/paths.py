@@ -2,17 +2,16 @@
 
 A socket sends all its messages over one path, chosen by a hash of its port; the receiver takes any
 message on any path. Linux hashes with Bob Jenkins' lookup3 (public domain) for one word. Source:
-linux v6.12 net/rds/send.c (rds_send_mprds_hash), include/linux/jhash.h; examples in rds.md 1.8.
+linux v6.12 net/rds/send.c (rds_send_mprds_hash), include/linux/jhash.h; examples in
+docs/reference/rds.md 1.8.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-from urds.constants import PATHS_MAX
-
-Address = IPv4Address | IPv6Address
+from urds.common.types import IPAddress
+from urds.rds.constants import PATHS_MAX
 
 _MASK: Final = 0xFFFFFFFF
 _LOOKUP3_START: Final = 0xDEADBEEF
@@ -20,8 +19,8 @@ _WORD_BYTES: Final = 4
 _MAPPED_PREFIX: Final = bytes(10) + b"\xff\xff"
 
 
-def address_octets(address: Address) -> bytes:
-    """Return the 16 octets by which addresses compare: IPv4 as v4-mapped, scope left out."""
+def address_bytes(address: IPAddress) -> bytes:
+    """Return the 16 bytes by which addresses compare: IPv4 as v4-mapped, scope left out."""
     return _MAPPED_PREFIX + address.packed if address.version == 4 else address.packed
 
 
@@ -29,7 +28,7 @@ def port_hash(port: int) -> int:
     """Return lookup3's hash of one 32-bit word with the initial value 0.
 
     Linux draws its initial value once, but only for the first socket; all later ones use 0. Source:
-    rds.md 1.8 (derived from linux v6.12).
+    docs/reference/rds.md 1.8 (derived from linux v6.12).
     """
     start = (_LOOKUP3_START + _WORD_BYTES) & _MASK
     a, b, c = (start + port) & _MASK, start, start
@@ -76,7 +75,7 @@ class SourcePortRule:
     def ports(self, *, range_low: int, range_high: int) -> Iterator[int]:
         """Yield every port of the rule in the range once, from the attempt's group of eight on.
 
-        Try the next where `bind` or `connect` says EADDRINUSE or EADDRNOTAVAIL.
+        The caller tries the next one after EADDRINUSE or EADDRNOTAVAIL of `bind` or `connect`.
         """
         aligned = -(-range_low // PATHS_MAX) * PATHS_MAX
         groups = (range_high - aligned + 1) // PATHS_MAX

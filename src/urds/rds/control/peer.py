@@ -1,27 +1,27 @@
 """What a connection knows of its peer, and how a handshake changes it: pure functions.
 
-The mark of a probe or its answer tells an own node from Linux; silence tells Linux too. Between own
-nodes a generation per start tells a new life. A kernel's new life is seen by the data plane, before
-the duplicate rule; here it only means that the next handshake counts afresh.
+The mark of a probe or its answer identifies an own node; no mark, or no answer, means Linux.
+Between own nodes a generation per start tells a restart. The data plane sees a kernel's restart,
+before the duplicate rule; here it only means that the next handshake counts afresh.
 """
 
 from dataclasses import dataclass, replace
 from typing import Final
 
-from urds.constants import (
+from urds.rds.constants import (
     MAX_MESSAGE_BYTES,
     MESSAGE_DOUBLINGS_MAX,
     MESSAGE_DOUBLINGS_SHIFT,
     Capability,
 )
-from urds.proto.events import PeerKind, ReleaseRule
-from urds.proto.paths import agreed_npaths
-from urds.proto.settings import ConnectionSettings
-from urds.wire.exthdr import Handshake, Mark, emit_handshake
+from urds.rds.control.events import PeerKind, ReleaseRule
+from urds.rds.control.paths import agreed_npaths
+from urds.rds.control.settings import ConnectionSettings
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 _NONE: Final = Capability(0)
 _FLAGS: Final = Capability((1 << MESSAGE_DOUBLINGS_SHIFT) - 1)
-_PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1  # what the header can say
+_PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1  # the header's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PeerFacts:
     sport_index: bool = False  # its TCP source ports carry the path index
     capabilities: Capability = _NONE  # of both sides
     message_bytes_max: int = MAX_MESSAGE_BYTES  # what both sides take; a kernel takes 1 MiB
-    stale: bool = False  # it began a new life: the number of paths counts afresh
+    stale: bool = False  # it restarted: the number of paths counts afresh
 
     @property
     def release(self) -> ReleaseRule:
@@ -52,12 +52,12 @@ class PeerFacts:
 
     @property
     def agreement(self) -> tuple[ReleaseRule, bool, int]:
-        """What the paths must know: release, checksum, longest message."""
+        """The peer's facts that paths need: release, checksum, longest message."""
         return self.release, self.checksum, self.message_bytes_max
 
 
-def is_new_life(peer: PeerFacts, handshake: Handshake) -> bool:
-    """Tell whether an own node restarted; the first generation seen is none."""
+def has_restarted(peer: PeerFacts, handshake: Handshake) -> bool:
+    """Tell whether an own node restarted; the first generation seen is no restart."""
     return (
         peer.kind is PeerKind.URDS
         and handshake.mark is not None
@@ -69,14 +69,14 @@ def is_new_life(peer: PeerFacts, handshake: Handshake) -> bool:
 def learn(peer: PeerFacts, handshake: Handshake, settings: ConnectionSettings) -> PeerFacts:
     """Return what is known after a handshake.
 
-    The number of paths never shrinks during a life of the peer.
+    The number of paths never shrinks during a generation of the peer.
     """
     kind = PeerKind.URDS if handshake.mark else PeerKind.LINUX
-    afresh = peer.stale or kind is not peer.kind or is_new_life(peer, handshake)
+    afresh = peer.stale or kind is not peer.kind or has_restarted(peer, handshake)
     count = agreed_npaths(settings.npaths, handshake.npaths)
     generation = handshake.generation
     if generation is None and kind is peer.kind:
-        generation = peer.generation  # a probe of an own node that does not know us yet has none
+        generation = peer.generation  # a probe of an own node that does not know this one has none
     return PeerFacts(
         kind=kind,
         npaths=count if afresh else max(count, peer.npaths),
@@ -94,15 +94,16 @@ def taken_for_linux(peer: PeerFacts) -> PeerFacts:
 
 
 def restarted(peer: PeerFacts) -> PeerFacts:
-    """Return what is known of a kernel after the plane saw its new life."""
+    """Return what is known of a kernel after the plane saw its restart."""
     return replace(peer, stale=True)
 
 
 def emit_ours(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:
-    """Return our handshake, 16 octets; the generation is for own nodes only.
+    """Return this node's handshake, 16 bytes; the generation is for own nodes only.
 
     A kernel that sees a new generation drops what it has in flight, and loses it if the stream
-    breaks then. Source: linux-peer-notes.md section 3 rule 6 (observed with linux v6.1 to v7.2).
+    breaks then. Source: docs/reference/linux-peer-notes.md 3 rule 6 (observed with linux v6.1 to
+    v7.2).
     """
     return emit_handshake(
         Handshake(
@@ -119,7 +120,7 @@ def _shared(ours: Capability, mark: Mark | None) -> Capability:
 
 
 def _announced(message_bytes_max: int) -> Capability:
-    """Return the bits that say which messages we take: 1 MiB, doubled."""
+    """Return the bits of the longest message that this node takes: 1 MiB, doubled."""
     doublings = ((message_bytes_max + 1) // MAX_MESSAGE_BYTES).bit_length() - 1
     return Capability(min(max(0, doublings), MESSAGE_DOUBLINGS_MAX) << MESSAGE_DOUBLINGS_SHIFT)
 

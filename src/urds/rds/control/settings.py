@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
-from urds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, Capability
+from urds.rds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, Capability
 
 Network = IPv4Network | IPv6Network
 _MS = 1_000_000
@@ -22,12 +22,12 @@ class ConnectionSettings:
     message_bytes_max: int = MAX_MESSAGE_BYTES
     reconnect_delay_min_ns: int = 1 * _MS
     reconnect_delay_max_ns: int = 1 * _S
-    # A lost path is tried for again even if nothing waits here, for something may wait there. Then
-    # the delay grows further, up to this: a server does not knock at departed clients all day.
+    # A lost path is reconnected even if no message waits here, for one may wait at the peer. Then
+    # the delay grows further, up to this: a server does not call departed clients all day.
     reconnect_delay_idle_max_ns: int = 60 * _S
     reconnect_give_up_ns: int = 0  # 0: never
     handshake_wait_ns: int = 1 * _S  # after the first frame; then the peer counts as Linux
-    question_wait_ns: int = _S // 5  # until a second stream of an own node takes its path
+    liveness_wait_ns: int = _S // 5  # until a second stream of an own node takes its path
     hello_wait_ns: int = 5 * _S  # the same for a peer that was an own node before
 
     def __post_init__(self) -> None:
@@ -38,13 +38,13 @@ class ConnectionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSettings:
+class LocalAddressSettings:
     """What one local address allows."""
 
     # The subnet of the local address and what URDS_ALLOW adds; `any` is 0.0.0.0/0 and ::/0. A
     # loopback address allows loopback peers without being told.
     allowed: tuple[Network, ...] = ()
     peers_max: int = 4096
-    strangers_max: int = 64  # accepted, but no frame yet and no earlier acquaintance
-    strangers_per_address_max: int = 16
-    stranger_wait_ns: int = 30 * _S
+    pending_max: int = 64  # accepted, but no frame yet and no earlier acquaintance
+    pending_per_address_max: int = 16
+    pending_wait_ns: int = 30 * _S

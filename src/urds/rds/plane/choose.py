@@ -1,12 +1,12 @@
-"""The door to the compiled plane: which of the two planes a node gets, and why.
+"""Choice between the Python plane and the compiled plane.
 
-`URDS_IMPL` decides: `python` or `native`. Without it the compiled plane is taken where the module
-`urds_native` of exactly our version can be imported, else the reference. RDS over RDMA is carried
-by the reference alone, so a node with the compiled plane has one of those beside it for its sockets
-over RDMA (docs/adr/0015). Where Python runs without its lock, importing the module would turn it on
-for the whole process: nobody gets that who did not ask for it by name.
+`URDS_IMPL` decides: `python` or `native`. Without it a node gets the compiled plane if the module
+`urds_native` of exactly this version can be imported, else the Python plane. Only the Python plane
+supports RDS over RDMA, so a node with the compiled plane has a Python plane as well for its RDMA
+sockets (docs/adr/0015). On a free-threaded Python the module's import would enable the GIL for the
+whole process, so there it is imported only if `URDS_IMPL` names it.
 
-Nothing is imported before a node needs a plane; nobody else may import `urds_native`.
+Nothing is imported before a node needs a plane; no other module may import `urds_native`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from urds.errors import PlaneError, SettingError
+from urds.common.errors import PlaneError, SettingError
 
 if TYPE_CHECKING:
-    from urds.dataplane.base import Plane
-    from urds.dataplane.compiled.lane import Lane
+    from urds.rds.plane.contract import Plane
+    from urds.rds.plane.native.lane import Lane
 
-VERSION: Final = "0.1.0.dev0"  # of urds; the module must have been made for the same
+VERSION: Final = "0.1.0.dev0"  # of urds; the module must have the same version
 VARIABLE: Final = "URDS_IMPL"
 PYTHON: Final = "python"
 NATIVE: Final = "native"
@@ -33,17 +33,17 @@ _FREE_THREADED: Final = (
 
 
 class Choice(NamedTuple):
-    """Which plane, and why that one."""
+    """The chosen plane, and the reason."""
 
     plane: str  # PYTHON or NATIVE
-    reason: str  # one line for people
+    reason: str  # one line for users
 
 
 def choose() -> Choice:
-    """Return which plane a node gets for its sockets over TCP.
+    """Return the plane that a node gets for its TCP sockets.
 
     Raises SettingError for an unknown value of URDS_IMPL, PlaneError if it asks for the compiled
-    plane and there is none of our version.
+    plane and no module of this version exists.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in {"", PYTHON, NATIVE}:
@@ -59,37 +59,37 @@ def choose() -> Choice:
 
 
 def plane_in_use() -> str:
-    """Return "python" or "native": what a node gets. Raises as `choose`."""
+    """Return "python" or "native", the plane that a node gets. Raises as `choose`."""
     return choose().plane
 
 
 def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
-    """Return the class of the plane that was chosen, or that `choose` names. Raises as it does."""
+    """Return the class of `choice`, by default of `choose()`. Raises as `choose`."""
     if (choice or choose()).plane == NATIVE:
-        from urds.dataplane.compiled.plane import Plane as Compiled
+        from urds.rds.plane.native.plane import Plane as Compiled
 
         return Compiled
-    from urds.dataplane.reference.plane import Plane as Reference
+    from urds.rds.plane.python.plane import Plane as Reference
 
     return Reference
 
 
 def lane_class(plane: Plane) -> type[Lane] | None:
-    """Return the class of lanes to other processes for a plane; None if it takes none."""
+    """Return the class of shm streams for a plane; None if the plane supports none."""
     if not _is_compiled(plane):
         return None
-    from urds.dataplane.compiled.lane import Lane
+    from urds.rds.plane.native.lane import Lane
 
     return Lane
 
 
 def plane_beside(plane: Plane) -> Callable[..., Plane] | None:
-    """Return the class of plane that carries RDMA beside one that does not; None if it does."""
+    """Return the class of plane for RDMA if `plane` has no RDMA; None if it has."""
     return plane_class(Choice(PYTHON, "it carries RDMA")) if _is_compiled(plane) else None
 
 
 def missing() -> str:
-    """Return why there is no compiled plane for us; nothing if there is one."""
+    """Return why the compiled plane cannot be used; "" if it can."""
     try:
         import urds_native
 
@@ -105,11 +105,11 @@ def missing() -> str:
 
 
 def _has_interpreter_lock() -> bool:
-    """Tell whether Python runs with its lock; free-threaded builds exist since 3.13."""
+    """Return whether Python runs with its GIL; free-threaded builds exist since 3.13."""
     ask = getattr(sys, "_is_gil_enabled", None)
     return ask is None or ask()
 
 
 def _is_compiled(plane: Plane) -> bool:
-    """Tell which plane it is without an import; tests put others in its place."""
-    return type(plane).__module__.startswith("urds.dataplane.compiled")
+    """Return whether the plane is the compiled one, without an import; tests replace planes."""
+    return type(plane).__module__.startswith("urds.rds.plane.native")

@@ -1,30 +1,31 @@
-"""A path between two addresses of this process, as far as both planes have it alike.
+"""A path between two addresses of this process, common to both planes.
 
-There is no stream, no header and no number: the sender delivers, and nothing is in flight. So the
-calls of `base.Path` that concern a stream, a handshake or a queue have nothing to do.
+It has no stream, header or number: the sender delivers, and nothing is in flight. So the
+`contract.Path` calls that concern a stream, a handshake or a queue do nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, Agreement, Hold, Stream
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Agreement, Hold, Stream
 
 if TYPE_CHECKING:
-    from urds.dataplane.base import Path
+    from urds.rds.plane.contract import Path
 
 
 class LoopPath:
-    """What a loop answers to the calls of a path. Any thread may make any of them."""
+    """The calls of a path on a loop. Any thread may make any of them."""
 
-    def __init__(self, *, local: Address, peer: Address) -> None:
+    def __init__(self, *, local: IPAddress, peer: IPAddress) -> None:
         self.local = local
         self.peer = peer
         self.index = 0
         self.attachment = 0  # it has no stream
 
     def attach(self, stream: Stream, *, hold: Hold) -> None:
-        """Refuse: a loop has no stream."""
+        """Raise: a loop has no stream."""
         raise AssertionError("a loop path has no stream")
 
     def detach(self) -> Stream | None:
@@ -38,7 +39,7 @@ class LoopPath:
         """Do nothing: there is no handshake."""
 
     def restart_peer(self) -> int:
-        """Return 0: the peer lives and dies with us."""
+        """Return 0: the peer restarts only with this process."""
         return 0
 
     def remember_handshake(self, generation: int | None) -> None:
@@ -50,10 +51,10 @@ class LoopPath:
         """Do nothing: pings are answered in place."""
 
     def poke(self) -> None:
-        """Do nothing: a loop cannot be half dead."""
+        """Do nothing: a loop has no connection that can be half open."""
 
     def peer_is_congested(self, port: int) -> bool:
-        """Return false: nobody asks, pings are answered in place."""
+        """Return false: pings are answered in place, without this call."""
         return False
 
     def hold_behind(self, other: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The tables of a plane, row by row, as rds-info and operators read them."""
+"""The rows of a plane's tables, as rds-info and operators read them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from urds.dataplane.base import Address
+    from urds.common.types import IPAddress
 
 _NO_GID: Final = IPv6Address(0)
 
 
 class Carrier(StrEnum):
-    """What carries a path, by Linux's name for the transport."""
+    """The transport of a path, by Linux's name."""
 
     TCP = "tcp"
-    SHARED_MEMORY = "shm"  # ours alone: a path over TCP whose stream is a lane
-    RDMA = "infiniband"  # also where no InfiniBand is near: kernel parity
+    SHARED_MEMORY = "shm"  # urds only: a path over TCP whose stream is in shared memory
+    RDMA = "infiniband"  # also without InfiniBand hardware: kernel parity
 
 
 class MessageRow(NamedTuple):
     """One queued message, as rds-info lists it."""
 
-    sequence: int  # 0 while it has none
+    sequence: int  # 0 before it is numbered
     payload_bytes: int
-    local: Address
+    local: IPAddress
     local_port: int
-    peer: Address
+    peer: IPAddress
     peer_port: int
     tos: int = 0
 
@@ -38,7 +38,7 @@ class MessageRow(NamedTuple):
 class MailboxRow:
     """One bound socket, as rds-info lists it."""
 
-    local: Address
+    local: IPAddress
     port: int
     send_bytes_max: int
     receive_bytes_max: int
@@ -51,9 +51,9 @@ class MailboxRow:
 
 @dataclass(frozen=True, slots=True)
 class RdmaRow:
-    """What a path over RDMA has beside its numbers; all zeros while it has no connection."""
+    """The RDMA part of a path's row; all zeros while it has no connection."""
 
-    is_passive: bool = False  # the accepting end of a connection to ourselves, which Linux hides
+    is_passive: bool = False  # the accepting end of a connection to itself, which Linux hides
     device: str = ""  # the local one
     service_level: int = 0
     local_gid: IPv6Address = _NO_GID
@@ -67,10 +67,10 @@ class RdmaRow:
 
 @dataclass(frozen=True, slots=True)
 class PathRow:
-    """One path, as rds-info lists its connection and what is under it."""
+    """One path, as rds-info lists its connection and transport."""
 
-    local: Address
-    peer: Address
+    local: IPAddress
+    peer: IPAddress
     index: int
     transport: Carrier
     tos: int
@@ -81,18 +81,18 @@ class PathRow:
     sequence_expected: int
     unsent_messages: int
     unacknowledged_messages: int
-    local_stream: tuple[str, int] | None  # TCP address of our end
+    local_stream: tuple[str, int] | None  # TCP address of the local end
     peer_stream: tuple[str, int] | None
     header_remaining_bytes: int
     data_remaining_bytes: int
-    stream_sent_octets: int
-    stream_expected_octets: int
-    stream_acknowledged_octets: int
+    stream_sent_bytes: int
+    stream_expected_bytes: int
+    stream_acknowledged_bytes: int
     rdma: RdmaRow | None = None  # of `Carrier.RDMA`
 
     @property
     def is_listed(self) -> bool:
-        """Whether Linux shows a connection for it: path 0, and not a passive end."""
+        """Whether Linux lists its connection: path 0, and not a passive end."""
         return not self.index and (self.rdma is None or not self.rdma.is_passive)
 
 
@@ -106,4 +106,4 @@ class Snapshot:
     send_queue: Sequence[MessageRow] = field(default=())
     retransmit_queue: Sequence[MessageRow] = field(default=())
     receive_queue: Sequence[MessageRow] = field(default=())
-    rdma_in_use: bool = False  # a socket of this process asked for it, even if it is closed now
+    rdma_in_use: bool = False  # a socket of this process used it, even if closed now

@@ -1,4 +1,4 @@
-"""Carry out what the control core decides: one method for each kind of action."""
+"""Do the actions of the control core: one method for each kind of action."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from urds.dataplane import base
-from urds.dataplane.base import Path
-from urds.driver.hosts import LocalHost, PeerPaths
-from urds.logs import messages
-from urds.proto import events
-from urds.proto.connected import REFUSALS
+from urds.common.logs import messages
+from urds.common.types import IPAddress
+from urds.rds.control import events
+from urds.rds.control.connected import ERROR_REASONS
+from urds.rds.plane import contract as base
+from urds.rds.plane.contract import Path
+from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
 
 if TYPE_CHECKING:
-    from urds.driver.driver import Driver
+    from urds.rds.runtime.control_thread import Driver
 
 _HOLDS = {
     events.Hold.NOTHING: base.Hold.NOTHING,
@@ -33,9 +34,9 @@ class Actions:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._methods: dict[type, Callable[[LocalHost, Any], None]] = {
+        self._methods: dict[type, Callable[[LocalAddressState, Any], None]] = {
             events.Connect: self._connect,
-            events.Knock: self._knock,
+            events.RequestCallBack: self._request_call_back,
             events.Attach: self._attach,
             events.Refuse: self._refuse,
             events.Detach: self._detach,
@@ -44,7 +45,7 @@ class Actions:
             events.Agree: self._agree,
             events.RestartPeer: self._restart_peer,
             events.RememberHandshake: self._remember_handshake,
-            events.Poke: self._poke,
+            events.ProbeDeadStream: self._probe_dead_stream,
             events.FanOut: self._fan_out,
             events.FanIn: self._fan_in,
             events.GiveUp: self._give_up,
@@ -54,35 +55,35 @@ class Actions:
             events.Refused: self._refused,
         }
 
-    def carry_out(self, host: LocalHost, action: events.Action) -> None:
+    def carry_out(self, host: LocalAddressState, action: events.Action) -> None:
         """Do one action, or log one notice."""
         self._methods[type(action)](host, action)
 
     # -- streams
 
-    def _connect(self, host: LocalHost, action: events.Connect) -> None:
+    def _connect(self, host: LocalAddressState, action: events.Connect) -> None:
         self._driver.streams.connect(host, action.peer, action.index, action.source_ports)
 
-    def _knock(self, host: LocalHost, action: events.Knock) -> None:
-        self._driver.streams.knock(host, action.peer)
+    def _request_call_back(self, host: LocalAddressState, action: events.RequestCallBack) -> None:
+        self._driver.streams.request_call_back(host, action.peer)
 
-    def _attach(self, host: LocalHost, action: events.Attach) -> None:
+    def _attach(self, host: LocalAddressState, action: events.Attach) -> None:
         path = self._path(host, action.peer, action.index)
         stream = self._driver.streams.take(action.stream, path)
         if stream is not None:
             path.attach(stream, hold=_HOLDS[action.hold])
 
-    def _refuse(self, host: LocalHost, action: events.Refuse) -> None:
+    def _refuse(self, host: LocalAddressState, action: events.Refuse) -> None:
         self._driver.streams.refuse(action.stream)
 
-    def _detach(self, host: LocalHost, action: events.Detach) -> None:
+    def _detach(self, host: LocalAddressState, action: events.Detach) -> None:
         path = self._path(host, action.peer, action.index)
         path.detach()
         self._driver.streams.end(path)
 
     # -- paths
 
-    def _path(self, host: LocalHost, peer: base.Address, index: int) -> Path:
+    def _path(self, host: LocalAddressState, peer: IPAddress, index: int) -> Path:
         paths = self._driver.paths_to(host, peer)
         while len(paths.paths) <= index:
             paths.paths.append(self._driver.new_path(host, peer, len(paths.paths)))
@@ -90,10 +91,10 @@ class Actions:
                 paths.paths[-1].agree(paths.agreed)
         return paths.paths[index]
 
-    def _paths(self, host: LocalHost, peer: base.Address) -> PeerPaths:
+    def _paths(self, host: LocalAddressState, peer: IPAddress) -> PeerPaths:
         return self._driver.paths_to(host, peer)
 
-    def _send_control(self, host: LocalHost, action: events.SendControl) -> None:
+    def _send_control(self, host: LocalAddressState, action: events.SendControl) -> None:
         if not action.source_port and not self._may_answer(host, action):
             self._driver.pongs_kept_back += 1
             return
@@ -104,18 +105,18 @@ class Actions:
             hello=action.hello,
         )
 
-    def _may_answer(self, host: LocalHost, action: events.SendControl) -> bool:
-        """Tell whether a pong may go: we answer pings, and its target has room."""
+    def _may_answer(self, host: LocalAddressState, action: events.SendControl) -> bool:
+        """Tell whether a pong may be sent: this node answers pings, and the target has room."""
         path = self._path(host, action.peer, action.index)
         enabled = self._driver.settings.ping_enable
         return enabled and not path.peer_is_congested(action.target_port)
 
-    def _release(self, host: LocalHost, action: events.Release) -> None:
+    def _release(self, host: LocalAddressState, action: events.Release) -> None:
         self._path(host, action.peer, action.index).release(
             received_by_peer=action.received_by_peer
         )
 
-    def _agree(self, host: LocalHost, action: events.Agree) -> None:
+    def _agree(self, host: LocalAddressState, action: events.Agree) -> None:
         paths = self._paths(host, action.peer)
         paths.agreed = base.Agreement(
             release=_RELEASES[action.release],
@@ -125,7 +126,7 @@ class Actions:
         for path in paths.paths:
             path.agree(paths.agreed)
 
-    def _restart_peer(self, host: LocalHost, action: events.RestartPeer) -> None:
+    def _restart_peer(self, host: LocalAddressState, action: events.RestartPeer) -> None:
         paths = self._paths(host, action.peer)
         lost = sum(path.restart_peer() for path in paths.paths)
         paths.given_up_messages += lost
@@ -133,14 +134,16 @@ class Actions:
             text = "%s restarted: %s sent to it may be lost"
             self._driver.log.warning(text, action.peer, messages(lost))
 
-    def _remember_handshake(self, host: LocalHost, action: events.RememberHandshake) -> None:
+    def _remember_handshake(
+        self, host: LocalAddressState, action: events.RememberHandshake
+    ) -> None:
         for path in self._paths(host, action.peer).paths:
             path.remember_handshake(action.generation)
 
-    def _poke(self, host: LocalHost, action: events.Poke) -> None:
+    def _probe_dead_stream(self, host: LocalAddressState, action: events.ProbeDeadStream) -> None:
         self._path(host, action.peer, action.index).poke()
 
-    def _fan_out(self, host: LocalHost, action: events.FanOut) -> None:
+    def _fan_out(self, host: LocalAddressState, action: events.FanOut) -> None:
         paths = self._paths(host, action.peer)
         others = [self._path(host, action.peer, index) for index in range(1, action.count)]
         for path in others:
@@ -150,7 +153,7 @@ class Actions:
         for path in others:
             path.hold_behind(paths.paths[0])
 
-    def _fan_in(self, host: LocalHost, action: events.FanIn) -> None:
+    def _fan_in(self, host: LocalAddressState, action: events.FanIn) -> None:
         paths = self._paths(host, action.peer)
         self._route(action.peer, paths, action.count)
         for path in paths.paths[action.count :]:
@@ -158,19 +161,19 @@ class Actions:
             self._driver.forget_path(path)
         del paths.paths[action.count :]
 
-    def _route(self, peer: base.Address, paths: PeerPaths, npaths: int) -> None:
+    def _route(self, peer: IPAddress, paths: PeerPaths, npaths: int) -> None:
         paths.npaths = npaths
         for mailbox in paths.mailboxes:
             mailbox.route(peer, paths.path_for(mailbox.port))
 
-    def _give_up(self, host: LocalHost, action: events.GiveUp) -> None:
+    def _give_up(self, host: LocalAddressState, action: events.GiveUp) -> None:
         dropped = self._path(host, action.peer, action.index).drop_queue()
         self._paths(host, action.peer).given_up_messages += dropped
         seconds = action.down_ns / 1e9
         text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
         self._driver.log.warning(text, action.peer, seconds, messages(dropped))
 
-    def _forget(self, host: LocalHost, action: events.Forget) -> None:
+    def _forget(self, host: LocalAddressState, action: events.Forget) -> None:
         paths = host.peers.pop(action.peer, None)
         if paths is None:
             return
@@ -183,20 +186,20 @@ class Actions:
 
     # -- notices
 
-    def _peer_known(self, host: LocalHost, action: events.PeerKnown) -> None:
+    def _peer_known(self, host: LocalAddressState, action: events.PeerKnown) -> None:
         self._driver.log.info(
             "%s is %s, %d path(s)", action.peer, action.kind.name.lower(), action.npaths
         )
 
-    def _peer_started_anew(self, host: LocalHost, action: events.PeerStartedAnew) -> None:
-        self._driver.log.info("%s began a new life", action.peer)
+    def _peer_started_anew(self, host: LocalAddressState, action: events.PeerStartedAnew) -> None:
+        self._driver.log.info("%s restarted", action.peer)
 
-    def _refused(self, host: LocalHost, action: events.Refused) -> None:
+    def _refused(self, host: LocalAddressState, action: events.Refused) -> None:
         if action.reason is events.Reason.STILL_CONNECTED:
             text = "another process connects as %s, which still answers: refused"
             self._driver.log.warning(text, action.peer)
             return
-        if action.reason in REFUSALS:
+        if action.reason in ERROR_REASONS:
             host.note_connect(action.peer, errno.EUSERS)
             reason = self._driver.connected.explain(action.reason)
             self._driver.log.warning("connection of %s refused: %s", action.peer, reason)

@@ -1,9 +1,9 @@
-"""What a socket asks of the place where its endpoint lives.
+"""What a socket needs of the place where its local address is kept.
 
-A backend owns addresses, ports and connections; a `Mailbox` is all that a bound socket sees of
-it. Two kinds: `inprocess`, and `attached` to the daemon of the host. Rules: any thread may make
-any call at any time; a call that is refused raises `errors.os_error`; only `bind` may wait, for
-a listener to be set up.
+A backend owns addresses, ports and connections; a `Mailbox` is all that a bound socket sees of it.
+Two kinds: `inprocess`, and `attached` to the daemon of the host. Rules: any thread may make any
+call at any time; a call that is refused raises `errors.os_error`; only `bind` may wait, for a
+listener to be set up.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from urds.constants import Transport
-from urds.dataplane.base import (
+from urds.common.types import IPAddress
+from urds.rds.constants import Transport
+from urds.rds.plane.contract import (
     ALL_GROUPS,
-    Address,
     Buffer,
     CongestionNotice,
     Mailbox,
@@ -26,15 +26,14 @@ from urds.dataplane.base import (
     Snapshot,
     SocketAddress,
 )
-from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
-from urds.settings import Settings
+from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
-    from urds.transport.rdma.regions import RegionTable
+    from urds.rds.transports.rdma.regions import RegionTable
 
 __all__ = [
     "ALL_GROUPS",
-    "Address",
     "AtomicOperation",
     "Backend",
     "Buffer",
@@ -61,7 +60,7 @@ class Backend(Protocol):
     def bind(
         self,
         *,
-        address: Address,
+        address: IPAddress,
         port: int,
         settings: MailboxSettings,
         transport: Transport | None,
@@ -84,7 +83,7 @@ class Backend(Protocol):
     def regions(self) -> RegionTable:
         """Return the memory regions of this process; for mailboxes over RDMA."""
 
-    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+    def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether a mailbox over RDMA has a connection to the peer; if not, ask for one.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
@@ -94,9 +93,9 @@ class Backend(Protocol):
         """Free the port of a mailbox that its socket has closed."""
 
     def is_inside(self) -> bool:
-        """Tell whether the calling thread holds a lock of ours.
+        """Tell whether the calling thread holds a lock of this backend.
 
-        Then what calls is a signal handler or finaliser that interrupted another call.
+        The caller then is a signal handler or finaliser that interrupted another call.
         """
 
     def abandoned(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
@@ -109,8 +108,7 @@ class Backend(Protocol):
     def close(self, *, at_exit: bool = False) -> int:
         """Drain, then end; return the messages that were left.
 
-        Every call is refused afterwards and those that wait wake; not so `at_exit`, where they go
-        on waiting.
+        Afterwards every call is refused and waiting calls wake; with `at_exit` they go on waiting.
         """
 
     def end_if_unused(self) -> bool:

@@ -1,9 +1,9 @@
-"""A plane beside the driver's own, for RDMA: it has a thread that sits in its `help`.
+"""A plane beside the driver's own, for RDMA: it has a thread that runs its `help`.
 
 The driver's plane is compiled then and carries no RDMA. This one has the sockets over RDMA and
 their paths, and no streams. Its thread is a second control thread: it takes the control lock for
-what concerns RDMA, as the first does for all else, and sleeps in a plane of its own. What one of
-the two planes has to give the other goes over `driver.crossings`.
+what concerns RDMA, as the first does for all else, and sleeps in a plane of its own. Messages from
+one of the two planes to the other go over `crossings`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Event, LingerOver, Plane, Snapshot
-from urds.driver.clock import now_ns
-from urds.driver.undelivered import tell_linger_over
+from urds.rds.plane.contract import Event, LingerOver, Plane, Snapshot
+from urds.rds.runtime.clock import now_ns
+from urds.rds.runtime.undelivered import tell_linger_over
 
 if TYPE_CHECKING:
-    from urds.driver.driver import Driver
+    from urds.rds.runtime.control_thread import Driver
 
 
 class PlaneBeside:
     """The plane and its thread; calls come with the control lock held unless they say otherwise."""
 
     def __init__(self, driver: Driver, make_plane: Callable[..., Plane]) -> None:
-        from urds.driver.driver import limits_of
+        from urds.rds.runtime.control_thread import limits_of
 
         self._driver = driver
         self.plane = make_plane(
@@ -35,7 +35,7 @@ class PlaneBeside:
         )
 
     def start(self) -> None:
-        """Begin to serve: the node that takes the events is there."""
+        """Begin to serve: the node that takes the events exists."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -50,20 +50,20 @@ class PlaneBeside:
                 deadline_ns = self._serve(events)
 
     def _serve(self, events: list[Event]) -> int | None:
-        """Report what came and do what is due; return when something is again."""
+        """Report what came and do what is due; return the next deadline."""
         rdma, now = self._driver.rdma, now_ns()
         for event in events:
             if isinstance(event, LingerOver):
                 tell_linger_over(self._driver, event)
             else:
                 rdma.take(event)
-        deadlines = (rdma.turn(now), rdma.crossings.turn(now))
+        deadlines = (rdma.progress(now), rdma.crossings.progress(now))
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     # -- ends; without the control lock
 
     def end_thread(self) -> None:
-        """Have the thread end: the driver stops."""
+        """Have the thread end because the driver stops."""
         self.plane.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)

@@ -1,13 +1,13 @@
 """TCP connections between their first step and the path that takes them, or their end.
 
-The core names a stream by a number. It is here from `keep` until `take` (attached to a path) or
-`refuse`; attempts to connect and knocks are here until they stand, fail, or time out.
+The core names a stream by a number. The stream is here from `keep` until `take` (attached to a
+path) or `refuse`; attempts to connect and call-back requests are here until they are established,
+fail, or time out.
 
-TCP is patient: it repeats what nobody acknowledges at ever longer intervals, for a quarter of an
-hour. After an outage that costs as long again as it lasted, and where only the peer's host has
-forgotten the connection, the whole time. So an attempt that is not answered is cut and made anew,
-and an attached stream whose repeats go unanswered is reset. A peer that merely does not read
-answers them: it is waited for.
+TCP retransmits unacknowledged bytes at ever longer intervals, for a quarter of an hour. After an
+outage that costs as long again as it lasted, and where only the peer's host has forgotten the
+connection, the whole time. So an unanswered attempt is closed and made anew, and an attached stream
+whose retransmits go unanswered is reset. A peer that merely does not read answers them and is kept.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, Interest, Path
-from urds.driver.clock import now_ns
-from urds.driver.hosts import LocalHost
-from urds.proto.paths import SourcePortRule
-from urds.transport import fault, tcp
+from urds.common.types import IPAddress
+from urds.rds.control.paths import SourcePortRule
+from urds.rds.plane.contract import Interest, Path
+from urds.rds.runtime.clock import now_ns
+from urds.rds.runtime.local_addresses import LocalAddressState
+from urds.rds.transports import fault, tcp
 
 if TYPE_CHECKING:
-    from urds.dataplane.compiled.lane import Lane
-    from urds.driver.driver import Driver
+    from urds.rds.plane.native.lane import Lane
+    from urds.rds.runtime.control_thread import Driver
 
     _Stream = tcp.TcpStream | Lane
 
-_KNOCK_NS = 1_000_000_000  # the lower side closes it sooner, if it is there
-_CONNECT_NS = 2_000_000_000  # two of TCP's requests: the first and one repeat
-_LOOK_NS = 1_000_000_000  # between two looks for dead streams
-_REPEATS_MAX = 4  # on a fast network some three seconds; where answers take longer, more
+_CALL_BACK_WAIT_NS = 1_000_000_000  # the lower side closes it sooner, if it is there
+_CONNECT_NS = 2_000_000_000  # two of TCP's requests: the first and one retransmit
+_LOOK_NS = 1_000_000_000  # between two searches for dead streams
+_RETRANSMITS_MAX = 4  # some three seconds on a fast network; more where answers take longer
 # These end an attempt that stood for a moment. What the peer sent meanwhile is acknowledged to it
 # and must be read: such a stream is attached, read to its end, and goes down.
 _STOOD = (0, errno.ECONNRESET, errno.EPIPE)
 
 
 @dataclass(slots=True)
-class _Knock:
-    host: LocalHost
-    peer: Address
+class _CallBackRequest:
+    host: LocalAddressState
+    peer: IPAddress
     stream: tcp.TcpStream
     until_ns: int
     stands: bool = False
@@ -49,8 +50,8 @@ class _Knock:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    host: LocalHost
-    peer: Address
+    host: LocalAddressState
+    peer: IPAddress
     index: int
     stream: tcp.TcpStream
     until_ns: int
@@ -58,24 +59,24 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    host: LocalHost
-    peer: Address
+    host: LocalAddressState
+    peer: IPAddress
     stream: _Stream
 
 
 class Streams:
-    """Numbers, attempts and knocks of a driver; control lock held."""
+    """Numbers, attempts and call-back requests of a driver; control lock held."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._next_number = 1
         self._kept: dict[int, _Kept] = {}
         self._attempts: dict[int, _Attempt] = {}
-        self._knocks: dict[int, _Knock] = {}
+        self._call_back_requests: dict[int, _CallBackRequest] = {}
         self._attached: dict[Path, _Stream] = {}
         self._look_ns = 0
 
-    def keep(self, host: LocalHost, peer: Address, stream: _Stream) -> int:
+    def keep(self, host: LocalAddressState, peer: IPAddress, stream: _Stream) -> int:
         """Give a stream a number."""
         number = self._next_number
         self._next_number += 1
@@ -92,7 +93,7 @@ class Streams:
         return kept.stream
 
     def end(self, path: Path) -> None:
-        """Close the stream that a path was given last, should nobody have done so."""
+        """Close the stream that a path was given last, if it is still open."""
         stream = self._attached.pop(path, None)
         if stream is not None:
             stream.close()
@@ -112,8 +113,8 @@ class Streams:
         if kept is not None:
             kept.stream.reset()
 
-    def abandon(self, host: LocalHost, peer: Address) -> None:
-        """Reset every stream of a peer that no path has: nobody may read them any more."""
+    def abandon(self, host: LocalAddressState, peer: IPAddress) -> None:
+        """Reset every stream of a peer that is on no path: no path may read them any more."""
         for number, kept in list(self._kept.items()):
             if kept.host is host and kept.peer == peer:
                 self.refuse(number)
@@ -132,16 +133,16 @@ class Streams:
         return count
 
     def connect(
-        self, host: LocalHost, peer: Address, index: int, rule: SourcePortRule | None
+        self, host: LocalAddressState, peer: IPAddress, index: int, rule: SourcePortRule | None
     ) -> None:
         """Begin to connect for a path, by shared memory if the peer is there; else by TCP."""
-        if not self._driver.lanes.dial(host, peer, index, rule):
+        if not self._driver.shm_streams.dial(host, peer, index, rule):
             self.connect_by_tcp(host, peer, index, rule)
 
     def connect_by_tcp(
-        self, host: LocalHost, peer: Address, index: int, rule: SourcePortRule | None
+        self, host: LocalAddressState, peer: IPAddress, index: int, rule: SourcePortRule | None
     ) -> None:
-        """Begin to connect for a path; the connection hears how it went."""
+        """Begin to connect for a path; the result is reported to the connection."""
         driver = self._driver
         ports = None
         if rule is not None:
@@ -179,7 +180,7 @@ class Streams:
             with self._driver.guard.confine(attempt.host, attempt.peer):
                 connection.handle_connect_failed(attempt.index, failure, now_ns())
 
-    def knock(self, host: LocalHost, peer: Address) -> None:
+    def request_call_back(self, host: LocalAddressState, peer: IPAddress) -> None:
         """Connect without sending anything: the lower side answers by connecting itself."""
         driver = self._driver
         connection = host.endpoint.find(peer)
@@ -191,43 +192,43 @@ class Streams:
             connection.handle_connect_failed(0, failure.errno or errno.EIO, now_ns())
             return
         descriptor = stream.fileno()
-        knock = _Knock(host, peer, stream, now_ns() + _KNOCK_NS)
+        request = _CallBackRequest(host, peer, stream, now_ns() + _CALL_BACK_WAIT_NS)
 
         def finish() -> None:
             failure = tcp.connect_error(stream)
             if failure:
-                self._end_knock(descriptor)
-                self._connect_failed(knock, failure)
+                self._end_call_back_request(descriptor)
+                self._connect_failed(request, failure)
                 return
-            knock.stands = True
+            request.stands = True
             found = host.endpoint.find(peer)
             if found is not None:
-                found.handle_knocked(now_ns())
-            driver.serve(descriptor, lambda: self._end_knock(descriptor), Interest.READ)
+                found.handle_call_back_requested(now_ns())
+            driver.serve(descriptor, lambda: self._end_call_back_request(descriptor), Interest.READ)
 
-        self._knocks[descriptor] = knock
+        self._call_back_requests[descriptor] = request
         driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
-    def _connect_failed(self, knock: _Knock, failure: int) -> None:
-        knock.host.note_connect(knock.peer, failure)
-        connection = knock.host.endpoint.find(knock.peer)
+    def _connect_failed(self, request: _CallBackRequest, failure: int) -> None:
+        request.host.note_connect(request.peer, failure)
+        connection = request.host.endpoint.find(request.peer)
         if connection is not None:
-            with self._driver.guard.confine(knock.host, knock.peer):
+            with self._driver.guard.confine(request.host, request.peer):
                 connection.handle_connect_failed(0, failure, now_ns())
 
-    def _end_knock(self, descriptor: int) -> None:
-        knock = self._knocks.pop(descriptor, None)
-        if knock is not None:
+    def _end_call_back_request(self, descriptor: int) -> None:
+        request = self._call_back_requests.pop(descriptor, None)
+        if request is not None:
             self._driver.stop_serving(descriptor)
-            knock.stream.close()
+            request.stream.close()
 
     def handle_timeout(self, at_ns: int) -> None:
-        """Close knocks and attempts that nobody answered; look for dead streams."""
-        for descriptor, knock in list(self._knocks.items()):
-            if knock.until_ns <= at_ns:
-                self._end_knock(descriptor)
-                if not knock.stands:
-                    self._connect_failed(knock, errno.ETIMEDOUT)
+        """Close unanswered call-back requests and attempts; look for dead streams."""
+        for descriptor, request in list(self._call_back_requests.items()):
+            if request.until_ns <= at_ns:
+                self._end_call_back_request(descriptor)
+                if not request.stands:
+                    self._connect_failed(request, errno.ETIMEDOUT)
         for descriptor, attempt in list(self._attempts.items()):
             if attempt.until_ns <= at_ns:
                 del self._attempts[descriptor]
@@ -239,19 +240,19 @@ class Streams:
 
     def next_ns(self) -> int | None:
         """Return when `handle_timeout` has something to do, None while nothing is under way."""
-        deadlines = [knock.until_ns for knock in self._knocks.values()]
+        deadlines = [request.until_ns for request in self._call_back_requests.values()]
         deadlines += [attempt.until_ns for attempt in self._attempts.values()]
         if self._attached:
             deadlines.append(self._look_ns)
         return min(deadlines, default=None)
 
     def _end_dead(self) -> None:
-        """Reset every attached stream whose peer's host has stopped to answer."""
+        """Reset every attached stream whose peer's host no longer answers."""
         for path, stream in list(self._attached.items()):
             if stream.fileno() < 0:  # it has ended by itself
                 del self._attached[path]
                 continue
-            if stream.unanswered_repeats() < _REPEATS_MAX:
+            if stream.unanswered_repeats() < _RETRANSMITS_MAX:
                 continue
             host = self._driver.hosts[path.local]
             connection = host.endpoint.find(path.peer)
@@ -262,7 +263,7 @@ class Streams:
 
     def close(self) -> None:
         """Close everything that is not attached to a path."""
-        for under_way in (self._kept, self._attempts, self._knocks):
+        for under_way in (self._kept, self._attempts, self._call_back_requests):
             for one in under_way.values():
                 one.stream.close()
             under_way.clear()

@@ -3,9 +3,9 @@
 Where the plane carries no RDMA, `driver.rdma` has another plane and thread for that, under the same
 lock and with the same addresses and ports.
 
-Reports of the plane go to the connection that they concern; actions of the endpoints are carried
-out in the order in which they come. No rule of the protocol stands here. The control lock guards
-endpoints and tables; the thread gives it up while it sits in `plane.help`, and an application
+Reports of the plane go to the connection that they concern; actions of the local addresses are done
+in the order in which they come. This module holds no rule of the protocol. The control lock guards
+local addresses and tables; the thread gives it up while it is in `plane.help`, and an application
 thread holds it while it binds or resolves. It is never taken with the plane's lock held.
 """
 
@@ -21,30 +21,31 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from random import Random
 
-from urds.constants import MAX_MESSAGE_BYTES, Transport
-from urds.dataplane import base
-from urds.dataplane.base import Address, Interest, Mailbox, MailboxSettings, Path, Plane
-from urds.dataplane.native import lane_class
-from urds.driver.accepting import Acceptor
-from urds.driver.actions import Actions
-from urds.driver.clock import now_ns
-from urds.driver.guard import Guard
-from urds.driver.hosts import LocalHost, PeerPaths
-from urds.driver.information import InformationSocket
-from urds.driver.lanes import Lanes
-from urds.driver.rdma import Rdma, wants_rdma
-from urds.driver.streams import Streams
-from urds.driver.undelivered import tell_left, tell_linger_over
-from urds.errors import Refusal, os_error
-from urds.logs import LogQueue
-from urds.proto.connected import PEERS_MAX, Connected
-from urds.proto.connection import Connection
-from urds.proto.endpoint import Endpoint
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.stats import Stats
-from urds.reentry import new_lock
-from urds.settings import Settings
-from urds.transport import subnets, tcp
+from urds.common.errors import ErrorReason, os_error
+from urds.common.logs import LogQueue
+from urds.common.reentry import new_lock
+from urds.common.types import IPAddress
+from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
+from urds.rds.control.connected import PEERS_MAX, Connected
+from urds.rds.control.connection import Connection
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.stats import Stats
+from urds.rds.plane import contract as base
+from urds.rds.plane.choose import lane_class
+from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Plane
+from urds.rds.runtime.accept import Acceptor
+from urds.rds.runtime.actions import Actions
+from urds.rds.runtime.clock import now_ns
+from urds.rds.runtime.connect import Streams
+from urds.rds.runtime.guard import Guard
+from urds.rds.runtime.info_server import InformationSocket
+from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
+from urds.rds.runtime.rdma import Rdma, wants_rdma
+from urds.rds.runtime.shm_connect import ShmStreams
+from urds.rds.runtime.undelivered import tell_left, tell_linger_over
+from urds.rds.settings import Settings
+from urds.rds.transports import subnets, tcp
 
 _PathEvent = base.Wanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
@@ -56,7 +57,7 @@ _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to ov
 
 
 class Driver:
-    """Owns the plane, the endpoints and the thread; made with the first bind of a process."""
+    """Owns the plane, local addresses and the thread; made with the first bind of a process."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Driver:
         self._on_unused = on_unused
         self._idle_ns = round(settings.idle_s * _S)
         self._unused_since_ns = now_ns()
-        # When to look whether there is a socket; None while there was one at the last look.
+        # When to check whether there is a socket; None while there was one at the last check.
         self._unused_at_ns = None if on_unused is None else self._unused_since_ns + self._idle_ns
         self.lock, self.holds_lock = new_lock()
         self.random = Random(os.urandom(16))
@@ -77,7 +78,7 @@ class Driver:
         self.log = LogQueue()
         self.pongs_kept_back = 0
         self.generation = self.random.randrange(1, 1 << 32)
-        self.hosts: dict[Address, LocalHost] = {}
+        self.hosts: dict[IPAddress, LocalAddressState] = {}
         self.plane = make_plane(
             limits=limits_of(settings), resolve=self.resolve, generation=self.generation
         )
@@ -88,22 +89,22 @@ class Driver:
         self.acceptor = Acceptor(self)
         self.actions = Actions(self)
         self.rdma = Rdma(self)
-        self._paths: dict[Path, tuple[LocalHost, Address]] = {}
+        self._paths: dict[Path, tuple[LocalAddressState, IPAddress]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
         self._watch_at_ns: int | None = None
         self.stopping = self._ended_unused = False
         self.failed = False  # see `fail`
-        # Sockets that were forgotten, or closed by a handler inside another call. Who appends runs
-        # in any thread inside any call, so it takes no lock: it appends and rings.
+        # Sockets that were forgotten, or closed by a handler inside another call. Any thread may
+        # append inside any call, so an append takes no lock and rings the doorbell.
         self._abandoned: deque[tuple[Mailbox, int | None]] = deque()
         self._information: InformationSocket | None = None
         with ExitStack() as undo:  # the system may have no descriptor left
             undo.callback(self.plane.release)
-            self.lanes = Lanes(self, lane_class(self.plane))
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            undo.callback(os.close, self._bell)
-            self._serve_now(self._bell, self._answer_bell, Interest.READ)
+            self.shm_streams = ShmStreams(self, lane_class(self.plane))
+            self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            undo.callback(os.close, self._doorbell)
+            self._serve_now(self._doorbell, self._answer_doorbell, Interest.READ)
             self._thread = threading.Thread(
                 target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
             )
@@ -114,7 +115,7 @@ class Driver:
 
     def bind(
         self,
-        address: Address,
+        address: IPAddress,
         port: int,
         settings: MailboxSettings,
         transport: Transport | None = None,
@@ -138,20 +139,20 @@ class Driver:
 
     def _bind(
         self,
-        address: Address,
+        address: IPAddress,
         port: int,
         settings: MailboxSettings,
         transport: Transport | None,
     ) -> Mailbox:
         mailbox: Mailbox | None = None
         if self.failed:
-            raise os_error(Refusal.NODE_FAILED)
-        if self._ended_unused:  # just now: the caller asks the next one
-            raise os_error(Refusal.CLOSED, f"no socket for {self.settings.idle_s} s (idle_s)")
+            raise os_error(ErrorReason.NODE_FAILED)
+        if self._ended_unused:  # just now: the caller uses the next one
+            raise os_error(ErrorReason.CLOSED, f"no socket for {self.settings.idle_s} s (idle_s)")
         host = self.hosts.get(address) or self._open(address)
         over_rdma = wants_rdma(transport, self.settings)
         if over_rdma:
-            self.rdma.open(address, endpoint_settings_of(self.settings, address))
+            self.rdma.open(address, local_address_settings_of(self.settings, address))
         chosen = host.endpoint.bind(port)
         try:
             plane = self.rdma.plane if over_rdma else self.plane
@@ -195,25 +196,25 @@ class Driver:
     def refuse_reentry(self) -> None:
         """Refuse a call of a handler or finaliser inside another. Raises OSError (EDEADLK)."""
         if self.is_inside():
-            raise os_error(Refusal.REENTERED)
+            raise os_error(ErrorReason.REENTERED)
 
     def abandon(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
         """Have a mailbox closed soon, or by the next bind; takes no lock."""
         self._abandoned.append((mailbox, linger_ns))
         if not self.stopping:  # else the plane closes it with everything
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._doorbell, 1)
 
-    def _answer_bell(self) -> None:
+    def _answer_doorbell(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._doorbell)
         self._close_abandoned()
-        self.serve(self._bell, self._answer_bell, Interest.READ)
+        self.serve(self._doorbell, self._answer_doorbell, Interest.READ)
 
     def _close_abandoned(self) -> None:
         """Close what was abandoned and free its ports. Control lock held."""
         while self._abandoned:
             mailbox, linger_ns = self._abandoned[0]  # stays there should an interrupt end this
-            mailbox.close(None if linger_ns else linger_ns)  # nobody waits here
+            mailbox.close(None if linger_ns else linger_ns)  # no caller waits here
             self.unbind(mailbox)
             self._abandoned.popleft()
 
@@ -234,7 +235,7 @@ class Driver:
 
             self.serve(information.fileno(), answer, Interest.READ)
 
-    def resolve(self, mailbox: Mailbox, peer: Address) -> None:
+    def resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
         """Route a mailbox to a peer, in the sender's thread.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many, EBADF
@@ -245,14 +246,14 @@ class Driver:
         with self.lock:
             host = self.hosts[mailbox.local]
             if mailbox not in host.mailboxes:
-                raise os_error(Refusal.CLOSED)
+                raise os_error(ErrorReason.CLOSED)
             if mailbox in self.rdma:
                 self.rdma.resolve(mailbox, peer)
                 return
             if peer in self.hosts:
                 mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
                 return
-            if not self.stopping:  # else nobody would serve the connection
+            if not self.stopping:  # else no thread would serve the connection
                 host.endpoint.connection(peer, now_ns())
                 # An eviction for it, at any address, is over before its peer is resolved anew.
                 for one in self.hosts.values():
@@ -272,7 +273,7 @@ class Driver:
                 self._close_abandoned()
         return self.rdma.complete(self.plane.snapshot())
 
-    def failure(self, local: Address, peer: Address) -> str:
+    def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""
         with self.lock:
             host = self.hosts.get(local)
@@ -295,10 +296,10 @@ class Driver:
     def close(self, drain_ns: int, *, at_exit: bool = False) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
 
-        `at_exit` ends the connections and nothing else: calls that wait go on waiting, as in
-        system calls, and no call is refused for it. The thread ends before the streams do: else a
-        peer that comes back at once would be greeted, and hand its messages to a node that is about
-        to die.
+        `at_exit` ends the connections and nothing else: waiting calls go on waiting, as in system
+        calls, and no call is refused for it. The thread ends before the streams do: else a peer
+        that comes back at once would be accepted, and send its messages to a node that is about to
+        end.
         """
         if self.stopping:
             return 0
@@ -323,7 +324,7 @@ class Driver:
         return self.failed or any(host.mailboxes for host in self.hosts.values())
 
     def _is_unused_for_long(self, at_ns: int) -> bool:
-        """Tell whether there was no socket for `idle_s`; note when to look again."""
+        """Tell whether there was no socket for `idle_s`; note when to check again."""
         if self._unused_at_ns is None or at_ns < self._unused_at_ns:
             return False
         due_ns = self._unused_since_ns + self._idle_ns
@@ -345,7 +346,7 @@ class Driver:
         with self.lock:
             for host in self.hosts.values():
                 host.listener.close()
-            self.lanes.close()
+            self.shm_streams.close()
             self.streams.close()
             self.acceptor.close()
             self.rdma.stop_listening()
@@ -360,17 +361,17 @@ class Driver:
         is_over = threading.current_thread() is self._thread or not self._thread.is_alive()
         if not at_exit and is_over:
             self.plane.release()
-            os.close(self._bell)
+            os.close(self._doorbell)
 
     def fail(self) -> None:
         """Refuse every call of every socket with EIO: the control thread ends by a fault."""
         self.failed = True
-        self.plane.fail()  # before anything that may fail as well: it wakes everybody
+        self.plane.fail()  # before anything that may fail as well: it wakes all waiters
         self.rdma.fail()
         with self.lock:
             for host in self.hosts.values():
                 host.listener.close()
-            self.lanes.close()
+            self.shm_streams.close()
             self.streams.close()
             self.acceptor.close()
             self.rdma.close()
@@ -378,17 +379,17 @@ class Driver:
                 self._information.close()
 
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: close our copies of the parent's descriptors.
+        """After a fork, in the child: close the copies of the parent's descriptors.
 
         The lock is renewed: its holder, if it had one, is not here.
         """
         self.stopping = True
         self.lock, self.holds_lock = new_lock()
         self.log.abandon_in_child()
-        os.close(self._bell)
+        os.close(self._doorbell)
         for host in self.hosts.values():
             host.listener.close()
-        self.lanes.close()
+        self.shm_streams.close()
         self.streams.close()
         self.acceptor.close()
         self.rdma.abandon_in_child()
@@ -400,7 +401,7 @@ class Driver:
     def serve(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
         """Call `handler` in the control thread once, when the descriptor is ready.
 
-        Where the system has no watch left (ENOSPC, ENOMEM), it is tried again after a rest.
+        Where the system has no watch left (ENOSPC, ENOMEM), it is tried again after a pause.
         """
         try:
             self._serve_now(descriptor, handler, interest)
@@ -424,14 +425,14 @@ class Driver:
         if self._handlers.pop(descriptor, None) is not None:
             self.plane.unwatch(descriptor)
 
-    def paths_to(self, host: LocalHost, peer: Address) -> PeerPaths:
+    def paths_to(self, host: LocalAddressState, peer: IPAddress) -> PeerPaths:
         """Return the paths to a peer; the first is made here."""
         paths = host.peers.get(peer)
         if paths is None:
             paths = host.peers[peer] = PeerPaths([self.new_path(host, peer, 0)])
         return paths
 
-    def new_path(self, host: LocalHost, peer: Address, index: int) -> Path:
+    def new_path(self, host: LocalAddressState, peer: IPAddress, index: int) -> Path:
         """Make one path; of a peer that was evicted it goes on where the earlier one ended."""
         path = self.plane.path(
             local=host.address, peer=peer, index=index, sequence_first=first_sequence()
@@ -461,18 +462,18 @@ class Driver:
                 for event in events:
                     self._report(event)
                 is_unused = self._is_unused_for_long(now_ns())
-                deadline_ns = self._turn()
+                deadline_ns = self._progress()
             if is_unused and self._on_unused is not None and self._on_unused():
                 return
 
-    def _turn(self) -> int | None:
-        """Run due timers, carry out actions, return the next deadline."""
+    def _progress(self) -> int | None:
+        """Run due timers, do actions, return the next deadline."""
         now = now_ns()
         if self._watch_at_ns is not None and self._watch_at_ns <= now:
             self._watch_again()
         self.streams.handle_timeout(now)
-        self.lanes.handle_timeout(now)
-        deadlines = [self.rdma.turn_beside(now)]
+        self.shm_streams.handle_timeout(now)
+        deadlines = [self.rdma.progress_beside(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:
@@ -480,7 +481,7 @@ class Driver:
             accepting_at_ns = self.acceptor.handle_timeout(host, now)
             self.carry_out(host)
             deadlines += [host.endpoint.poll_timeout(), accepting_at_ns]
-        deadlines += [self._watch_at_ns, self.streams.next_ns(), self.lanes.next_ns()]
+        deadlines += [self._watch_at_ns, self.streams.next_ns(), self.shm_streams.next_ns()]
         deadlines.append(self._unused_at_ns)
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
@@ -489,20 +490,20 @@ class Driver:
         for descriptor, interest in unwatched.items():
             self.serve(descriptor, self._handlers[descriptor], interest)
 
-    def carry_out(self, host: LocalHost) -> None:
-        """Do what the endpoint of an address has decided."""
+    def carry_out(self, host: LocalAddressState) -> None:
+        """Do what the core of a local address has decided."""
         while (action := host.endpoint.poll_event()) is not None:
             with self.guard.confine(host, action.peer):
                 self.actions.carry_out(host, action)
 
     def report_last(self, events: Sequence[base.Event]) -> None:
-        """Tell of what was cancelled while the drain went on; nothing else matters any more."""
+        """Report what was cancelled during the drain; no other notice matters any more."""
         for event in events:
             if isinstance(event, base.LingerOver):
                 tell_linger_over(self, event)
 
     def _report(self, event: base.Event) -> None:
-        """Hand one report of the plane to whom it concerns."""
+        """Pass one report of the plane to the connection that it concerns."""
         if isinstance(event, base.Ready):
             handler = self._handlers.pop(event.descriptor, None)
             if handler is not None:
@@ -521,17 +522,21 @@ class Driver:
             with self.guard.confine(host, peer):
                 self._report_to(host, connection, event)
 
-    def _report_to(self, host: LocalHost, connection: Connection, event: _PathEvent) -> None:
+    def _report_to(
+        self, host: LocalAddressState, connection: Connection, event: _PathEvent
+    ) -> None:
         index, now = event.path.index, now_ns()
         if isinstance(event, base.Wanted):
             connection.handle_wanted(index, now)
         elif isinstance(event, base.FirstFrame):
             connection.handle_first_frame(index, event.attachment, now)
         elif isinstance(event, base.Down):
-            breach = event.reason not in _HARMLESS
-            if not event.frames:  # it was taken, and ended before the peer said anything
+            protocol_error = event.reason not in _HARMLESS
+            if not event.frames:  # it was attached, and ended before the peer's first frame
                 host.note_connect(event.path.peer, event.errno or errno.ECONNRESET)
-            connection.handle_down(index, event.attachment, event.frames, now, breach=breach)
+            connection.handle_down(
+                index, event.attachment, event.frames, now, protocol_error=protocol_error
+            )
         elif isinstance(event, base.PeerRestarted):
             connection.handle_peer_restarted(index, now)
         else:
@@ -545,16 +550,16 @@ class Driver:
                 now_ns=now,
             )
 
-    # -- hosts
+    # -- local addresses
 
-    def _open(self, address: Address) -> LocalHost:
-        """Become the host of an address: listen, and decide who may connect."""
+    def _open(self, address: IPAddress) -> LocalAddressState:
+        """Become the host of an address: listen, and decide which peers may connect."""
         listener = tcp.listen(address, self.tcp)
-        host = LocalHost(
+        host = LocalAddressState(
             address=address,
-            endpoint=Endpoint(
+            endpoint=LocalAddress(
                 local=address,
-                settings=endpoint_settings_of(self.settings, address),
+                settings=local_address_settings_of(self.settings, address),
                 connection_settings=connection_settings_of(self.settings, self.generation),
                 random=self.random,
                 stats=self.stats,
@@ -570,11 +575,11 @@ class Driver:
             listener.close()
             raise
         self.hosts[address] = host
-        self.lanes.listen(host)
+        self.shm_streams.listen(host)
         return host
 
-    def _may_disconnect(self, host: LocalHost, peer: Address) -> bool:
-        """Take the routes to a connected peer away, unless it had messages for a socket."""
+    def _may_disconnect(self, host: LocalAddressState, peer: IPAddress) -> bool:
+        """Remove the routes to a connected peer, unless it had messages for a socket."""
         paths = host.peers.get(peer)
         if paths is not None and any(
             path.has_delivered() or self.streams.has_unread(path) for path in paths.paths
@@ -582,8 +587,8 @@ class Driver:
             return False
         return self._take_routes(host, peer)
 
-    def _take_routes(self, host: LocalHost, peer: Address) -> bool:
-        """Take the routes to an idle peer away; false if a message came in for it before that."""
+    def _take_routes(self, host: LocalAddressState, peer: IPAddress) -> bool:
+        """Remove the routes to an idle peer; false if a message for it was queued before that."""
         paths = host.peers.get(peer)
         if paths is None:
             return True
@@ -591,15 +596,15 @@ class Driver:
             return False
         for mailbox in paths.mailboxes:
             mailbox.route(peer, None)
-        # One that was queued meanwhile stays, and the next send finds the way back by `resolve`.
+        # A message queued meanwhile stays, and the next send restores the route by `resolve`.
         return not any(path.holds_messages() for path in paths.paths)
 
 
 def first_sequence() -> int:
-    """Return where a path's numbers start: from the clock, so that no earlier life had them.
+    """Return where a path's numbers start: from the clock, so that no earlier start had them.
 
-    The clock as it was at our start: put back since, it would give a peer that was evicted and
-    comes again numbers that it takes for repeats.
+    It is the clock of this process's start: one that was put back since would give a peer that was
+    evicted and comes again numbers that it takes for retransmits.
     """
     return (_STARTED_NS + time.monotonic_ns()) // _MS << _SEQUENCE_SHIFT
 
@@ -649,14 +654,14 @@ def connected_of(settings: Settings) -> Connected:
     return Connected(PEERS_MAX, descriptors_max, npaths=settings.npaths)
 
 
-def endpoint_settings_of(settings: Settings, address: Address) -> EndpointSettings:
+def local_address_settings_of(settings: Settings, address: IPAddress) -> LocalAddressSettings:
     """Return what an address allows: its own subnet, and what URDS_ALLOW adds."""
     subnet = subnets.subnet_of(address)
     own = () if subnet is None else (subnet,)
-    return EndpointSettings(
+    return LocalAddressSettings(
         allowed=(*own, *settings.networks()),
         peers_max=settings.peers_max or PEERS_MAX,
-        strangers_max=settings.strangers_max,
-        strangers_per_address_max=settings.strangers_per_address_max,
-        stranger_wait_ns=round(settings.stranger_wait_s * _S),
+        pending_max=settings.pending_max,
+        pending_per_address_max=settings.pending_per_address_max,
+        pending_wait_ns=round(settings.pending_wait_s * _S),
     )

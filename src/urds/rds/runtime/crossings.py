@@ -1,14 +1,14 @@
 """Messages that reach a port by the other transport, where each transport has a plane of its own.
 
 A socket sends by the transport that it is bound to, and receives by any: a peer may send over TCP
-to a port that is bound over RDMA, and one of our own sockets to another of ours. Such a message
-arrives in the plane where the port's mailbox is not. So every mailbox has a *twin* of the same
-address and port in the other plane, which is emptied into it: the message is sent once more there,
-over a loop, by a mailbox of its source's address and port. That is the source's own twin if it is
-one of ours, else a *stand-in*. A mailbox that is full leaves the messages in its twin, whose own
-fullness then tells the peers, so congestion works as with one plane, with twice the room.
+to a port that is bound over RDMA, and one local socket to another. Such a message arrives in the
+plane where the port's mailbox is not. So every mailbox has a second one, its *twin*, of the same
+address and port in the other plane, which is emptied into it: the message is sent again there, over
+a loop, by a mailbox of its source's address and port. That is the twin of a local source, else a
+*stand-in*. A full mailbox leaves the messages in its twin, which then reports congestion itself to
+the peers, so congestion works as with one plane, with twice the room.
 
-Who does this is the thread of the plane beside; control lock held.
+The thread of the plane for RDMA does this; control lock held.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from functools import partial
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 
-from urds.dataplane.base import (
-    Address,
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import (
     Mailbox,
     MailboxSettings,
     Message,
@@ -29,19 +29,19 @@ from urds.dataplane.base import (
     Snapshot,
     SocketAddress,
 )
-from urds.dataplane.reference.host import socket_address
-from urds.driver.clock import now_ns
+from urds.rds.plane.python.host import socket_address
+from urds.rds.runtime.clock import now_ns
 
 if TYPE_CHECKING:
-    from urds.driver.driver import Driver
+    from urds.rds.runtime.control_thread import Driver
 
 _STAND_INS_MAX: Final = 4096  # sources in each plane; beyond it the longest unused goes
-_TURN_MESSAGES: Final = 64  # of one twin before the others have their turn
+_PASS_MESSAGES: Final = 64  # of one twin before the others have theirs
 _FULL_NS: Final = 5_000_000  # until a full mailbox is tried again
 _SEND_BYTES_MAX: Final = 1 << 30  # the plane's own limit of a message is what counts
 _FULL: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 
-_Name = tuple[Address, int]
+_Name = tuple[IPAddress, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class _Twin:
 
 @dataclass(slots=True)
 class _Side:
-    """What of a plane's mailboxes is no socket's."""
+    """What of a plane's mailboxes belongs to no socket."""
 
     twins: dict[_Name, _Twin] = field(default_factory=dict)
     stand_ins: OrderedDict[_Name, Mailbox] = field(default_factory=OrderedDict)
@@ -76,15 +76,15 @@ class Crossings:
     # -- mailboxes come and go
 
     def begin(self, beside: Plane) -> None:
-        """Give every mailbox a twin from here on, those that are there already too."""
+        """Give every mailbox a twin from here on, present ones included."""
         self._beside = beside
         self._sides = {self._driver.plane: _Side(), beside: _Side()}
         for host in self._driver.hosts.values():
             for mailbox in host.mailboxes:
                 self.add(mailbox)
 
-    def make_way(self, local: Address, port: int) -> None:
-        """Remove who stands in for an address and port that is about to be bound."""
+    def make_way(self, local: IPAddress, port: int) -> None:
+        """Remove the stand-in for an address and port that is about to be bound."""
         for side in self._sides.values():
             stand_in = side.stand_ins.pop((local, port), None)
             if stand_in is not None:
@@ -132,7 +132,7 @@ class Crossings:
     # -- messages
 
     def _listen(self, twin: _Twin) -> None:
-        """Hear of the next message; at once, if there is one."""
+        """Subscribe to the next message; the call comes at once if there is one."""
         twin.itself.subscribe(partial(self._tell, twin), room=False)
 
     def _tell(self, twin: _Twin) -> None:
@@ -141,8 +141,8 @@ class Crossings:
         if self._beside is not None:
             self._beside.wake()
 
-    def turn(self, at_ns: int) -> int | None:
-        """Empty the twins that have messages; return when to come again."""
+    def progress(self, at_ns: int) -> int | None:
+        """Empty the twins that have messages; return the next deadline."""
         for twin in [one for one, due_ns in self._full.items() if due_ns <= at_ns]:
             del self._full[twin]
             self._told.append(twin)
@@ -151,11 +151,11 @@ class Crossings:
         return at_ns if self._told else min(self._full.values(), default=None)
 
     def _empty(self, twin: _Twin) -> None:
-        """Pass on what a twin has, up to a turn's worth."""
+        """Pass on what a twin has, up to a pass's worth."""
         if twin.is_over:
             return
         try:
-            for _ in range(_TURN_MESSAGES):
+            for _ in range(_PASS_MESSAGES):
                 taken = twin.waiting or twin.itself.receive(wait_ns=0)
                 if taken is None:
                     self._listen(twin)
@@ -172,7 +172,7 @@ class Crossings:
         self._told.append(twin)
 
     def _pass_on(self, twin: _Twin, message: Message) -> bool:
-        """Send a message once more, to the real mailbox; return false if that is full."""
+        """Send a message again, to the real mailbox; return false if that is full."""
         real, towards = twin.real, twin.towards
         sender = self._sender(towards, message.source)
         sender.route(real.local, towards.loop(local=sender.local, peer=real.local))
@@ -188,7 +188,7 @@ class Crossings:
         return True
 
     def _sender(self, plane: Plane, source: SocketAddress) -> Mailbox:
-        """Return the mailbox of a source in a plane: its twin, or who stands in for it."""
+        """Return the mailbox of a source in a plane: its twin or stand-in."""
         local, port = _address_of(source), source[1]
         side = self._sides[plane]
         twin = side.twins.get((local, port))
@@ -206,12 +206,12 @@ class Crossings:
         return stand_in
 
     def _warn(self, message: Message, refused: OSError) -> None:
-        """Say that a message is lost: one that is longer than our own limit, for one."""
-        text = "a message of %d octets from %s is dropped: %s"
+        """Log that a message is lost: one longer than the plane's limit, for one."""
+        text = "a message of %d bytes from %s is dropped: %s"
         self._driver.log.warning(text, len(message.payload), message.source[0], refused)
 
 
-def _address_of(source: SocketAddress) -> Address:
+def _address_of(source: SocketAddress) -> IPAddress:
     """Return the address of a source as a plane names it."""
     host, scope = source[0], source[3] if len(source) == 4 else 0
     return IPv6Address(f"{host}%{scope}") if scope else ip_address(host)

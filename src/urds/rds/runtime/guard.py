@@ -1,10 +1,10 @@
-"""What becomes of an exception that nobody expected in the control thread: it is never silent.
+"""What follows an unexpected exception in the control thread: it is never silent.
 
 Without a guard the thread would end, and every blocked caller would wait for it for ever. Each
-mistake is logged with its traceback and counted (`control_faults`). Where it is known whose affair
-it was, the connections to that peer start over: they are taken down and sought again, and their
-queued messages stay. Where it is not, nobody knows what still holds: then the node fails loudly,
-every call of its sockets is refused with EIO, and whoever waits wakes up to that.
+mistake is logged with its traceback and counted (`control_faults`). Where the peer that it concerns
+is known, the connections to it start over: they are taken down and reconnected, and their queued
+messages stay. Where it is not, the state of the node is unknown: then the node fails loudly, every
+call of its sockets is refused with EIO, and every waiting call wakes with that error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address
-from urds.driver.clock import now_ns
-from urds.driver.hosts import LocalHost
+from urds.common.types import IPAddress
+from urds.rds.runtime.clock import now_ns
+from urds.rds.runtime.local_addresses import LocalAddressState
 
 if TYPE_CHECKING:
-    from urds.driver.driver import Driver
+    from urds.rds.runtime.control_thread import Driver
 
-# What a fault of the thread itself raises, and faulthandler tells of.
+# What a fault of the thread itself raises, as faulthandler reports it.
 _OF_FAULTS = {
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
     *(signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
@@ -30,7 +30,7 @@ _OF_FAULTS = {
 
 
 class Guard:
-    """The one place of a driver that catches what it does not know."""
+    """The one place of a driver that catches unexpected exceptions."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -38,8 +38,8 @@ class Guard:
     def run(self, loop: Callable[[], None]) -> None:
         """Run the control thread's loop; let the node fail if it ends by an exception.
 
-        The process's signals are kept out of the thread. CPython runs their handlers in the main
-        thread, which a signal taken by another thread does not wake from a sleep.
+        The thread blocks the process's signals. CPython runs their handlers in the main thread,
+        which a signal taken by another thread does not wake from a sleep.
         """
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_FAULTS)
@@ -53,18 +53,20 @@ class Guard:
             self._driver.fail()
 
     @contextmanager
-    def confine(self, host: LocalHost | None = None, peer: Address | None = None) -> Iterator[None]:
+    def confine(
+        self, host: LocalAddressState | None = None, peer: IPAddress | None = None
+    ) -> Iterator[None]:
         """Keep an exception from ending the thread; control lock held.
 
-        With a host and a peer the connections between them start over; else nothing needs to.
+        With a host and a peer the connections between them start over; else none needs to.
         """
         try:
             yield
-        except Exception:  # noqa: BLE001 - this is what the guard is for
+        except Exception:  # noqa: BLE001 - the guard is for these
             self._start_over(host, peer)
 
     def confined(
-        self, host: LocalHost, peer: Address, handler: Callable[[], None]
+        self, host: LocalAddressState, peer: IPAddress, handler: Callable[[], None]
     ) -> Callable[[], None]:
         """Return a handler whose exceptions are confined to the peer."""
 
@@ -74,7 +76,7 @@ class Guard:
 
         return guarded
 
-    def run_timers(self, host: LocalHost, at_ns: int) -> None:
+    def run_timers(self, host: LocalAddressState, at_ns: int) -> None:
         """Run the due timers of a host; an exception is confined to the peer whose timer it was."""
         try:
             host.endpoint.handle_timeout(at_ns)
@@ -96,8 +98,8 @@ class Guard:
             self._start_over(None, None)
             recover()
 
-    def _start_over(self, host: LocalHost | None, peer: Address | None) -> None:
-        """Log, count, and have the peer's connections sought anew; called in an `except`."""
+    def _start_over(self, host: LocalAddressState | None, peer: IPAddress | None) -> None:
+        """Log, count, and have the peer's connections connected anew; called in an `except`."""
         at_ns = now_ns()
         self._driver.stats.control_faults += 1
         connection = None

@@ -1,8 +1,8 @@
 """Answers to RDS_INFO_*: a snapshot, as the records that rds-info reads.
 
-Source: linux v6.12 net/rds/info.c; rds.md 5.1. The lists of IPv4 options leave IPv6 sockets out;
-those of IPv6 options hold both. A connection is shown by its path 0; the accepting end of one to
-ourselves is not shown, nor is there a list of RDMA connections before RDMA is in use.
+Source: linux v6.12 net/rds/info.c; docs/reference/rds.md 5.1. The lists of IPv4 options leave IPv6
+sockets out; those of IPv6 options hold both. A connection is shown by its path 0; the accepting end
+of one to the same node is not shown, nor is there a list of RDMA connections before RDMA is in use.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-from urds.constants import ConnectionFlag, InfoOpt
-from urds.dataplane.base import Address, MailboxRow, MessageRow, PathRow, Snapshot
-from urds.errors import Refusal, os_error
-from urds.wire.info import (
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
+from urds.rds.constants import ConnectionFlag, InfoOpt
+from urds.rds.plane.contract import MailboxRow, MessageRow, PathRow, Snapshot
+from urds.rds.wire.info import (
     ELEMENT_BYTES,
     Connection,
     Counter,
@@ -26,7 +27,7 @@ from urds.wire.info import (
     emit_list,
 )
 
-Endpoint = tuple[Address, int]
+Endpoint = tuple[IPAddress, int]
 
 _COUNTER_NAME_MAX: Final = 31
 _TCP_SEQUENCES: Final = 1 << 32
@@ -46,7 +47,7 @@ _OF_RDMA: Final = {InfoOpt.IB_CONNECTIONS, InfoOpt.V6_IB_CONNECTIONS}
 def element_bytes(option: int, *, rdma_in_use: bool = False) -> int:
     """Return the size of one element of a list. Raises OSError (ENOPROTOOPT) if there is none."""
     if option not in _LISTED or (option in _OF_RDMA and not rdma_in_use):
-        raise os_error(Refusal.NO_SUCH_OPTION, f"RDS_INFO {option}")
+        raise os_error(ErrorReason.NO_SUCH_OPTION, f"RDS_INFO {option}")
     return ELEMENT_BYTES[InfoOpt(option)]
 
 
@@ -61,14 +62,14 @@ def answer(
     """Return a whole list that fits `buffer_bytes`.
 
     Raises OSError: ENOPROTOOPT for an option without a list, ENOSPC if the buffer is too small;
-    the text then says how much is needed.
+    the text then gives the size that is needed.
     """
     element_bytes(option, rdma_in_use=snapshot.rdma_in_use)
-    octets = emit_list(InfoOpt(option), _records(InfoOpt(option), snapshot, counters, connected))
-    if len(octets) > buffer_bytes:
-        detail = f"{len(octets)} octets needed, {buffer_bytes} given"
-        raise os_error(Refusal.NO_SPACE, detail)
-    return octets
+    data = emit_list(InfoOpt(option), _records(InfoOpt(option), snapshot, counters, connected))
+    if len(data) > buffer_bytes:
+        detail = f"{len(data)} bytes needed, {buffer_bytes} given"
+        raise os_error(ErrorReason.NO_SPACE, detail)
+    return data
 
 
 def _records(
@@ -82,7 +83,7 @@ def _records(
             Counter(name=name[:_COUNTER_NAME_MAX], value=value) for name, value in counters.items()
         ]
     both = option in _V4_OF
-    lists: dict[InfoOpt, Callable[[], Iterable[tuple[Address, Record | None]]]] = {
+    lists: dict[InfoOpt, Callable[[], Iterable[tuple[IPAddress, Record | None]]]] = {
         InfoOpt.CONNECTIONS: lambda: ((row.local, _connection(row)) for row in snapshot.paths),
         InfoOpt.TCP_SOCKETS: lambda: ((row.local, _tcp_socket(row)) for row in snapshot.paths),
         InfoOpt.IB_CONNECTIONS: lambda: ((row.local, _rdma(row)) for row in snapshot.paths),
@@ -115,7 +116,7 @@ def _connection(row: PathRow) -> Connection | None:
     )
 
 
-def _messages(rows: Iterable[MessageRow]) -> Iterable[tuple[Address, QueuedMessage]]:
+def _messages(rows: Iterable[MessageRow]) -> Iterable[tuple[IPAddress, QueuedMessage]]:
     for row in rows:
         yield (
             row.local,
@@ -155,9 +156,9 @@ def _tcp_socket(row: PathRow) -> TcpSocket | None:
         peer_port=row.peer_stream[1],
         header_bytes_remaining=row.header_remaining_bytes,
         payload_bytes_remaining=row.data_remaining_bytes,
-        last_sent_next=row.stream_sent_octets % _TCP_SEQUENCES,
-        last_expected_una=row.stream_expected_octets % _TCP_SEQUENCES,
-        last_seen_una=row.stream_acknowledged_octets % _TCP_SEQUENCES,
+        last_sent_next=row.stream_sent_bytes % _TCP_SEQUENCES,
+        last_expected_una=row.stream_expected_bytes % _TCP_SEQUENCES,
+        last_seen_una=row.stream_acknowledged_bytes % _TCP_SEQUENCES,
     )
 
 

@@ -1,9 +1,9 @@
-"""The socket at which a process tells `urds info` what it has.
+"""The socket at which a process serves its report to `urds info`.
 
-A process is the host of its addresses and nobody else can look inside. So each opens a Unix socket
-that only its own user can reach; whoever connects is handed one report and the connection ends.
-The report travels as a sealed memory file: passing a descriptor never waits, however long the
-report and however slow the reader, so the control thread can serve it between two events.
+A process is the host of its addresses and no other process can look inside. So each opens a Unix
+socket that only its own user can reach; a connection gets one report and ends. The report travels
+as a sealed memory file: passing a descriptor never waits, however long the report and however slow
+the reader, so the control thread can serve it between two events.
 
 Nothing here may keep a program from working: without a place for the socket there is none.
 """
@@ -24,7 +24,7 @@ from typing import Final
 
 GREETING: Final = b"urds report 2\n"  # goes with the descriptor; the number is the format's
 SUFFIX: Final = ".sock"
-_CONNECTIONS_PER_TURN: Final = 8
+_CONNECTIONS_PER_PASS: Final = 8
 _BACKLOG: Final = 16
 _PEER_CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -61,7 +61,7 @@ class InformationSocket:
 
     @classmethod
     def open(cls, report: Callable[[], bytes]) -> InformationSocket | None:
-        """Listen at this process's place; None where that cannot be."""
+        """Listen at this process's place; None where that is impossible."""
         with suppress(OSError), ExitStack() as undo:
             # No descriptor, no folder, a read-only one, or a path too long for a socket.
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -79,11 +79,11 @@ class InformationSocket:
         return self._listener.fileno()
 
     def handle_ready(self) -> None:
-        """Answer those who wait, at most eight; never blocks."""
-        for _ in range(_CONNECTIONS_PER_TURN):
+        """Answer waiting connections, at most eight; never blocks."""
+        for _ in range(_CONNECTIONS_PER_PASS):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody else, or out of descriptors: who waits is served next time
+            except OSError:  # none left, or no descriptors: the rest is served next time
                 return
             with connection, suppress(OSError):  # the reader may be gone already
                 if _is_allowed(connection):
@@ -96,7 +96,7 @@ class InformationSocket:
             self._place.unlink(missing_ok=True)
 
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: close our copy; the file stays the parent's."""
+        """After a fork, in the child: close the copy; the file stays the parent's."""
         self._listener.close()
 
     def _answer(self, connection: socket.socket) -> None:
@@ -104,7 +104,7 @@ class InformationSocket:
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(self._report())
-            os.lseek(descriptor, 0, os.SEEK_SET)  # the reader gets this place with the file
+            os.lseek(descriptor, 0, os.SEEK_SET)  # the reader gets this position with the file
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
             connection.sendmsg([GREETING], [rights], socket.MSG_NOSIGNAL)
@@ -120,7 +120,7 @@ def _place_for(pid: int) -> Path:
     if not is_ours(at):
         raise PermissionError(f"{at} is not a folder of this user alone")
     place = at / f"{pid}{SUFFIX}"
-    # Who had this number before is dead, unless it is this process with a second backend.
+    # The earlier owner of this pid has ended, unless it is this process with a second backend.
     if place.exists() and not _is_served(place):
         place.unlink(missing_ok=True)
     return place
@@ -132,6 +132,6 @@ def _is_served(place: Path) -> bool:
 
 
 def _is_allowed(connection: socket.socket) -> bool:
-    """Tell whether the other end is this user or root; the folder's mode says the same."""
-    octets = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    return _PEER_CREDENTIALS.unpack(octets)[1] in {0, os.getuid()}
+    """Tell whether the other end is this user or root; the folder's mode ensures the same."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    return _PEER_CREDENTIALS.unpack(data)[1] in {0, os.getuid()}

@@ -1,7 +1,7 @@
-"""Endpoints in this process: the first bind to an address makes the process the host of it.
+"""Local addresses in this process: the first bind to one makes the process the host of it.
 
-Made lazily by `backend.current()`; one driver serves all its addresses. Where its plane carries no
-RDMA, sockets over RDMA are on a plane of their own, and what is told here is of both.
+`process.current()` makes the backend when it is needed; one driver serves all its addresses. Where
+its plane carries no RDMA, sockets over RDMA are on a plane of their own, and reports cover both.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from urds.backend import process
-from urds.backend.processes import report_of_this_process
-from urds.constants import Transport
-from urds.dataplane.base import Address, Mailbox, MailboxSettings, Plane, Snapshot
-from urds.dataplane.native import choose, plane_class
-from urds.driver.driver import Driver
-from urds.errors import Refusal, os_error
-from urds.settings import Settings
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
+from urds.rds.constants import Transport
+from urds.rds.plane.choose import choose, plane_class
+from urds.rds.plane.contract import Mailbox, MailboxSettings, Plane, Snapshot
+from urds.rds.runtime.control_thread import Driver
+from urds.rds.runtime.process import process
+from urds.rds.runtime.processes import report_of_this_process
+from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
-    from urds.transport.rdma.regions import RegionTable
+    from urds.rds.transports.rdma.regions import RegionTable
 
 _S = 1_000_000_000
-_DRAIN_TURN_S: Final = 0.05
+_DRAIN_STEP_S: Final = 0.05
 
 
 class InProcess:
-    """See `backend.base.Backend`."""
+    """See `backend.Backend`."""
 
     def __init__(
         self, settings: Settings, on_unused: Callable[[InProcess], bool] | None = None
@@ -48,7 +49,7 @@ class InProcess:
             if settings.info_socket:
                 self._driver.inform(self._report)
             process.alive.add(self)
-        except BaseException:  # of a signal handler: nobody has this driver
+        except BaseException:  # of a signal handler: no backend has this driver
             self._driver.close(0)
             raise
         # The child of a multiprocessing fork ends by os._exit, past atexit, but runs these.
@@ -60,7 +61,7 @@ class InProcess:
     def bind(
         self,
         *,
-        address: Address,
+        address: IPAddress,
         port: int,
         settings: MailboxSettings,
         transport: Transport | None,
@@ -70,7 +71,7 @@ class InProcess:
             return self._driver.bind(address, port, settings, transport)
         except OSError as failure:
             if transport is not None and failure.errno == _NOT_LOCAL.errno:
-                raise os_error(Refusal.TRANSPORT_MISSING, f"{address}") from failure
+                raise os_error(ErrorReason.TRANSPORT_MISSING, f"{address}") from failure
             raise
 
     def plane_of(self, mailbox: Mailbox) -> Plane:
@@ -86,7 +87,7 @@ class InProcess:
         with self._driver.lock:
             return self._driver.rdma.regions()
 
-    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+    def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether a mailbox over RDMA has a connection to the peer; if not, ask for one."""
         with self._driver.lock:
             return self._driver.rdma.connected(mailbox, peer)
@@ -96,7 +97,7 @@ class InProcess:
         self._driver.unbind(mailbox)
 
     def is_inside(self) -> bool:
-        """Tell whether the calling thread holds a lock of ours."""
+        """Tell whether the calling thread holds a lock of this backend."""
         return self._driver.is_inside()
 
     def abandoned(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
@@ -130,20 +131,22 @@ class InProcess:
     def drain(self, timeout_s: float) -> int:
         """Wait until everything is acknowledged; return the messages left. See `urds.drain`."""
         until_s = time.monotonic() + timeout_s
-        while True:  # in short turns: signal handlers run between them
-            left_s = min(_DRAIN_TURN_S, max(0.0, until_s - time.monotonic()))
+        while True:  # in short steps: signal handlers run between them
+            left_s = min(_DRAIN_STEP_S, max(0.0, until_s - time.monotonic()))
             left = self._driver.drain(round(left_s * _S))
-            if not left or left_s < _DRAIN_TURN_S:
+            if not left or left_s < _DRAIN_STEP_S:
                 return left
 
     def close(self, *, at_exit: bool = False) -> int:
         """Drain for `drain_s`, then end; return the messages that were left."""
         if os.getpid() != self._owner or self._driver.stopping:
             return 0
-        left = self._driver.close(round(self.settings.drain_s * _S), at_exit=at_exit)
-        self._driver.log.flush()
-        if not at_exit:  # its descriptors are gone: a later fork must not close them again
-            self._forget()
+        try:
+            left = self._driver.close(round(self.settings.drain_s * _S), at_exit=at_exit)
+            self._driver.log.flush()
+        finally:
+            if not at_exit:  # its descriptors are gone: a later fork must not close them again
+                self._forget()
         return left
 
     def end_if_unused(self) -> bool:
@@ -175,4 +178,4 @@ def with_rdma(plane: Mapping[str, int], rdma: Mapping[str, int]) -> dict[str, in
     return {**generic, **rdma, **plane}  # a name keeps the place where it was first
 
 
-_NOT_LOCAL = os_error(Refusal.NOT_LOCAL)
+_NOT_LOCAL = os_error(ErrorReason.NOT_LOCAL)

@@ -1,6 +1,6 @@
-"""What the driver keeps for each local address: its endpoint, listener, paths, and memory of peers.
+"""What the driver keeps for each local address: its core, listener, paths, and memory of peers.
 
-A peer that was evicted may still repeat what it sent before. The numbers that tell its repeats from
+An evicted peer may still retransmit what it sent before. The numbers that tell its retransmits from
 new messages are therefore kept for longer than anything else of it.
 """
 
@@ -10,9 +10,10 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from urds.dataplane.base import Address, Agreement, Mailbox, Path, Received
-from urds.proto.endpoint import Endpoint
-from urds.proto.paths import path_of_port
+from urds.common.types import IPAddress
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.paths import path_of_port
+from urds.rds.plane.contract import Agreement, Mailbox, Path, Received
 
 _REMEMBERED_MAX: Final = 65_536  # paths of evicted peers; beyond it the oldest is forgotten
 
@@ -34,31 +35,31 @@ class PeerPaths:
 
 
 @dataclass(slots=True)
-class LocalHost:
+class LocalAddressState:
     """One local address of this process."""
 
-    address: Address
-    endpoint: Endpoint
+    address: IPAddress
+    endpoint: LocalAddress
     listener: socket.socket
-    listen_at_ns: int | None = None  # when to accept again, after a rest
-    peers: dict[Address, PeerPaths] = field(default_factory=dict)
+    listen_at_ns: int | None = None  # when to accept again, after a pause
+    peers: dict[IPAddress, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
-    remembered: dict[tuple[Address, int], Received] = field(default_factory=dict)
+    remembered: dict[tuple[IPAddress, int], Received] = field(default_factory=dict)
 
-    def note_connect(self, peer: Address, failure: int) -> None:
+    def note_connect(self, peer: IPAddress, failure: int) -> None:
         """Note how the last attempt to connect to a peer ended: an errno, 0 if it was good."""
         paths = self.peers.get(peer)
         if paths is not None:
             paths.connect_error = failure
 
-    def remember(self, peer: Address, index: int, received: Received) -> None:
-        """Keep what a path knew of its peer's numbers; of one that sent nothing there is none."""
+    def remember(self, peer: IPAddress, index: int, received: Received) -> None:
+        """Keep the peer's numbers that a path knew; of a peer that sent nothing there are none."""
         if not received.sequence_expected:
             return
         self.remembered[peer, index] = received
         if len(self.remembered) > _REMEMBERED_MAX:
             del self.remembered[next(iter(self.remembered))]
 
-    def recall(self, peer: Address, index: int) -> Received | None:
-        """Give back what an earlier path to the peer knew, if that was remembered."""
+    def recall(self, peer: IPAddress, index: int) -> Received | None:
+        """Return the numbers that an earlier path to the peer knew, if they were kept."""
         return self.remembered.pop((peer, index), None)

@@ -1,8 +1,8 @@
-"""Where a socket's endpoint lives, and which backend this process uses.
+"""Where a socket's local address is kept, and which backend this process uses.
 
-The one piece of state that belongs to a process and not to a socket: the settings, the backend
-made with them at the first bind, and whom its sockets are connected to. A forked child starts
-with a fresh one; what the parent had stays the parent's.
+The one piece of state that belongs to a process and not to a socket: the settings, the backend made
+with them at the first bind, and the peers of its sockets. A forked child starts with a fresh one;
+the parent keeps its own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import atexit
 import os
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from urds.errors import Refusal, SettingError, os_error
-from urds.settings import AUTO, IN_PROCESS, Settings
+from urds.common.errors import ErrorReason, SettingError, os_error
+from urds.rds.settings import AUTO, IN_PROCESS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from urds.backend.base import Address, Backend, Mailbox, MailboxSettings
-    from urds.constants import Transport
+    from urds.common.types import IPAddress
+    from urds.rds.constants import Transport
+    from urds.rds.runtime.backend import Backend, Mailbox, MailboxSettings
 
-    Endpoint = tuple[Address, int]
+    Endpoint = tuple[IPAddress, int]
 
 
 class Process:
@@ -64,7 +65,7 @@ class Process:
         with self._lock:
             if self._backend is None:
                 if self._is_making:
-                    raise os_error(Refusal.REENTERED)
+                    raise os_error(ErrorReason.REENTERED)
                 try:
                     self._is_making = True  # no call before: a handler would make one as well
                     _refuse_subinterpreter()
@@ -74,7 +75,7 @@ class Process:
             return self._backend
 
     def bind(
-        self, address: Address, port: int, settings: MailboxSettings, transport: Transport | None
+        self, address: IPAddress, port: int, settings: MailboxSettings, transport: Transport | None
     ) -> tuple[Backend, Mailbox]:
         """Bind a socket, as `Backend.bind`; return the backend that has it as well."""
         while True:
@@ -98,7 +99,7 @@ class Process:
 
     def plane_in_use(self) -> tuple[str, str]:
         """Return which plane the backend has, or would have, and why; makes no backend."""
-        from urds.dataplane.native import choose
+        from urds.rds.plane.choose import choose
 
         with self._lock:
             made = getattr(self._backend, "choice", None)
@@ -118,7 +119,7 @@ class Process:
             return before
 
     def close_at_exit(self) -> None:
-        """Give what was sent its time, then end the connections; calls that wait go on waiting."""
+        """Wait for acknowledgements, then end the connections; waiting calls go on waiting."""
         with self._lock:  # held while a backend ends for want of sockets
             alive = list(self.alive)
         for backend in alive:
@@ -126,12 +127,13 @@ class Process:
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's backend; its settings stay. Its lock may be held: take a new one."""
-        for backend in list(self.alive):
-            backend.abandon_in_child()
-        self.alive.clear()
-        self._lock = threading.RLock()
-        self._backend, self._is_making = None, False
-        self.connected = {}
+        with ExitStack() as every:  # one that fails keeps no other from being left to the parent
+            for backend in list(self.alive):
+                every.callback(backend.abandon_in_child)
+            self.alive.clear()
+            self._lock = threading.RLock()
+            self._backend, self._is_making = None, False
+            self.connected = {}
 
     def _read_settings(self) -> Settings:
         if self._settings is None:
@@ -142,7 +144,7 @@ class Process:
 def _refuse_subinterpreter() -> None:
     """Raise RuntimeError in a sub-interpreter.
 
-    Its end would find our control thread at work, and abort the process. PEP 734's module has an
+    Its end would find the control thread at work, and abort the process. PEP 734's module has an
     underscore until CPython 3.14, and another name before 3.13.
     """
     for name in ("_interpreters", "_xxsubinterpreters"):
@@ -159,8 +161,8 @@ def _refuse_subinterpreter() -> None:
 def _make(settings: Settings, on_unused: Callable[[Backend], bool]) -> Backend:
     if settings.node not in {AUTO, IN_PROCESS}:
         detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
-        raise os_error(Refusal.NOT_SUPPORTED, detail)
-    from urds.backend.inprocess import InProcess
+        raise os_error(ErrorReason.NOT_SUPPORTED, detail)
+    from urds.rds.runtime.inprocess import InProcess
 
     return InProcess(settings, on_unused)
 
@@ -198,7 +200,7 @@ def drain(timeout_s: float) -> int:
     """Wait until every message of this process is acknowledged; return how many are not.
 
     Those of closed sockets count as well. Waits for `timeout_s` seconds at most, `math.inf` is for
-    ever; 0 looks once. Any thread may call it, a signal handler must not. What is left stays
+    ever; 0 checks once. Any thread may call it, a signal handler must not. What is left stays
     queued. Raises ValueError for a negative time or one that is no number.
     """
     if not timeout_s >= 0:

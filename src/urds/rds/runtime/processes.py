@@ -1,8 +1,8 @@
 """What other processes of this user have: their reports, found and asked for.
 
-A process serves its report at a socket of its own (`driver.information`). Here is what the report
-says, how it becomes octets and records again, and who is there to be asked. A process that died
-without closing its socket leaves a file behind; whoever meets one removes it.
+A process serves its report at a socket of its own (`info_server`). This module defines the
+contents of a report, converts it to bytes and back, and lists the processes to ask. A process that
+ended without closing its socket leaves a file behind; the next process that finds it removes it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from urds.dataplane.base import (
-    Address,
-    Carrier,
-    MailboxRow,
-    MessageRow,
-    PathRow,
-    RdmaRow,
-    Snapshot,
-)
-from urds.driver.information import GREETING, SUFFIX, folder, is_ours
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.rds.runtime.info_server import GREETING, SUFFIX, folder, is_ours
 
-Endpoint = tuple[Address, int]
+Endpoint = tuple[IPAddress, int]
 
 ANSWER_S: Final = 2.0
 _REPORT_BYTES_MAX: Final = 256 << 20
@@ -64,7 +57,7 @@ def report_of_this_process(
     counters: Mapping[str, int],
     connected: Mapping[Endpoint, Endpoint],
 ) -> bytes:
-    """Return the report of the calling process as octets."""
+    """Return the report of the calling process as bytes."""
     program = " ".join(sys.orig_argv)[:_PROGRAM_CHARACTERS_MAX]
     return emit(Report(os.getpid(), program, plane, snapshot, counters, connected))
 
@@ -88,10 +81,10 @@ def emit(report: Report) -> bytes:
     return json.dumps(document, default=str).encode()
 
 
-def parse(octets: bytes) -> Report:
+def parse(data: bytes) -> Report:
     """Read a report. Raises ValueError if it is none, or of another release."""
     try:
-        document = json.loads(octets)
+        document = json.loads(data)
         return Report(
             pid=document["pid"],
             program=document["program"],
@@ -151,7 +144,7 @@ def ask(pid: int) -> Report | Silent | None:
 
 
 def _fetch(place: Path) -> bytes:
-    """Return the octets that a process serves. Raises OSError."""
+    """Return the bytes that a process serves. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
         connection.connect(os.fspath(place))

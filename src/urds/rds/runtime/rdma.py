@@ -1,8 +1,8 @@
 """The RDMA transport as the driver has it: made with the first socket that asks for it.
 
-Its node is another dispatcher of the control thread: reports of devices wait until the thread takes
-its turn, and what the endpoints decide is carried out there. Where the driver's plane carries no
-RDMA, the node has a plane and a control thread of its own (`driver.beside`). Control lock held.
+Its node is another dispatcher of the control thread: reports of devices wait for the next pass of
+the thread, which then does what the local addresses decide. Where the driver's plane carries no
+RDMA, the node has a plane and a control thread of its own (`beside`). Control lock held.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from urds.constants import MAX_MESSAGE_BYTES, Transport
-from urds.dataplane import base
-from urds.dataplane.base import Address, Mailbox, Plane, Snapshot
-from urds.dataplane.native import plane_beside
-from urds.driver.beside import PlaneBeside, both
-from urds.driver.clock import now_ns
-from urds.driver.crossings import Crossings
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
+from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
+from urds.rds.plane import contract as base
+from urds.rds.plane.choose import plane_beside
+from urds.rds.plane.contract import Mailbox, Plane, Snapshot
+from urds.rds.runtime.beside import PlaneBeside, both
+from urds.rds.runtime.clock import now_ns
+from urds.rds.runtime.crossings import Crossings
 
 if TYPE_CHECKING:
-    from urds.driver.driver import Driver
-    from urds.proto.settings import EndpointSettings
-    from urds.settings import Settings
-    from urds.transport.rdma.node import NodeSettings, RdmaNode
-    from urds.transport.rdma.regions import RegionTable
+    from urds.rds.control.settings import LocalAddressSettings
+    from urds.rds.runtime.control_thread import Driver
+    from urds.rds.settings import Settings
+    from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
+    from urds.rds.transports.rdma.regions import RegionTable
 
 _LINUX_STATS = {"connect_raced", "listen_closed_stale"}  # have names of Linux
 _MS = 1_000_000
@@ -42,7 +43,7 @@ class Rdma:
         self._beside: PlaneBeside | None = None
         self._mailboxes: set[Mailbox] = set()
 
-    def open(self, address: Address, settings: EndpointSettings) -> None:
+    def open(self, address: IPAddress, settings: LocalAddressSettings) -> None:
         """Listen at an address, on devices that are opened now if need be.
 
         Raises OSError: ENOPROTOOPT without devices, EADDRINUSE, EADDRNOTAVAIL.
@@ -60,10 +61,10 @@ class Rdma:
         return self._driver.plane if self._beside is None else self._beside.plane
 
     def _make(self) -> RdmaNode:
-        # Who never asks for RDMA never pays for importing it.
-        from urds.driver.driver import first_sequence
-        from urds.transport.rdma.node import RdmaNode
-        from urds.transport.rdma.opening import open_devices
+        # A process that never asks for RDMA never pays for importing it.
+        from urds.rds.runtime.control_thread import first_sequence
+        from urds.rds.transports.rdma.node import RdmaNode
+        from urds.rds.transports.rdma.open import open_devices
 
         driver = self._driver
         names = driver.settings.rdma_devices
@@ -71,7 +72,7 @@ class Rdma:
             devices = open_devices(names)
         except OSError as problem:
             detail = f"devices {', '.join(names) or 'none'} (rdma_devices): {problem}"
-            raise os_error(Refusal.TRANSPORT_MISSING, detail) from problem
+            raise os_error(ErrorReason.TRANSPORT_MISSING, detail) from problem
         for device in devices:
             device.confine = driver.guard.confine_to
         make_plane = plane_beside(driver.plane)
@@ -116,11 +117,11 @@ class Rdma:
             self._mailboxes.discard(mailbox)
             self.node.forget_mailbox(mailbox)
 
-    def resolve(self, mailbox: Mailbox, peer: Address) -> None:
+    def resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
         """Route a mailbox to a peer. Raises OSError: EACCES, EUSERS."""
         self._have().resolve(mailbox, peer)
 
-    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+    def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether there is a connection to the peer; if not, ask for one."""
         return self._have().connected(mailbox, peer)
 
@@ -135,7 +136,7 @@ class Rdma:
     # -- the control thread
 
     def take(self, event: base.Event) -> bool:
-        """Take an event of the plane if it is about one of our paths; return whether it was."""
+        """Take an event of the plane if it is about a path over RDMA; return whether it was."""
         if self.node is None or not isinstance(event, base.Wanted):
             return False
         if not self.node.owns(event.path):
@@ -143,13 +144,13 @@ class Rdma:
         self.node.handle_wanted(event.path)  # type: ignore[arg-type]  # it is ours
         return True
 
-    def turn(self, at_ns: int) -> int | None:
-        """Do what is due; return when to come again."""
-        return None if self.node is None else self.node.turn(at_ns)
+    def progress(self, at_ns: int) -> int | None:
+        """Do what is due; return the next deadline."""
+        return None if self.node is None else self.node.progress(at_ns)
 
-    def turn_beside(self, at_ns: int) -> int | None:
-        """Do the same beside all else; nothing, if a thread of its own does it."""
-        return self.turn(at_ns) if self._beside is None else None
+    def progress_beside(self, at_ns: int) -> int | None:
+        """Do the same in the control thread, unless a thread of its own does it."""
+        return self.progress(at_ns) if self._beside is None else None
 
     # -- info and ends
 
@@ -180,7 +181,7 @@ class Rdma:
         }
 
     def own_counters(self) -> Mapping[str, int]:
-        """Return who connected and who was refused over RDMA, as rdma_*; as `counters`."""
+        """Return the counters of RDMA connections and their rejects, as rdma_*; as `counters`."""
         if self.node is None:
             return {}
         stats = self.node.stats
@@ -190,7 +191,7 @@ class Rdma:
             if one.name not in _LINUX_STATS
         }
 
-    def failure(self, local: Address, peer: Address) -> str:
+    def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""
         return "" if self.node is None else self.node.failure(local, peer)
 
@@ -239,9 +240,9 @@ class Rdma:
 
 def node_settings_of(settings: Settings, generation: int) -> NodeSettings:
     """Return what RDMA connections share."""
-    from urds.transport.rdma.core import CoreLimits
-    from urds.transport.rdma.node import NodeSettings
-    from urds.transport.rdma.settings import PeerSettings
+    from urds.rds.transports.rdma.core import CoreLimits
+    from urds.rds.transports.rdma.node import NodeSettings
+    from urds.rds.transports.rdma.settings import PeerSettings
 
     return NodeSettings(
         peer=PeerSettings(

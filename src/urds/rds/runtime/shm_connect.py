@@ -1,9 +1,9 @@
-"""Lanes of a driver: who dials one, who accepts it, and when TCP is taken instead.
+"""Shm streams of a driver: which side connects, which accepts, and when TCP is used instead.
 
-A lane is tried before every TCP connection to a peer; that costs a system call where nobody
-listens. It comes to its path as a TCP connection does, with the port that one would have, so the
-rules of who connects and which path a stream is for are the same. Without a control socket of the
-peer's own user on this host, without an answer in time, after anything odd: TCP.
+A shm stream is tried before every TCP connection to a peer; without a listener that costs one
+system call. It comes to its path as a TCP connection does, with the port that one would have, so
+the rules of connecting and of a stream's path are the same. Without a control socket of the peer's
+own user on this host, without an answer in time, after any other failure: TCP.
 """
 
 from __future__ import annotations
@@ -16,113 +16,116 @@ from dataclasses import dataclass
 from socket import MSG_NOSIGNAL, socket
 from typing import TYPE_CHECKING, Final
 
-from urds.dataplane.base import Address, Interest
-from urds.driver.clock import now_ns
-from urds.driver.hosts import LocalHost
-from urds.proto.paths import SourcePortRule
-from urds.transport import lane, tcp
+from urds.common.types import IPAddress
+from urds.rds.control.paths import SourcePortRule
+from urds.rds.plane.contract import Interest
+from urds.rds.runtime.clock import now_ns
+from urds.rds.runtime.local_addresses import LocalAddressState
+from urds.rds.transports import shm, tcp
 
 if TYPE_CHECKING:
-    from urds.dataplane.compiled.lane import Lane
-    from urds.driver.driver import Driver
+    from urds.rds.plane.native.lane import Lane
+    from urds.rds.runtime.control_thread import Driver
 
 _S = 1_000_000_000
 _ANSWER_NS: Final = 1 * _S  # of a control thread that has much to do
-_SHUN_NS: Final = 60 * _S  # after a breach, before a lane is tried again
-_GUESTS_MAX: Final = 64
-_ACCEPTS_PER_TURN: Final = 64
-_EXHAUSTED_REST_NS: Final = _S // 10  # when descriptors are used up
-_LANES_MAX: Final = 1024  # each takes two rings when it is busy; beyond it TCP
+_BLOCK_NS: Final = 60 * _S  # after a protocol error, before shm is tried again
+_PENDING_MAX: Final = 64
+_ACCEPTS_PER_PASS: Final = 64
+_EXHAUSTED_PAUSE_NS: Final = _S // 10  # when descriptors are used up
+_SHM_STREAMS_MAX: Final = 1024  # each takes two rings when it is busy; beyond it TCP
 
 
 @dataclass(frozen=True, slots=True)
 class _Dial:
-    host: LocalHost
-    peer: Address
+    host: LocalAddressState
+    peer: IPAddress
     index: int
     rule: SourcePortRule | None
-    line: socket
+    control: socket
     stream: Lane
     until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Guest:
-    host: LocalHost
-    line: socket
+class _Pending:
+    host: LocalAddressState
+    control: socket
     until_ns: int
 
 
-class Lanes:
-    """Lanes under way, by the descriptor of their line; control lock held."""
+class ShmStreams:
+    """Shared-memory streams under way, by their control socket; control lock held."""
 
     def __init__(self, driver: Driver, make: Callable[..., Lane] | None) -> None:
-        """Use `make` for our ends; None, or a setting, leaves all to TCP."""
+        """Use `make` for the local ends; None, or a setting, leaves all to TCP."""
         self._driver = driver
-        wanted = driver.settings.shared_memory and lane.is_possible()
+        wanted = driver.settings.shared_memory and shm.is_possible()
         self._make = make if wanted else None
-        self._listeners: dict[Address, socket] = {}
+        self._listeners: dict[IPAddress, socket] = {}
         self._dials: dict[int, _Dial] = {}
-        self._guests: dict[int, _Guest] = {}
-        self._rests: dict[Address, tuple[LocalHost, int]] = {}  # listeners, until when
-        self._known: dict[tuple[Address, Address], Lane] = {}
-        self._shunned: dict[tuple[Address, Address], int] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._paused: dict[IPAddress, tuple[LocalAddressState, int]] = {}  # listeners, until when
+        self._known: dict[tuple[IPAddress, IPAddress], Lane] = {}
+        self._blocked_until_ns: dict[tuple[IPAddress, IPAddress], int] = {}
 
-    def listen(self, host: LocalHost) -> None:
-        """Accept lanes to an address, if its name is free."""
+    def listen(self, host: LocalAddressState) -> None:
+        """Accept shm streams to an address, if its name is free."""
         if self._make is None:
             return
-        listener = lane.listen(host.address, self._driver.tcp.port)
+        listener = shm.listen(host.address, self._driver.tcp.port)
         if listener is not None:
             self._listeners[host.address] = listener
-            self._serve(host, listener)
+            self._watch(host, listener)
 
-    def _serve(self, host: LocalHost, listener: socket) -> None:
+    def _watch(self, host: LocalAddressState, listener: socket) -> None:
         self._driver.serve(listener.fileno(), lambda: self._accept(host, listener), Interest.READ)
 
-    # -- dialling
+    # -- connecting
 
-    def dial(self, host: LocalHost, peer: Address, index: int, rule: SourcePortRule | None) -> bool:
-        """Begin to dial; false if there is nobody. Should it fail later, TCP is taken then."""
+    def dial(
+        self, host: LocalAddressState, peer: IPAddress, index: int, rule: SourcePortRule | None
+    ) -> bool:
+        """Begin to connect; false without a listener. If it fails later, TCP is used then."""
         if self._make is None or not self._may(host.address, peer):
             return False
-        line = lane.connect(peer, self._driver.tcp.port)
-        if line is None:
+        control = shm.connect(peer, self._driver.tcp.port)
+        if control is None:
             return False
         try:
-            stream = self._greet(line, host.address, peer, rule)
+            stream = self._greet(control, host.address, peer, rule)
         except OSError:
-            line.close()
+            control.close()
             return False
-        descriptor = line.fileno()
+        descriptor = control.fileno()
         self._dials[descriptor] = _Dial(
-            host, peer, index, rule, line, stream, now_ns() + _ANSWER_NS
+            host, peer, index, rule, control, stream, now_ns() + _ANSWER_NS
         )
         confined = self._driver.guard.confined(host, peer, lambda: self._answered(descriptor))
         self._driver.serve(descriptor, confined, Interest.READ)
         return True
 
     def _greet(
-        self, line: socket, local: Address, peer: Address, rule: SourcePortRule | None
+        self, control: socket, local: IPAddress, peer: IPAddress, rule: SourcePortRule | None
     ) -> Lane:
-        """Make our end and offer the other. Raises OSError."""
+        """Make the local end and send the other. Raises OSError."""
         assert self._make is not None
         ring_bytes = self._driver.settings.shared_memory_bytes
         port = 0
         if rule is not None:
             low, high = tcp.port_range()
             port = next(iter(rule.ports(range_low=low, range_high=high)), 0)
-        memory = lane.make_memory(self._memory_bytes(ring_bytes))
+        memory = shm.make_memory(self._memory_bytes(ring_bytes))
         try:
             stream = self._make(
-                line.fileno(),
+                control.fileno(),
                 memory,
                 ring_bytes,
                 dials=True,
                 local=(local, port),
                 peer=(peer, self._driver.tcp.port),
             )
-            lane.send_greeting(line, lane.Greeting(local, peer, port, ring_bytes), memory)
+            shm.send_greeting(control, shm.Greeting(local, peer, port, ring_bytes), memory)
         finally:
             os.close(memory)
         return stream
@@ -130,17 +133,17 @@ class Lanes:
     def _memory_bytes(self, ring_bytes: int) -> int:
         make = self._make
         assert make is not None
-        octets: int = make.memory_bytes(ring_bytes)  # type: ignore[attr-defined]  # of the class
-        return octets
+        byte_count: int = make.memory_bytes(ring_bytes)  # type: ignore[attr-defined]  # of the class
+        return byte_count
 
     def _answered(self, descriptor: int) -> None:
         dial = self._dials.pop(descriptor)
-        octets = b""
+        data = b""
         with suppress(OSError):
-            octets = dial.line.recv(len(lane.ANSWER))  # and not the bell behind it
-        dial.line.close()  # the lane has its own descriptor of it
+            data = dial.control.recv(len(shm.ANSWER))  # and not the doorbell behind it
+        dial.control.close()  # the shm stream has its own descriptor of it
         connection = dial.host.endpoint.find(dial.peer)
-        if octets != lane.ANSWER or connection is None:
+        if data != shm.ANSWER or connection is None:
             self._fall_back(dial)
             return
         number = self._keep(dial.host, dial.peer, dial.stream)
@@ -153,59 +156,61 @@ class Lanes:
 
     # -- accepting
 
-    def _accept(self, host: LocalHost, listener: socket) -> None:
-        """Take some of what waits, and hear whom each greets.
+    def _accept(self, host: LocalAddressState, listener: socket) -> None:
+        """Accept pending shared-memory connections and read their greeting.
 
-        Then rest for as long as it took: a flood gets half of the thread's time at most.
+        Then pause for as long as it took: a flood gets half of the thread's time at most.
         """
         began_ns = time.thread_time_ns()
         try:
-            for _ in range(_ACCEPTS_PER_TURN):
-                line = lane.accept(listener)
-                if line is None:
+            for _ in range(_ACCEPTS_PER_PASS):
+                control = shm.accept(listener)
+                if control is None:
                     continue
-                if len(self._guests) >= _GUESTS_MAX:
-                    line.close()
+                if len(self._pending) >= _PENDING_MAX:
+                    control.close()
                     continue
-                self._guests[line.fileno()] = _Guest(host, line, now_ns() + _ANSWER_NS)
-                self._hear(line.fileno())
+                self._pending[control.fileno()] = _Pending(host, control, now_ns() + _ANSWER_NS)
+                self._await_greeting(control.fileno())
         except BlockingIOError:
-            self._serve(host, listener)
+            self._watch(host, listener)
             return
         except OSError:  # out of descriptors: a peer takes TCP when its time to wait is over
-            self._rests[host.address] = host, now_ns() + _EXHAUSTED_REST_NS
+            self._paused[host.address] = host, now_ns() + _EXHAUSTED_PAUSE_NS
             return
-        self._rests[host.address] = host, now_ns() + time.thread_time_ns() - began_ns
+        self._paused[host.address] = host, now_ns() + time.thread_time_ns() - began_ns
 
-    def _hear(self, descriptor: int) -> None:
+    def _await_greeting(self, descriptor: int) -> None:
         self._driver.serve(descriptor, lambda: self._greeted(descriptor), Interest.READ)
 
     def _greeted(self, descriptor: int) -> None:
-        guest = self._guests.pop(descriptor)
-        with guest.line as line, suppress(OSError, ValueError):
-            greeting, memory = lane.receive_greeting(line)
+        pending = self._pending.pop(descriptor)
+        with pending.control as control, suppress(OSError, ValueError):
+            greeting, memory = shm.receive_greeting(control)
             try:
-                self._let_in(guest.host, line, greeting, memory)
+                self._accept_stream(pending.host, control, greeting, memory)
             finally:
                 os.close(memory)
 
-    def _let_in(self, host: LocalHost, line: socket, greeting: lane.Greeting, memory: int) -> None:
-        """Take a lane as a TCP connection would be taken. Raises OSError."""
+    def _accept_stream(
+        self, host: LocalAddressState, control: socket, greeting: shm.Greeting, memory: int
+    ) -> None:
+        """Accept a shm stream as a TCP connection is accepted. Raises OSError."""
         peer = greeting.local
         refused = greeting.peer != host.address or not self._may(host.address, peer)
         if self._make is None or refused or host.endpoint.is_crowded(peer):
             return
         if greeting.ring_bytes > self._driver.settings.shared_memory_bytes:
-            return  # what he asks for costs us memory too
+            return  # the peer's ring size costs memory here too
         stream = self._make(
-            line.fileno(),
+            control.fileno(),
             memory,
             greeting.ring_bytes,
             dials=False,
             local=(host.address, self._driver.tcp.port),
             peer=(peer, greeting.source_port),
         )
-        if line.send(lane.ANSWER, MSG_NOSIGNAL) != len(lane.ANSWER):
+        if control.send(shm.ANSWER, MSG_NOSIGNAL) != len(shm.ANSWER):
             stream.close()
             return
         number = self._keep(host, peer, stream)
@@ -215,55 +220,55 @@ class Lanes:
 
     # -- both
 
-    def _keep(self, host: LocalHost, peer: Address, stream: Lane) -> int:
+    def _keep(self, host: LocalAddressState, peer: IPAddress, stream: Lane) -> int:
         self._known[host.address, peer] = stream
         return self._driver.streams.keep(host, peer, stream)
 
-    def _may(self, local: Address, peer: Address) -> bool:
-        """Tell whether a lane may be tried: there are not too many, and the last was honest."""
+    def _may(self, local: IPAddress, peer: IPAddress) -> bool:
+        """Tell whether shm may be tried: below the limit, and without a recent protocol error."""
         key, now = (local, peer), now_ns()
         last = self._known.get(key)
-        if last is not None and last.breached:
+        if last is not None and last.has_protocol_error:
             del self._known[key]
-            self._shun(key, now)
-        if self._shunned.get(key, 0) > now:
+            self._block(key, now)
+        if self._blocked_until_ns.get(key, 0) > now:
             return False
-        self._shunned.pop(key, None)
-        if len(self._known) >= _LANES_MAX:
+        self._blocked_until_ns.pop(key, None)
+        if len(self._known) >= _SHM_STREAMS_MAX:
             self._known = {key: one for key, one in self._known.items() if one.fileno() >= 0}
-        return len(self._known) < _LANES_MAX
+        return len(self._known) < _SHM_STREAMS_MAX
 
-    def _shun(self, key: tuple[Address, Address], now: int) -> None:
+    def _block(self, key: tuple[IPAddress, IPAddress], now: int) -> None:
         """Give a peer TCP for a minute; of too many the first one is forgotten."""
-        self._shunned.pop(key, None)
-        if len(self._shunned) >= _LANES_MAX:
-            del self._shunned[next(iter(self._shunned))]
-        self._shunned[key] = now + _SHUN_NS
+        self._blocked_until_ns.pop(key, None)
+        if len(self._blocked_until_ns) >= _SHM_STREAMS_MAX:
+            del self._blocked_until_ns[next(iter(self._blocked_until_ns))]
+        self._blocked_until_ns[key] = now + _BLOCK_NS
 
     def handle_timeout(self, at_ns: int) -> None:
-        """End rests, give up who does not answer, dismiss who does not greet."""
-        for address, (host, until_ns) in list(self._rests.items()):
+        """Resume listening, drop unanswered attempts and connections without a greeting."""
+        for address, (host, until_ns) in list(self._paused.items()):
             if until_ns <= at_ns:
-                del self._rests[address]
-                self._serve(host, self._listeners[address])
+                del self._paused[address]
+                self._watch(host, self._listeners[address])
         for descriptor, dial in list(self._dials.items()):
             if dial.until_ns <= at_ns:
                 del self._dials[descriptor]
                 self._driver.stop_serving(descriptor)
-                dial.line.close()
+                dial.control.close()
                 with self._driver.guard.confine(dial.host, dial.peer):
                     self._fall_back(dial)
-        for descriptor, guest in list(self._guests.items()):
-            if guest.until_ns <= at_ns:
-                del self._guests[descriptor]
+        for descriptor, pending in list(self._pending.items()):
+            if pending.until_ns <= at_ns:
+                del self._pending[descriptor]
                 self._driver.stop_serving(descriptor)
-                guest.line.close()
+                pending.control.close()
 
     def next_ns(self) -> int | None:
         """Return when `handle_timeout` has something to do."""
         deadlines = [dial.until_ns for dial in self._dials.values()]
-        deadlines += [guest.until_ns for guest in self._guests.values()]
-        deadlines += [until_ns for _, until_ns in self._rests.values()]
+        deadlines += [pending.until_ns for pending in self._pending.values()]
+        deadlines += [until_ns for _, until_ns in self._paused.values()]
         return min(deadlines, default=None)
 
     def close(self) -> None:
@@ -271,11 +276,11 @@ class Lanes:
         for listener in self._listeners.values():
             listener.close()
         for dial in self._dials.values():
-            dial.line.close()
+            dial.control.close()
             dial.stream.close()
-        for guest in self._guests.values():
-            guest.line.close()
+        for pending in self._pending.values():
+            pending.control.close()
         self._listeners.clear()
         self._dials.clear()
-        self._guests.clear()
-        self._rests.clear()
+        self._pending.clear()
+        self._paused.clear()

@@ -1,7 +1,7 @@
-"""What is told of messages that a peer has not acknowledged when their time is over.
+"""What is reported of messages that a peer has not acknowledged when their time is over.
 
-Two numbers, for they mean different things: a message that was never sent did not arrive; of one
-that was sent and is not acknowledged nobody here knows.
+Two numbers, for they mean different things: a message that was never sent did not arrive; one that
+was sent and is not acknowledged may have arrived or not.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from urds.dataplane.base import LingerOver
-from urds.logs import messages
+from urds.common.logs import messages
+from urds.rds.plane.contract import LingerOver
 
 if TYPE_CHECKING:
-    from urds.driver.driver import Driver
+    from urds.rds.runtime.control_thread import Driver
 
 _PEERS_MAX: Final = 5  # that are named at the end of a process
 _SOCKET_PORT_MIN: Final = 2  # what has a lower source port is a ping's answer or a handshake

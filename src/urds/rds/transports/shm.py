@@ -1,11 +1,11 @@
-"""How two processes of one user meet to talk through shared memory instead of TCP.
+"""How two processes of one user connect through shared memory instead of TCP.
 
 The host of an address listens at a name of its own, which holds the user, the address and the TCP
 port. Names are abstract, so they are found where TCP's address is: in the same network namespace.
-Who dials sends one greeting with the memory, sealed against shrinking; who accepts checks it and
-answers; from then on the connection carries nothing but the bell of the lane, and its end is the
-end of the process. Both sides ask the system whose process the other is. Whatever does not fit
-ends the connection, and who dialled takes TCP.
+The connecting side sends one greeting with the memory, sealed against shrinking; the accepting side
+checks it and answers; from then on the connection carries nothing but the doorbell, and its end is
+the end of the process. Both sides ask the system for the user of the other process. Any mismatch
+ends the connection, and the connecting side uses TCP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from urds.dataplane.base import Address
+from urds.common.types import IPAddress
 
 _MAGIC: Final = b"urdslane"
 _VERSION: Final = 1
@@ -34,28 +34,28 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _BACKLOG: Final = 64
 _DESCRIPTORS_MAX: Final = 4  # that are looked at; one is expected
 _SO_PEERPIDFD: Final = 77  # Source: linux v6.5 include/uapi/asm-generic/socket.h
-_NOBODY: Final = 65_534  # whom the system names for users that it cannot name
+_OVERFLOW_UID: Final = 65_534  # the user that the system reports for users that it cannot name
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who dials whom: the addresses and the port that a TCP connection would have."""
+    """The two ends of a connection: the addresses and port that a TCP one would have."""
 
-    local: Address  # of who dials
-    peer: Address
+    local: IPAddress  # of the connecting side
+    peer: IPAddress
     source_port: int
     ring_bytes: int
 
 
 def is_possible() -> bool:
     """Tell whether this user can be told from others."""
-    return os.geteuid() != _NOBODY
+    return os.geteuid() != _OVERFLOW_UID
 
 
-def listen(local: Address, port: int) -> socket.socket | None:
-    """Listen for lanes to an address of ours; None if another process has the name.
+def listen(local: IPAddress, port: int) -> socket.socket | None:
+    """Listen for shm streams to a local address; None if another process has the name.
 
-    Or if there is no descriptor left: TCP does then.
+    None too if there is no descriptor left: TCP is used then.
     """
     try:
         listener = _new_socket()
@@ -75,38 +75,38 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
     Raises OSError, BlockingIOError if none waits.
     """
-    line, _ = listener.accept()
+    control, _ = listener.accept()
     try:
-        line.setblocking(False)
-        if _is_ours(line):
-            return line
+        control.setblocking(False)
+        if _is_ours(control):
+            return control
     except BaseException:
-        line.close()
+        control.close()
         raise
-    line.close()
+    control.close()
     return None
 
 
-def connect(peer: Address, port: int) -> socket.socket | None:
-    """Connect to who listens for lanes to an address, if it is this user; never waits."""
+def connect(peer: IPAddress, port: int) -> socket.socket | None:
+    """Connect to the listener of an address, if it is of this user; never waits."""
     try:
-        line = _new_socket()
+        control = _new_socket()
     except OSError:
         return None
     try:
-        if line.connect_ex(_name(peer, port)) == 0 and _is_ours(line):
-            return line
+        if control.connect_ex(_name(peer, port)) == 0 and _is_ours(control):
+            return control
     except OSError:
-        pass  # of the question whose it is: then it is nobody's
-    line.close()
+        pass  # without credentials it is not this user's
+    control.close()
     return None
 
 
-def make_memory(octets: int) -> int:
+def make_memory(byte_count: int) -> int:
     """Return the descriptor of sealed memory. Raises OSError."""
     memory = os.memfd_create("urds-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.truncate(memory, octets)
+        os.truncate(memory, byte_count)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(memory)
@@ -114,35 +114,35 @@ def make_memory(octets: int) -> int:
     return memory
 
 
-def send_greeting(line: socket.socket, greeting: Greeting, memory: int) -> None:
-    """Say who dials and hand over the memory. Raises OSError."""
-    octets = _GREETING.pack(
+def send_greeting(control: socket.socket, greeting: Greeting, memory: int) -> None:
+    """Send the greeting with the memory. Raises OSError."""
+    data = _GREETING.pack(
         _MAGIC,
         _VERSION,
         greeting.source_port,
         greeting.ring_bytes,
         greeting.local.version,
-        *_octets(greeting.local),
-        *_octets(greeting.peer),
+        *_bytes(greeting.local),
+        *_bytes(greeting.peer),
     )
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [memory]))
-    if line.sendmsg([octets], [rights], socket.MSG_NOSIGNAL) != len(octets):
+    if control.sendmsg([data], [rights], socket.MSG_NOSIGNAL) != len(data):
         raise OSError("a greeting was cut")
 
 
-def receive_greeting(line: socket.socket) -> tuple[Greeting, int]:
+def receive_greeting(control: socket.socket) -> tuple[Greeting, int]:
     """Return a greeting and the descriptor that came with it.
 
     Raises OSError, or ValueError for what is no greeting; then no descriptor is left.
     """
     room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array("i").itemsize)
-    octets, messages, _, _ = line.recvmsg(_GREETING.size, room, socket.MSG_CMSG_CLOEXEC)
+    raw, messages, _, _ = control.recvmsg(_GREETING.size, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array("i")
     for level, kind, data in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     try:
-        greeting = _parse(octets)
+        greeting = _parse(raw)
         if len(descriptors) != 1:
             raise ValueError(f"a greeting with {len(descriptors)} descriptors")
         if not is_local(greeting.local):
@@ -154,7 +154,7 @@ def receive_greeting(line: socket.socket) -> tuple[Greeting, int]:
     return greeting, descriptors[0]
 
 
-def is_local(address: Address) -> bool:
+def is_local(address: IPAddress) -> bool:
     """Tell whether an interface of this host has an address."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -164,66 +164,66 @@ def is_local(address: Address) -> bool:
     return False
 
 
-def _parse(octets: bytes) -> Greeting:
-    if len(octets) != _GREETING.size:
-        raise ValueError(f"a greeting of {len(octets)} octets")
-    magic, version, source_port, ring_bytes, family, *ends = _GREETING.unpack(octets)
+def _parse(data: bytes) -> Greeting:
+    if len(data) != _GREETING.size:
+        raise ValueError(f"a greeting of {len(data)} bytes")
+    magic, version, source_port, ring_bytes, family, *ends = _GREETING.unpack(data)
     if (magic, version) != (_MAGIC, _VERSION) or family not in (4, 6):
         raise ValueError("a greeting of another kind")
     local, peer = (_address(family, *ends[at : at + 2]) for at in (0, 2))
     return Greeting(local, peer, source_port, ring_bytes)
 
 
-def _octets(address: Address) -> tuple[bytes, int]:
+def _bytes(address: IPAddress) -> tuple[bytes, int]:
     scope = address.scope_id if isinstance(address, IPv6Address) else None
     return address.packed, int(scope) if scope and scope.isdigit() else 0
 
 
-def _address(family: int, octets: bytes, scope: int) -> Address:
+def _address(family: int, data: bytes, scope: int) -> IPAddress:
     if family == 4:
-        return IPv4Address(octets[:4])
-    address = IPv6Address(octets)
+        return IPv4Address(data[:4])
+    address = IPv6Address(data)
     return ip_address(f"{address}%{scope}") if scope else address
 
 
-def _name(address: Address, port: int) -> str:
-    octets, scope = _octets(address)
-    return f"\0urds-lane/{os.geteuid()}/{octets.hex()}/{scope}/{port}"
+def _name(address: IPAddress, port: int) -> str:
+    data, scope = _bytes(address)
+    return f"\0urds-lane/{os.geteuid()}/{data.hex()}/{scope}/{port}"
 
 
 def _new_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
 
-def _is_ours(line: socket.socket) -> bool:
+def _is_ours(control: socket.socket) -> bool:
     """Tell whether the other end is a process of this user; root is another user here.
 
     And of this user namespace: with the host's network two containers meet here that have the same
     user number, root's before all, and are two users. Raises OSError.
     """
-    octets = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _gid = _CREDENTIALS.unpack(octets)
-    if uid != os.geteuid() or pid <= 0:  # 0: a process that this one cannot see
+    data = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _gid = _CREDENTIALS.unpack(data)
+    if uid != os.geteuid() or pid <= 0:  # 0: a process outside this pid namespace
         return False
-    process = _peer_process(line)
+    process = _peer_process(control)
     try:
         same = _user_namespace(str(pid)) == _user_namespace("self")
-        # The number was still that process's when we looked: it lives.
+        # The number was still that process's at that time: it has not ended.
         return same and (process is None or not _has_ended(process))
-    except OSError:  # it has ended, or shows nothing to us
+    except OSError:  # it has ended, or is hidden from this user
         return False
     finally:
         if process is not None:
             os.close(process)
 
 
-def _peer_process(line: socket.socket) -> int | None:
+def _peer_process(control: socket.socket) -> int | None:
     """Return a pidfd of the other end; None before Linux 6.5, which has none to give."""
     try:
-        octets = line.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, array("i").itemsize)
+        data = control.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, array("i").itemsize)
     except OSError:
         return None
-    return array("i", octets)[0]
+    return array("i", data)[0]
 
 
 def _has_ended(process: int) -> bool:

@@ -1,4 +1,4 @@
-"""The subnet of a local address: whom a node listens to without being told.
+"""The subnet of a local address: the peers that a node admits without being told.
 
 Read from the kernel's own text tables, which every user may read; nothing is asked by netlink.
 Source: proc(5), /proc/net/route and /proc/net/if_inet6.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
-from urds.dataplane.base import Address
+from urds.common.types import IPAddress
 
 Network = IPv4Network | IPv6Network
 _LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
-def subnet_of(local: Address) -> Network | None:
+def subnet_of(local: IPAddress) -> Network | None:
     """Return the smallest subnet that an interface shares with `local`; None if unknown.
 
     Every address of 127/8 is a host of its own, all of them neighbours.
@@ -33,8 +33,8 @@ def _routes() -> list[Network]:
     for line in _lines("/proc/net/route")[1:]:
         fields = line.split()
         if len(fields) > 7 and fields[2] == "00000000" and fields[7] != "00000000":
-            octets, mask = (bytes.fromhex(fields[at])[::-1] for at in (1, 7))
-            networks.append(ip_network(f"{IPv4Address(octets)}/{IPv4Address(mask)}", strict=False))
+            data, mask = (bytes.fromhex(fields[at])[::-1] for at in (1, 7))
+            networks.append(ip_network(f"{IPv4Address(data)}/{IPv4Address(mask)}", strict=False))
     return networks
 
 

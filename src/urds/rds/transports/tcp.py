@@ -1,7 +1,7 @@
 """TCP connections as RDS/TCP wants them: listening, connecting, their options.
 
-It knows addresses and sockets, no message and no rule of who connects; those are `proto`'s.
-Port 16385, TCP_NODELAY on both sides, keep-alive 5 s / 5 s / 5, our end bound to the RDS address,
+It knows addresses and sockets, no message and no rule of connecting; those are `control`'s. Port
+16385, TCP_NODELAY on both sides, keep-alive 5 s / 5 s / 5, the local end bound to the RDS address,
 since a peer takes the connection's addresses for the RDS addresses.
 Source: linux v6.12 net/rds/tcp.c, net/rds/tcp_listen.c, net/rds/tcp_connect.c.
 """
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Self
 
-from urds.dataplane.base import Address
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
 
 _BACKLOG = 64
 _SIOCINQ = 0x541B
@@ -43,7 +43,7 @@ class TcpSettings:
 
 
 class TcpStream(socket.socket):
-    """A connected, non-blocking TCP socket; a `dataplane.base.Stream`."""
+    """A connected, non-blocking TCP socket; a `plane.contract.Stream`."""
 
     @classmethod
     def take(cls, connection: socket.socket) -> Self:
@@ -52,34 +52,34 @@ class TcpStream(socket.socket):
         stream.setblocking(False)
         return stream
 
-    def expect(self, octets: int, /) -> None:
-        """Be readable only once so many octets are here; the kernel caps it by its buffer.
+    def expect(self, byte_count: int, /) -> None:
+        """Be readable only once so many bytes are here; the kernel caps it by its buffer.
 
         Source: socket(7), SO_RCVLOWAT; linux v6.12 net/ipv4/tcp.c (tcp_set_rcvlowat).
         """
         with suppress(OSError):
-            self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, octets)
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, byte_count)
 
     def waiting(self) -> int:
-        """Return the octets that `recv` would give, 0 once closed. Source: tcp(7), SIOCINQ."""
-        octets = 0
+        """Return the bytes that `recv` would give, 0 once closed. Source: tcp(7), SIOCINQ."""
+        byte_count = 0
         with suppress(OSError, ValueError):  # another thread may close it at any time
-            octets = _INT.unpack(fcntl.ioctl(self, _SIOCINQ, bytes(_INT.size)))[0]
-        return octets
+            byte_count = _INT.unpack(fcntl.ioctl(self, _SIOCINQ, bytes(_INT.size)))[0]
+        return byte_count
 
     def unacknowledged(self) -> int:
-        """Return the octets written that the peer's TCP has not acknowledged; true after a reset.
+        """Return the bytes written that the peer's TCP has not acknowledged; true after a reset.
 
         Source: tcp(7), SIOCOUTQ.
         """
-        octets: int = _INT.unpack(fcntl.ioctl(self, _SIOCOUTQ, bytes(_INT.size)))[0]
-        return octets
+        byte_count: int = _INT.unpack(fcntl.ioctl(self, _SIOCOUTQ, bytes(_INT.size)))[0]
+        return byte_count
 
     def unanswered_repeats(self) -> int:
-        """Return how often TCP has repeated its oldest octets since the peer last took any.
+        """Return how often TCP has retransmitted its oldest bytes since the peer last took any.
 
-        A peer with a closed window is asked, not repeated to, and counts 0 while it answers. Before
-        the connection stands, its request counts. Source: tcp(7), TCP_INFO; linux v6.12
+        A peer with a closed window is probed instead, and counts 0 while it answers. Before the
+        connection stands, its request counts. Source: tcp(7), TCP_INFO; linux v6.12
         include/uapi/linux/tcp.h (tcpi_retransmits), net/ipv4/tcp_timer.c.
         """
         with suppress(OSError):
@@ -97,7 +97,7 @@ class TcpStream(socket.socket):
         self.close()
 
 
-def listen(local: Address, settings: TcpSettings) -> socket.socket:
+def listen(local: IPAddress, settings: TcpSettings) -> socket.socket:
     """Listen on the local address.
 
     Raises OSError: EADDRNOTAVAIL if no interface has the address, EADDRINUSE if another process
@@ -115,9 +115,9 @@ def listen(local: Address, settings: TcpSettings) -> socket.socket:
                 f"{local} is held by another process (TCP port {settings.port}): end it, or bind"
                 " another address; on loopback each of 127.0.0.0/8 is a host of its own"
             )
-            raise os_error(Refusal.ADDRESS_HELD_BY_PROCESS, detail) from failure
+            raise os_error(ErrorReason.ADDRESS_HELD_BY_PROCESS, detail) from failure
         if failure.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES):
-            raise os_error(Refusal.NOT_LOCAL, f"no interface has {local}") from failure
+            raise os_error(ErrorReason.NOT_LOCAL, f"no interface has {local}") from failure
         raise
     listener.setblocking(False)
     return listener
@@ -140,7 +140,10 @@ def accept(
 
 
 def connect(
-    local: Address, peer: Address, settings: TcpSettings, source_ports: Iterable[int] | None = None
+    local: IPAddress,
+    peer: IPAddress,
+    settings: TcpSettings,
+    source_ports: Iterable[int] | None = None,
 ) -> TcpStream:
     """Begin to connect; the stream is writable when it stands or failed (`connect_error`).
 
@@ -183,12 +186,12 @@ def port_range() -> tuple[int, int]:
     return low, high
 
 
-def _new_socket(local: Address) -> socket.socket:
+def _new_socket(local: IPAddress) -> socket.socket:
     family = socket.AF_INET if local.version == 4 else socket.AF_INET6
     return socket.socket(family, socket.SOCK_STREAM)
 
 
-def _tcp_address(address: Address, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+def _tcp_address(address: IPAddress, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
     if address.version == 4:
         return str(address), port
     host, _, scope = str(address).partition("%")

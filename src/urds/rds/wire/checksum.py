@@ -1,26 +1,26 @@
-"""The Internet checksum of RFC 1071, and the same for a header's integers without its octets.
+"""The Internet checksum of RFC 1071, and the same for a header's integers without its bytes.
 
 The sum of 16-bit words with end-around carry is addition modulo 65535. Since 2**16 is 1 modulo
 65535, an integer of any width counts as much as the sum of its 16-bit words, if it starts at an
 even offset. So the sum of a whole header is the sum of its fields, where flags and credit, one
-octet each, are one word: `(flags << 8) + credit`. No octet is touched.
+byte each, are one word: `(flags << 8) + credit`. No byte is touched.
 
 The two zeros. Ones-complement arithmetic writes zero as 0x0000 and as 0xffff, and both verify.
 RFC 1071, and Linux with it, get 0x0000 for a header whose other words sum to 0xffff. But in an
 RDS header 0 means "not checked" (net/rds/message.c verifies only what is not 0), so such a header
 would travel unprotected. `header_checksum` then gives 0xffff, the other zero, as UDP does for the
-same reason (RFC 768); Linux accepts it, for the sum over all octets is still 0xffff.
+same reason (RFC 768); Linux accepts it, for the sum over all bytes is still 0xffff.
 """
 
 import struct
 
 
-def internet_checksum(octets: bytes) -> int:
-    """Return the complement of the folded sum, straight from RFC 1071; 0 over intact octets.
+def internet_checksum(data: bytes) -> int:
+    """Return the complement of the folded sum, straight from RFC 1071; 0 over intact bytes.
 
-    An odd last octet counts as the upper half of a word.
+    An odd last byte counts as the upper half of a word.
     """
-    padded = octets + b"\0" if len(octets) % 2 else octets
+    padded = data + b"\0" if len(data) % 2 else data
     total: int = sum(struct.unpack(f">{len(padded) // 2}H", padded))
     while total > 0xFFFF:
         total = (total & 0xFFFF) + (total >> 16)

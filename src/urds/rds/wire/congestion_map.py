@@ -1,8 +1,8 @@
 """The congestion map: one bit per port of one address, set while that port's socket is full.
 
-On the wire 8192 octets, port p in octet p // 8, bit p % 8 from the low end; read as 64-bit
+On the wire 8192 bytes, port p in byte p // 8, bit p % 8 from the low end; read as 64-bit
 little-endian words, port p is bit p % 64 of word p // 64. A map is sent whole and replaces the
-one before it. Nearly every map is empty, and an empty one holds no octets here. What changed
+one before it. Nearly every map is empty, and an empty one holds no bytes here. What changed
 from one map to the next is worked out on whole maps as integers, never port by port.
 Source: linux v6.12 net/rds/cong.c, net/rds/tcp_recv.c.
 """
@@ -10,8 +10,8 @@ Source: linux v6.12 net/rds/cong.c, net/rds/tcp_recv.c.
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from urds.constants import CONGESTION_MAP_BYTES, PORT_LAST, RDS_CONG_MONITOR_SIZE
-from urds.errors import WireError
+from urds.common.errors import WireError
+from urds.rds.constants import CONGESTION_MAP_BYTES, PORT_LAST, RDS_CONG_MONITOR_SIZE
 
 _EMPTY = bytes(CONGESTION_MAP_BYTES)
 _FOLD_WIDTHS = [1 << power for power in range(15, 5, -1)]  # 32768 bits down to 64
@@ -20,64 +20,64 @@ _FOLD_WIDTHS = [1 << power for power in range(15, 5, -1)]  # 32768 bits down to 
 class CongestionMap:
     """A set of ports, mutable, at most 8 KiB; equal maps hold the same ports.
 
-    `octets` is one object for the life of the map: none of them while it is empty, else all 8192.
-    The path of a message keeps it and tests its bit there. Has no lock: its owner guards it.
+    `data` is one object for the lifetime of the map, 0 bytes while it is empty, else 8192. The path
+    of a message keeps it and tests its bit there. Has no lock: its owner guards it.
     """
 
-    __slots__ = ("octets",)
+    __slots__ = ("data",)
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __init__(self, ports: Iterable[int] = ()) -> None:
-        self.octets = bytearray()
+        self.data = bytearray()
         for port in ports:
             self.set(port)
 
     @classmethod
-    def parse(cls, octets: bytes | bytearray | memoryview) -> Self:
+    def parse(cls, data: bytes | bytearray | memoryview) -> Self:
         """Read the payload of a map message. Copies, unless the map is empty.
 
         Raises WireError for a bad size.
         """
         found = cls()
-        found._fill(octets)
+        found._fill(data)
         return found
 
     def emit(self) -> bytes:
-        """Write the 8192 octets. An empty map costs no memory: all share the same zeros."""
-        return bytes(self.octets) or _EMPTY
+        """Write the 8192 bytes. An empty map costs no memory: all share the same zeros."""
+        return bytes(self.data) or _EMPTY
 
     def set(self, port: int) -> bool:
         """Mark `port` congested; tell whether that is news. Raises WireError for no port."""
         index, bit = _place(port)
-        if not self.octets:
-            self.octets += _EMPTY
-        news = not self.octets[index] & bit
-        self.octets[index] |= bit
+        if not self.data:
+            self.data += _EMPTY
+        news = not self.data[index] & bit
+        self.data[index] |= bit
         return news
 
     def clear(self, port: int) -> bool:
         """Mark `port` free; tell whether that is news. Raises WireError for no port."""
         index, bit = _place(port)
-        if not self.octets or not self.octets[index] & bit:
+        if not self.data or not self.data[index] & bit:
             return False
-        self.octets[index] ^= bit
-        if self.octets == _EMPTY:
-            self.octets.clear()
+        self.data[index] ^= bit
+        if self.data == _EMPTY:
+            self.data.clear()
         return True
 
     def test(self, port: int) -> bool:
         """Tell whether `port` is congested. Raises WireError for no port."""
         index, bit = _place(port)
-        return bool(self.octets and self.octets[index] & bit)
+        return bool(self.data and self.data[index] & bit)
 
-    def replace(self, octets: bytes | bytearray | memoryview) -> int:
+    def replace(self, data: bytes | bytearray | memoryview) -> int:
         """Take the payload of the next map message in place of what is here.
 
         Return the monitor mask of the ports that were congested and are not any more. Raises
         WireError for a bad size, and nothing changed then.
         """
         before = self._bits()
-        self._fill(octets)
+        self._fill(data)
         return _fold(before & ~self._bits())
 
     def changed_from(self, before: "CongestionMap") -> "CongestionMap":
@@ -93,16 +93,16 @@ class CongestionMap:
         return _fold(self._bits())
 
     def __bool__(self) -> bool:
-        return bool(self.octets)
+        return bool(self.data)
 
     def __len__(self) -> int:
         return self._bits().bit_count()
 
     def __iter__(self) -> Iterator[int]:
         """Yield the congested ports in rising order."""
-        for index, octet in enumerate(bytes(self.octets)):
-            for bit in range(8) if octet else ():
-                if octet >> bit & 1:
+        for index, byte in enumerate(bytes(self.data)):
+            for bit in range(8) if byte else ():
+                if byte >> bit & 1:
                     yield index * 8 + bit
 
     def __contains__(self, port: int) -> bool:
@@ -111,20 +111,20 @@ class CongestionMap:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CongestionMap):
             return NotImplemented
-        return self.octets == other.octets
+        return self.data == other.data
 
     def __repr__(self) -> str:
         return f"CongestionMap({list(self)})"
 
     def _bits(self) -> int:
-        return int.from_bytes(self.octets, "little")
+        return int.from_bytes(self.data, "little")
 
-    def _fill(self, octets: bytes | bytearray | memoryview) -> None:
-        """Put other octets in place of ours; all zeros are none."""
-        if len(octets) != CONGESTION_MAP_BYTES:
-            raise WireError(f"congestion map of {len(octets)} octets, not {CONGESTION_MAP_BYTES}")
+    def _fill(self, data: bytes | bytearray | memoryview) -> None:
+        """Replace the map's bytes; all zeros are none."""
+        if len(data) != CONGESTION_MAP_BYTES:
+            raise WireError(f"congestion map of {len(data)} bytes, not {CONGESTION_MAP_BYTES}")
         # One memcmp for bytes and bytearray.
-        self.octets[:] = b"" if octets == _EMPTY else octets
+        self.data[:] = b"" if data == _EMPTY else data
 
 
 def _place(port: int) -> tuple[int, int]:

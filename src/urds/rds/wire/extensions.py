@@ -1,16 +1,16 @@
-"""Extension headers, the 16 octets at the end of a header, and the handshake they carry.
+"""Extension headers, the 16 bytes at the end of a header, and the handshake they carry.
 
-A list of a type octet and its data, whose length the type implies; there is no length octet.
-`parse` reads it exactly as Linux 7.0 does (net/rds/message.c), with UEK's types 7 and 9 beside:
+A list of a type byte and its data, whose length the type implies; there is no length byte.
+`parse` reads it exactly as Linux 7.0 does (net/rds/message.c), and UEK's types 7 and 9 too:
 
 - at offset 16, at type 0 and at a type of 16 or more it stops;
-- data that would run past octet 16 end the list, and what is there is not read;
-- a type below 16 that is not known has no data: reading goes on at the next octet.
+- data that would run past byte 16 end the list, and what is there is not read;
+- a type below 16 that is not known has no data: reading goes on at the next byte.
 
 Kernels up to 6.19 send one extension and read all; 4 and 8 are unknown to them. That is why
-SPORT_IDX stands last and its data octet is 0: an old kernel takes that octet for the end.
+SPORT_IDX is last and its data byte is 0: an old kernel takes that byte for the end.
 
-The handshake is what a probe ping and a probe pong say here: how many paths, which generation,
+In the handshake a probe ping and a probe pong contain: the number of paths, the generation, and
 whether TCP source ports carry the path index. To another `urds` node it adds the *mark*, at fixed
 offsets behind the end of the list, where no kernel looks (tried on 6.1, 6.12 and 7.2):
 
@@ -25,16 +25,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from urds.constants import Capability, ExtensionType
-from urds.errors import WireError
-from urds.wire.header import EXTENSION_BYTES
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
+from urds.rds.constants import Capability, ExtensionType
+from urds.rds.wire.header import EXTENSION_BYTES
 
 TYPE_LIMIT: Final = 16  # types from here on end the list
 MARK_VERSION: Final = 1
 _MARK_OFFSET: Final = 10
 _MARK_SIGN: Final = b"\0UR"
-_MARK: Final = Layout("mark", ">3sBH", octets=EXTENSION_BYTES - _MARK_OFFSET)
+_MARK: Final = Layout("mark", ">3sBH", size_bytes=EXTENSION_BYTES - _MARK_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,63 +65,63 @@ class Handshake:
 
 # One record for all types: ten classes would cost more than a tenth of what `import urds` may.
 _LAYOUTS: Final[dict[int, Layout]] = {
-    ExtensionType.VERSION: Layout("VERSION", ">I", octets=4),  # version; sent by nobody
-    ExtensionType.RDMA: Layout("RDMA", ">I", octets=4),  # r_key just used
-    ExtensionType.RDMA_DEST: Layout("RDMA_DEST", ">II", octets=8),  # r_key, offset: a cookie
-    ExtensionType.RDMA_BYTES: Layout("RDMA_BYTES", ">IB3x", octets=8),  # bytes, RdmaBytesFlag
-    ExtensionType.NPATHS: Layout("NPATHS", ">H", octets=2),  # paths
-    ExtensionType.GEN_NUM: Layout("GEN_NUM", ">I", octets=4),  # generation; 0 is none
-    ExtensionType.CAP_BITS: Layout("CAP_BITS", ">I", octets=4),  # bits; bit 0: UEK's heartbeat
-    ExtensionType.SPORT_IDX: Layout("SPORT_IDX", ">B", octets=1),  # 0, see above
-    ExtensionType.CSUM: Layout("CSUM", ">IB3x", octets=8),  # payload checksum, 1 if it counts
+    ExtensionType.VERSION: Layout("VERSION", ">I", size_bytes=4),  # version; no node sends it
+    ExtensionType.RDMA: Layout("RDMA", ">I", size_bytes=4),  # r_key just used
+    ExtensionType.RDMA_DEST: Layout("RDMA_DEST", ">II", size_bytes=8),  # r_key, offset: a cookie
+    ExtensionType.RDMA_BYTES: Layout("RDMA_BYTES", ">IB3x", size_bytes=8),  # bytes, RdmaBytesFlag
+    ExtensionType.NPATHS: Layout("NPATHS", ">H", size_bytes=2),  # paths
+    ExtensionType.GEN_NUM: Layout("GEN_NUM", ">I", size_bytes=4),  # generation; 0 is none
+    ExtensionType.CAP_BITS: Layout("CAP_BITS", ">I", size_bytes=4),  # bits; bit 0: UEK's heartbeat
+    ExtensionType.SPORT_IDX: Layout("SPORT_IDX", ">B", size_bytes=1),  # 0, see above
+    ExtensionType.CSUM: Layout("CSUM", ">IB3x", size_bytes=8),  # payload checksum, 1 if it counts
 }
-_NO_DATA: Final = Layout("unknown extension", ">", octets=0)
+_NO_DATA: Final = Layout("unknown extension", ">", size_bytes=0)
 
 
-def parse(octets: bytes) -> tuple[Extension, ...]:
-    """Read the list in the order it stands. Raises WireError if there are not 16 octets."""
-    if len(octets) != EXTENSION_BYTES:
-        raise WireError(f"extension space of {len(octets)} octets, not {EXTENSION_BYTES}")
+def parse(data: bytes) -> tuple[Extension, ...]:
+    """Read the list in the order it stands. Raises WireError if there are not 16 bytes."""
+    if len(data) != EXTENSION_BYTES:
+        raise WireError(f"extension space of {len(data)} bytes, not {EXTENSION_BYTES}")
     found: list[Extension] = []
     offset = 0
     while offset < EXTENSION_BYTES:
-        number = octets[offset]
+        number = data[offset]
         offset += 1
         if number == ExtensionType.NONE or number >= TYPE_LIMIT:
             break
         layout = _LAYOUTS.get(number, _NO_DATA)
-        end = offset + layout.octets
+        end = offset + layout.size_bytes
         if end > EXTENSION_BYTES:
             break
-        found.append(Extension(number, layout.unpack(octets[offset:end])))
+        found.append(Extension(number, layout.unpack(data[offset:end])))
         offset = end
     return tuple(found)
 
 
 def emit(extensions: Iterable[Extension]) -> bytes:
-    """Write the 16 octets: in the order given, each extension that still fits, zeros behind.
+    """Write the 16 bytes: in the order given, each extension that still fits, zeros behind.
 
     One that does not fit is left out, as Linux leaves it out; a later, shorter one may follow.
     Raises WireError if a value does not fit its width.
     """
-    octets = b""
+    data = b""
     for extension in extensions:
         encoded = _emit_one(extension)
-        if len(octets) + len(encoded) <= EXTENSION_BYTES:
-            octets += encoded
-    return octets.ljust(EXTENSION_BYTES, b"\0")
+        if len(data) + len(encoded) <= EXTENSION_BYTES:
+            data += encoded
+    return data.ljust(EXTENSION_BYTES, b"\0")
 
 
-def parse_handshake(octets: bytes) -> Handshake:
-    """Read the extension space of a probe; other extensions are passed over.
+def parse_handshake(data: bytes) -> Handshake:
+    """Read the extension space of a probe; other extensions are ignored.
 
-    Of a repeated extension the last one counts, as in Linux.
-    Raises WireError if there are not 16 octets.
+    The last one of equal extensions counts, as in Linux.
+    Raises WireError if there are not 16 bytes.
     """
     npaths: int | None = None
     generation: int | None = None
     sport_index = False
-    for extension in parse(octets):
+    for extension in parse(data):
         if extension.type == ExtensionType.NPATHS:
             npaths = extension.values[0]
         elif extension.type == ExtensionType.GEN_NUM:
@@ -129,12 +129,12 @@ def parse_handshake(octets: bytes) -> Handshake:
         elif extension.type == ExtensionType.SPORT_IDX:
             sport_index = True
     return Handshake(
-        npaths=npaths, generation=generation, sport_index=sport_index, mark=_parse_mark(octets)
+        npaths=npaths, generation=generation, sport_index=sport_index, mark=_parse_mark(data)
     )
 
 
 def emit_handshake(handshake: Handshake) -> bytes:
-    """Write the 16 octets of a probe, in the order of Linux 7.0.
+    """Write the 16 bytes of a probe, in the order of Linux 7.0.
 
     All three extensions fit in front of the mark. Raises WireError if a value does not fit.
     """
@@ -147,8 +147,8 @@ def emit_handshake(handshake: Handshake) -> bytes:
         extensions.append(Extension(ExtensionType.GEN_NUM, (handshake.generation,)))
     if handshake.sport_index:
         extensions.append(Extension(ExtensionType.SPORT_IDX, (0,)))
-    octets = emit(extensions)
-    return octets if handshake.mark is None else octets[:_MARK_OFFSET] + _emit_mark(handshake.mark)
+    data = emit(extensions)
+    return data if handshake.mark is None else data[:_MARK_OFFSET] + _emit_mark(handshake.mark)
 
 
 def _emit_one(extension: Extension) -> bytes:
@@ -158,8 +158,8 @@ def _emit_one(extension: Extension) -> bytes:
     return bytes([extension.type]) + layout.pack(*extension.values)
 
 
-def _parse_mark(octets: bytes) -> Mark | None:
-    sign, version, capabilities = _MARK.unpack(octets[_MARK_OFFSET:])
+def _parse_mark(data: bytes) -> Mark | None:
+    sign, version, capabilities = _MARK.unpack(data[_MARK_OFFSET:])
     if sign != _MARK_SIGN or version == 0:
         return None
     return Mark(Capability(capabilities), version)

@@ -1,10 +1,10 @@
-"""The 48 octets before each message.
+"""The 48 bytes before each message.
 
-`HEADER` serves two readers. The data plane unpacks integers with it and tests bits; control,
-tools and tests use the frozen `Header`. tests/property/test_wire_header.py proves that both read
-alike. Neither bounds the payload length: who takes memory for a payload checks it first.
+`HEADER` serves two readers. The data plane unpacks integers with it and tests bits; control, tools
+and tests use the frozen `Header`. tests/property/test_wire_header.py proves that both read alike.
+Neither bounds the payload length: the caller that allocates for a payload checks it first.
 
-The wire specification 3.1 says 40 octets; its own fields sum to 48, and that is what Linux sends.
+The wire specification 3.1 says 40 bytes; its own fields sum to 48, and that is what Linux sends.
 Source: linux v6.12 net/rds/rds.h (struct rds_header), net/rds/message.c (checksum).
 """
 
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self
 
-from urds.constants import HeaderFlag
-from urds.errors import WireError
-from urds.wire.checksum import header_checksum, header_intact
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
+from urds.rds.constants import HeaderFlag
+from urds.rds.wire.checksum import header_checksum, header_intact
 
 HEADER_BYTES: Final = 48
 EXTENSION_BYTES: Final = 16
 
 # sequence ack payload_bytes source_port target_port flags credit padding checksum, and the
-# extension space as two words: most messages have none, and two zeros say so.
+# extension space as two words: most messages have none, that is two zeros.
 HEADER: Final = Struct(">QQIHHBBIHQQ")
 # The same with everything zero that a plain message has zero: flags, credit, padding, extension.
 PLAIN_HEADER: Final = Struct(">QQIHH6xH16x")
 _NO_FLAGS: Final = HeaderFlag(0)
-_LAYOUT: Final = Layout("header", HEADER.format, octets=HEADER_BYTES)
+_LAYOUT: Final = Layout("header", HEADER.format, size_bytes=HEADER_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class Header:
     extension: bytes = bytes(EXTENSION_BYTES)
 
     @classmethod
-    def parse(cls, octets: bytes, *, verify: bool = True) -> Self:
+    def parse(cls, data: bytes, *, verify: bool = True) -> Self:
         """Read one header.
 
         With `verify` false a wrong checksum passes, as Linux has it over TCP.
         Raises WireError for a bad size or checksum.
         """
-        fields = _LAYOUT.unpack(octets)
+        fields = _LAYOUT.unpack(data)
         if verify and not header_intact(fields):
             raise WireError(
                 f"header checksum {fields[8]:#06x}, computed {_computed_checksum(fields):#06x}"
@@ -66,11 +66,11 @@ class Header:
             credit=fields[6],
             padding=fields[7],
             checksum=fields[8],
-            extension=bytes(octets[-EXTENSION_BYTES:]),
+            extension=bytes(data[-EXTENSION_BYTES:]),
         )
 
     def emit(self, *, checksum: bool = False) -> bytes:
-        """Write the 48 octets.
+        """Write the 48 bytes.
 
         With `checksum` the field is computed, else `self.checksum` goes out as it is.
         Raises WireError if a field does not fit its width.
@@ -83,7 +83,7 @@ class Header:
     def _fields(self) -> tuple[int, ...]:
         if len(self.extension) != EXTENSION_BYTES:
             raise WireError(
-                f"extension space of {len(self.extension)} octets, not {EXTENSION_BYTES}"
+                f"extension space of {len(self.extension)} bytes, not {EXTENSION_BYTES}"
             )
         return (
             self.sequence,

@@ -4,7 +4,7 @@ Packed structures in host byte order, addresses and ports in network order; the 
 connections is padded naturally. Each record has an IPv4 form and an IPv6 form of other size, so
 `parse` tells them apart by size. The lists of IPv6 forms hold the IPv4 entries too: an IPv4 address
 is v4-mapped there, here it is an IPv4Address. No address is all zeros, in both forms.
-Source: linux v6.12 include/uapi/linux/rds.h; octets of 6.1 in tests/vectors/linux_6_1_info.hex.
+Source: linux v6.12 include/uapi/linux/rds.h; bytes of 6.1 in tests/vectors/linux_6_1_info.hex.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,32 +12,31 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Protocol, Self
 
-from urds.constants import ConnectionFlag, InfoOpt
-from urds.errors import WireError
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
+from urds.common.types import IPAddress
+from urds.rds.constants import ConnectionFlag, InfoOpt
 
-Address = IPv4Address | IPv6Address
-
-# In the order of the structures' members; ports are two octets, because they alone are big-endian.
-_COUNTER: Final = Layout("counter", "=32sQ", octets=40)
-_CONNECTION: Final = Layout("connection", "=QQ4s4s16sBB", octets=42)
-_CONNECTION6: Final = Layout("connection (IPv6)", "=QQ16s16s16sB", octets=65)
-_MESSAGE: Final = Layout("queued message", "=QI4s4s2s2sBB", octets=26)
-_MESSAGE6: Final = Layout("queued message (IPv6)", "=QI16s16s2s2sBB", octets=50)
-_SOCKET: Final = Layout("socket", "=I4s4s2s2sIQ", octets=28)
-_SOCKET6: Final = Layout("socket (IPv6)", "=I16s16s2s2sIQ", octets=52)
-_TCP_SOCKET: Final = Layout("TCP socket", "=4s2s4s2sQQIIIB", octets=41)
-_TCP_SOCKET_OLD: Final = Layout("TCP socket without tos", "=4s2s4s2sQQIII", octets=40)
-_TCP_SOCKET6: Final = Layout("TCP socket (IPv6)", "=16s2s16s2sQQIII", octets=64)
-_RDMA: Final = Layout("RDMA connection", "=4s4s16s16sIIIIIBB2xI", octets=68)
-_RDMA6: Final = Layout("RDMA connection (IPv6)", "=16s16s16s16sIIIIIBB2xI", octets=92)
+# In the order of the structures' members; ports are two bytes, because they alone are big-endian.
+_COUNTER: Final = Layout("counter", "=32sQ", size_bytes=40)
+_CONNECTION: Final = Layout("connection", "=QQ4s4s16sBB", size_bytes=42)
+_CONNECTION6: Final = Layout("connection (IPv6)", "=QQ16s16s16sB", size_bytes=65)
+_MESSAGE: Final = Layout("queued message", "=QI4s4s2s2sBB", size_bytes=26)
+_MESSAGE6: Final = Layout("queued message (IPv6)", "=QI16s16s2s2sBB", size_bytes=50)
+_SOCKET: Final = Layout("socket", "=I4s4s2s2sIQ", size_bytes=28)
+_SOCKET6: Final = Layout("socket (IPv6)", "=I16s16s2s2sIQ", size_bytes=52)
+_TCP_SOCKET: Final = Layout("TCP socket", "=4s2s4s2sQQIIIB", size_bytes=41)
+_TCP_SOCKET_OLD: Final = Layout("TCP socket without tos", "=4s2s4s2sQQIII", size_bytes=40)
+_TCP_SOCKET6: Final = Layout("TCP socket (IPv6)", "=16s2s16s2sQQIII", size_bytes=64)
+_RDMA: Final = Layout("RDMA connection", "=4s4s16s16sIIIIIBB2xI", size_bytes=68)
+_RDMA6: Final = Layout("RDMA connection (IPv6)", "=16s16s16s16sIIIIIBB2xI", size_bytes=92)
 
 
 class Record(Protocol):
     """What every record of a list can do."""
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
+    def parse(cls, data: bytes) -> Self:
         """Read one record; its size tells its form. Raises WireError for any other size."""
 
     def emit(self, *, ipv6: bool = False) -> bytes:
@@ -48,18 +47,18 @@ class Record(Protocol):
 class Counter:
     """COUNTERS: one statistic. It has one form only."""
 
-    name: str  # at most 31 octets of ASCII
+    name: str  # at most 31 bytes of ASCII
     value: int
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read 40 octets. Raises WireError for another size."""
-        name, value = _COUNTER.unpack(octets)
+    def parse(cls, data: bytes) -> Self:
+        """Read 40 bytes. Raises WireError for another size."""
+        name, value = _COUNTER.unpack(data)
         return cls(name=_text(name), value=value)
 
     def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 40 octets, in either form. Raises WireError if a field does not fit."""
-        return _COUNTER.pack(_text_octets(self.name, octets_max=31), self.value)
+        """Write 40 bytes, in either form. Raises WireError if a field does not fit."""
+        return _COUNTER.pack(_text_bytes(self.name, bytes_max=31), self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +67,17 @@ class Connection:
 
     sequence_next: int  # of the next message sent
     sequence_expected: int  # of the next message received
-    local: Address
-    peer: Address
+    local: IPAddress
+    peer: IPAddress
     transport: str  # "tcp", "infiniband", "loopback"
     flags: ConnectionFlag
     tos: int = 0  # not in the IPv6 form
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read 42 or 65 octets. Raises WireError for another size."""
-        layout = _CONNECTION6 if len(octets) == _CONNECTION6.octets else _CONNECTION
-        fields = layout.unpack(octets)
+    def parse(cls, data: bytes) -> Self:
+        """Read 42 or 65 bytes. Raises WireError for another size."""
+        layout = _CONNECTION6 if len(data) == _CONNECTION6.size_bytes else _CONNECTION
+        fields = layout.unpack(data)
         return cls(
             sequence_next=fields[0],
             sequence_expected=fields[1],
@@ -90,13 +89,13 @@ class Connection:
         )
 
     def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 42 octets, or 65 for IPv6. Raises WireError if a field does not fit."""
+        """Write 42 bytes, or 65 for IPv6. Raises WireError if a field does not fit."""
         fields = (
             self.sequence_next,
             self.sequence_expected,
-            _address_octets(self.local, ipv6=ipv6),
-            _address_octets(self.peer, ipv6=ipv6),
-            _text_octets(self.transport, octets_max=16),
+            _address_bytes(self.local, ipv6=ipv6),
+            _address_bytes(self.peer, ipv6=ipv6),
+            _text_bytes(self.transport, bytes_max=16),
             int(self.flags),
         )
         return _CONNECTION6.pack(*fields) if ipv6 else _CONNECTION.pack(*fields, self.tos)
@@ -108,17 +107,17 @@ class QueuedMessage:
 
     sequence: int
     payload_bytes: int
-    local: Address  # of the receiver in RECV_MESSAGES
-    peer: Address
+    local: IPAddress  # of the receiver in RECV_MESSAGES
+    peer: IPAddress
     local_port: int
     peer_port: int
     flags: int = 0
     tos: int = 0
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read 26 or 50 octets. Raises WireError for another size."""
-        fields = (_MESSAGE6 if len(octets) == _MESSAGE6.octets else _MESSAGE).unpack(octets)
+    def parse(cls, data: bytes) -> Self:
+        """Read 26 or 50 bytes. Raises WireError for another size."""
+        fields = (_MESSAGE6 if len(data) == _MESSAGE6.size_bytes else _MESSAGE).unpack(data)
         return cls(
             sequence=fields[0],
             payload_bytes=fields[1],
@@ -131,14 +130,14 @@ class QueuedMessage:
         )
 
     def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 26 octets, or 50 for IPv6. Raises WireError if a field does not fit."""
+        """Write 26 bytes, or 50 for IPv6. Raises WireError if a field does not fit."""
         return (_MESSAGE6 if ipv6 else _MESSAGE).pack(
             self.sequence,
             self.payload_bytes,
-            _address_octets(self.local, ipv6=ipv6),
-            _address_octets(self.peer, ipv6=ipv6),
-            _port_octets(self.local_port),
-            _port_octets(self.peer_port),
+            _address_bytes(self.local, ipv6=ipv6),
+            _address_bytes(self.peer, ipv6=ipv6),
+            _port_bytes(self.local_port),
+            _port_bytes(self.peer_port),
             self.flags,
             self.tos,
         )
@@ -149,17 +148,17 @@ class SocketEntry:
     """SOCKETS: one RDS socket; addresses and ports it does not have are zero."""
 
     send_buffer_bytes: int
-    bound: Address
-    connected: Address
+    bound: IPAddress
+    connected: IPAddress
     bound_port: int
     connected_port: int
     receive_buffer_bytes: int
     inode: int
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read 28 or 52 octets. Raises WireError for another size."""
-        fields = (_SOCKET6 if len(octets) == _SOCKET6.octets else _SOCKET).unpack(octets)
+    def parse(cls, data: bytes) -> Self:
+        """Read 28 or 52 bytes. Raises WireError for another size."""
+        fields = (_SOCKET6 if len(data) == _SOCKET6.size_bytes else _SOCKET).unpack(data)
         return cls(
             send_buffer_bytes=fields[0],
             bound=_address(fields[1]),
@@ -171,13 +170,13 @@ class SocketEntry:
         )
 
     def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 28 octets, or 52 for IPv6. Raises WireError if a field does not fit."""
+        """Write 28 bytes, or 52 for IPv6. Raises WireError if a field does not fit."""
         return (_SOCKET6 if ipv6 else _SOCKET).pack(
             self.send_buffer_bytes,
-            _address_octets(self.bound, ipv6=ipv6),
-            _address_octets(self.connected, ipv6=ipv6),
-            _port_octets(self.bound_port),
-            _port_octets(self.connected_port),
+            _address_bytes(self.bound, ipv6=ipv6),
+            _address_bytes(self.connected, ipv6=ipv6),
+            _port_bytes(self.bound_port),
+            _port_bytes(self.connected_port),
             self.receive_buffer_bytes,
             self.inode,
         )
@@ -187,9 +186,9 @@ class SocketEntry:
 class TcpSocket:
     """TCP_SOCKETS: the TCP connection under a path."""
 
-    local: Address
+    local: IPAddress
     local_port: int
-    peer: Address
+    peer: IPAddress
     peer_port: int
     header_bytes_remaining: int  # still to read of the header that is coming in
     payload_bytes_remaining: int  # and of its payload
@@ -199,11 +198,11 @@ class TcpSocket:
     tos: int = 0  # not in the IPv6 form, nor before Linux 5.0
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read 41 octets, 40 of a kernel before 5.0, or 64. Raises WireError for another size."""
-        by_size = {form.octets: form for form in (_TCP_SOCKET_OLD, _TCP_SOCKET6)}
-        layout = by_size.get(len(octets), _TCP_SOCKET)
-        fields = layout.unpack(octets)
+    def parse(cls, data: bytes) -> Self:
+        """Read 41 bytes, 40 of a kernel before 5.0, or 64. Raises WireError for another size."""
+        by_size = {form.size_bytes: form for form in (_TCP_SOCKET_OLD, _TCP_SOCKET6)}
+        layout = by_size.get(len(data), _TCP_SOCKET)
+        fields = layout.unpack(data)
         return cls(
             local=_address(fields[0]),
             local_port=_port(fields[1]),
@@ -218,12 +217,12 @@ class TcpSocket:
         )
 
     def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 41 octets, or 64 for IPv6. Raises WireError if a field does not fit."""
+        """Write 41 bytes, or 64 for IPv6. Raises WireError if a field does not fit."""
         fields = (
-            _address_octets(self.local, ipv6=ipv6),
-            _port_octets(self.local_port),
-            _address_octets(self.peer, ipv6=ipv6),
-            _port_octets(self.peer_port),
+            _address_bytes(self.local, ipv6=ipv6),
+            _port_bytes(self.local_port),
+            _address_bytes(self.peer, ipv6=ipv6),
+            _port_bytes(self.peer_port),
             self.header_bytes_remaining,
             self.payload_bytes_remaining,
             self.last_sent_next,
@@ -237,8 +236,8 @@ class TcpSocket:
 class RdmaConnection:
     """IB_CONNECTIONS: one connection over RDMA."""
 
-    source: Address
-    target: Address
+    source: IPAddress
+    target: IPAddress
     source_gid: IPv6Address
     target_gid: IPv6Address
     send_requests_max: int
@@ -251,9 +250,9 @@ class RdmaConnection:
     cache_allocations: int = 0
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read 68 or 92 octets. Raises WireError for another size."""
-        fields = (_RDMA6 if len(octets) == _RDMA6.octets else _RDMA).unpack(octets)
+    def parse(cls, data: bytes) -> Self:
+        """Read 68 or 92 bytes. Raises WireError for another size."""
+        fields = (_RDMA6 if len(data) == _RDMA6.size_bytes else _RDMA).unpack(data)
         return cls(
             source=_address(fields[0]),
             target=_address(fields[1]),
@@ -270,10 +269,10 @@ class RdmaConnection:
         )
 
     def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 68 octets, or 92 for IPv6. Raises WireError if a field does not fit."""
+        """Write 68 bytes, or 92 for IPv6. Raises WireError if a field does not fit."""
         return (_RDMA6 if ipv6 else _RDMA).pack(
-            _address_octets(self.source, ipv6=ipv6),
-            _address_octets(self.target, ipv6=ipv6),
+            _address_bytes(self.source, ipv6=ipv6),
+            _address_bytes(self.target, ipv6=ipv6),
             self.source_gid.packed,
             self.target_gid.packed,
             self.send_requests_max,
@@ -289,21 +288,21 @@ class RdmaConnection:
 
 # The size of one element is what a successful getsockopt returns.
 ELEMENT_BYTES: Final[dict[InfoOpt, int]] = {
-    InfoOpt.COUNTERS: _COUNTER.octets,
-    InfoOpt.CONNECTIONS: _CONNECTION.octets,
-    InfoOpt.SEND_MESSAGES: _MESSAGE.octets,
-    InfoOpt.RETRANS_MESSAGES: _MESSAGE.octets,
-    InfoOpt.RECV_MESSAGES: _MESSAGE.octets,
-    InfoOpt.SOCKETS: _SOCKET.octets,
-    InfoOpt.TCP_SOCKETS: _TCP_SOCKET.octets,
-    InfoOpt.IB_CONNECTIONS: _RDMA.octets,
-    InfoOpt.V6_CONNECTIONS: _CONNECTION6.octets,
-    InfoOpt.V6_SEND_MESSAGES: _MESSAGE6.octets,
-    InfoOpt.V6_RETRANS_MESSAGES: _MESSAGE6.octets,
-    InfoOpt.V6_RECV_MESSAGES: _MESSAGE6.octets,
-    InfoOpt.V6_SOCKETS: _SOCKET6.octets,
-    InfoOpt.V6_TCP_SOCKETS: _TCP_SOCKET6.octets,
-    InfoOpt.V6_IB_CONNECTIONS: _RDMA6.octets,
+    InfoOpt.COUNTERS: _COUNTER.size_bytes,
+    InfoOpt.CONNECTIONS: _CONNECTION.size_bytes,
+    InfoOpt.SEND_MESSAGES: _MESSAGE.size_bytes,
+    InfoOpt.RETRANS_MESSAGES: _MESSAGE.size_bytes,
+    InfoOpt.RECV_MESSAGES: _MESSAGE.size_bytes,
+    InfoOpt.SOCKETS: _SOCKET.size_bytes,
+    InfoOpt.TCP_SOCKETS: _TCP_SOCKET.size_bytes,
+    InfoOpt.IB_CONNECTIONS: _RDMA.size_bytes,
+    InfoOpt.V6_CONNECTIONS: _CONNECTION6.size_bytes,
+    InfoOpt.V6_SEND_MESSAGES: _MESSAGE6.size_bytes,
+    InfoOpt.V6_RETRANS_MESSAGES: _MESSAGE6.size_bytes,
+    InfoOpt.V6_RECV_MESSAGES: _MESSAGE6.size_bytes,
+    InfoOpt.V6_SOCKETS: _SOCKET6.size_bytes,
+    InfoOpt.V6_TCP_SOCKETS: _TCP_SOCKET6.size_bytes,
+    InfoOpt.V6_IB_CONNECTIONS: _RDMA6.size_bytes,
 }
 
 
@@ -313,21 +312,21 @@ def emit_list(option: InfoOpt, records: Iterable[Record]) -> bytes:
     return b"".join(record.emit(ipv6=ipv6) for record in records)
 
 
-def split(octets: bytes, *, element_bytes: int) -> Sequence[bytes]:
+def split(data: bytes, *, element_bytes: int) -> Sequence[bytes]:
     """Cut a list into its elements. Raises WireError unless they fill it."""
-    if element_bytes < 1 or len(octets) % element_bytes:
-        raise WireError(f"list of {len(octets)} octets in elements of {element_bytes}")
-    return [octets[at : at + element_bytes] for at in range(0, len(octets), element_bytes)]
+    if element_bytes < 1 or len(data) % element_bytes:
+        raise WireError(f"list of {len(data)} bytes in elements of {element_bytes}")
+    return [data[at : at + element_bytes] for at in range(0, len(data), element_bytes)]
 
 
-def _address(octets: bytes) -> Address:
-    if len(octets) == 4:
-        return IPv4Address(octets)
-    address = IPv6Address(octets)
+def _address(data: bytes) -> IPAddress:
+    if len(data) == 4:
+        return IPv4Address(data)
+    address = IPv6Address(data)
     return address.ipv4_mapped or address
 
 
-def _address_octets(address: Address, *, ipv6: bool) -> bytes:
+def _address_bytes(address: IPAddress, *, ipv6: bool) -> bytes:
     if address.is_unspecified:  # all zeros in either form, never v4-mapped: kernel parity
         return bytes(16 if ipv6 else 4)
     if not ipv6 and address.version == 6:
@@ -336,22 +335,22 @@ def _address_octets(address: Address, *, ipv6: bool) -> bytes:
     return b"\0" * 10 + b"\xff\xff" + address.packed if mapped else address.packed
 
 
-def _port(octets: bytes) -> int:
-    return int.from_bytes(octets, "big")
+def _port(data: bytes) -> int:
+    return int.from_bytes(data, "big")
 
 
-def _port_octets(port: int) -> bytes:
+def _port_bytes(port: int) -> bytes:
     if not 0 <= port <= 0xFFFF:
         raise WireError(f"port {port} is not in 0 to 65535")
     return port.to_bytes(2, "big")
 
 
-def _text(octets: bytes) -> str:
-    return octets.split(b"\0", 1)[0].decode("ascii", "replace")
+def _text(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("ascii", "replace")
 
 
-def _text_octets(text: str, *, octets_max: int) -> bytes:
-    octets = text.encode("ascii", "replace")
-    if len(octets) > octets_max:
-        raise WireError(f"name {text!r} of {len(octets)} octets, limit {octets_max}")
-    return octets
+def _text_bytes(text: str, *, bytes_max: int) -> bytes:
+    data = text.encode("ascii", "replace")
+    if len(data) > bytes_max:
+        raise WireError(f"name {text!r} of {len(data)} bytes, limit {bytes_max}")
+    return data

@@ -1,12 +1,12 @@
-"""Private data of an RDMA connect: what two RDS nodes tell each other in CM request and reply.
+"""Private data of an RDMA connect: the RDS data of a CM request and its reply.
 
-The connection manager pads private data with zeros, so longer octets are read from the front. In
-a request they stand behind the 36 octets of the RDMA-CM header. Which of the two forms it is,
-the address family of the connection says, not the data.
+The connection manager pads private data with zeros, so longer bytes are read from the front. In a
+request they follow the 36 bytes of the RDMA-CM header. The address family of the connection decides
+between the two forms, not the data.
 
-Own nodes mark theirs in octets that Linux sends as zeros and does not read: behind tos a sign and
-a version, at the end the generation, which every start of a node draws anew. From version 2 on the
-node takes long frames; both sides have to say so.
+Own nodes mark theirs in bytes that Linux sends as zeros and does not read: behind tos a sign and a
+version, at the end the generation, which every start of a node draws anew. From version 2 on the
+node takes long frames; both sides have to offer them.
 
 Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c; docs/adr/0010 and
 0013 for the mark.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Self
 
-from urds.errors import WireError
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
 
 CONNECT_DATA_V4_BYTES: Final = 32
 CONNECT_DATA_V6_BYTES: Final = 56
@@ -28,8 +28,8 @@ MARK_VERSION: Final = 1
 MARK_VERSION_LONG_FRAMES: Final = 2
 
 # source target major minor minor_mask tos sign mark_version ack_sequence credits generation
-_V4: Final = Layout("connect data", ">4s4sBBHB2sBQII", octets=CONNECT_DATA_V4_BYTES)
-_V6: Final = Layout("connect data (IPv6)", ">16s16sBBHB2sBQII", octets=CONNECT_DATA_V6_BYTES)
+_V4: Final = Layout("connect data", ">4s4sBBHB2sBQII", size_bytes=CONNECT_DATA_V4_BYTES)
+_V6: Final = Layout("connect data (IPv6)", ">16s16sBBHB2sBQII", size_bytes=CONNECT_DATA_V6_BYTES)
 _SIGN: Final = b"UR"
 _NO_SIGN: Final = bytes(len(_SIGN))
 
@@ -46,8 +46,8 @@ class ConnectData:
     tos: int = 0  # reserved in the wire specification
     ack_sequence: int = 0  # highest sequence received, as the ack of a header
     credits: int = 0  # receive buffers granted; 0 turns flow control off
-    generation: int | None = None  # of an own node, 1 to 2**32 - 1; None: no mark of ours
-    takes_long_frames: bool = False  # says nothing without a generation
+    generation: int | None = None  # of an own node, 1 to 2**32 - 1; None: no mark
+    takes_long_frames: bool = False  # False without a generation
 
     @property
     def version(self) -> tuple[int, int]:
@@ -55,12 +55,12 @@ class ConnectData:
         return self.major, self.minor
 
     @classmethod
-    def parse(cls, octets: bytes, *, ipv6: bool) -> Self:
-        """Read one record from the front of `octets`. Raises WireError if they are too few."""
+    def parse(cls, data: bytes, *, ipv6: bool) -> Self:
+        """Read one record from the front of `data`. Raises WireError if they are too few."""
         layout, address = (_V6, IPv6Address) if ipv6 else (_V4, IPv4Address)
-        if len(octets) < layout.octets:
-            raise WireError(f"connect data of {len(octets)} octets, less than {layout.octets}")
-        fields = layout.unpack(octets[: layout.octets])
+        if len(data) < layout.size_bytes:
+            raise WireError(f"connect data of {len(data)} bytes, less than {layout.size_bytes}")
+        fields = layout.unpack(data[: layout.size_bytes])
         generation = _parse_mark(fields[6], fields[7], fields[10])
         return cls(
             source=address(fields[0]),
@@ -76,7 +76,7 @@ class ConnectData:
         )
 
     def emit(self) -> bytes:
-        """Write 32 octets for IPv4, 56 for IPv6. Raises WireError if a field does not fit."""
+        """Write 32 bytes for IPv4, 56 for IPv6. Raises WireError if a field does not fit."""
         if self.source.version != self.target.version:
             raise WireError(f"connect data from {self.source} to {self.target}: two families")
         if self.generation == 0:
@@ -101,8 +101,8 @@ class ConnectData:
 def accepted_version(offer: ConnectData | None) -> tuple[int, int] | None:
     """Return the (major, minor) that Linux answers to an offer; None: it rejects.
 
-    `None` (data absent or too short) and major 0 are taken for 4.0. Of 4.x the highest minor that
-    both know is answered; of the others 3.1 alone is accepted.
+    `None` (data absent or too short) and major 0 are taken for 4.0. Of 4.x it answers the highest
+    minor that both know; of the others it accepts 3.1 alone.
     """
     if offer is None or offer.major == 0:
         return (4, 0)

@@ -4,8 +4,8 @@
     server = await start_server(serve, "0.0.0.0", 7471)
 
 What asyncio has for kernel sockets, with the same names and rules. No thread is made and no
-descriptor per socket: changes come in by the loop's own door, from the thread that drives the
-device. A cancelled wait takes nothing: octets and connections stay for the next call.
+descriptor per socket: changes come in by calls into the loop, from the thread that makes the
+device progress. A cancelled wait takes nothing: bytes and connections stay for the next call.
 
 Source: the asyncio documentation of Python 3.11, streams and low-level socket calls.
 """
@@ -18,18 +18,20 @@ import ipaddress
 import os
 import socket as system
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from urds.rsocket.aio_server import Server
-from urds.rsocket.aio_transport import StreamTransport
-from urds.rsocket.aio_waiting import door, until
-from urds.rsocket.socket_streams import BACKLOG_DEFAULT
-from urds.rsocket.sockets import Socket
+from urds.rsocket.aio.server import Server
+from urds.rsocket.aio.transport import StreamTransport
+from urds.rsocket.aio.waiting import loop_calls, until
+from urds.rsocket.socket import Socket
+from urds.rsocket.stream_socket import BACKLOG_DEFAULT
 
 LIMIT_BYTES: Final = 1 << 16  # of a line, and half of what a reader buffers; as asyncio has it
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 Factory = Callable[[], asyncio.BaseProtocol]
+Result = TypeVar("Result")
 
 
 async def open_connection(
@@ -101,7 +103,7 @@ async def create_connection(
                 socket.bind(local_addr)
             await sock_connect(socket, address)
             protocol = protocol_factory()
-            return StreamTransport(socket, protocol, door()), protocol
+            return StreamTransport(socket, protocol, loop_calls()), protocol
         except OSError as error:
             socket.close()
             failed = error
@@ -155,40 +157,22 @@ async def create_server(
 
 
 async def sock_recv(socket: Socket, bytes_max: int) -> bytes:
-    """Wait for octets and return at most `bytes_max`; none at the end of the stream."""
-    _demand_nonblocking(socket)
-    while True:
-        await until(socket, lambda: _is_readable(socket))
-        try:
-            return socket.recv(bytes_max)
-        except BlockingIOError:
-            continue  # another task was faster
+    """Wait for bytes and return at most `bytes_max`; none at the end of the stream."""
+    return await _when_readable(socket, partial(socket.recv, bytes_max))
 
 
 async def sock_recv_into(socket: Socket, buffer: Any) -> int:
-    """Wait for octets, put them into a buffer and return how many; 0 at the end."""
-    _demand_nonblocking(socket)
-    while True:
-        await until(socket, lambda: _is_readable(socket))
-        try:
-            return socket.recv_into(buffer)
-        except BlockingIOError:
-            continue
+    """Wait for bytes, put them into a buffer and return how many; 0 at the end."""
+    return await _when_readable(socket, partial(socket.recv_into, buffer))
 
 
 async def sock_recvfrom(socket: Socket, bytes_max: int) -> tuple[bytes, Any]:
     """Wait for a datagram and return it with its sender's address."""
-    _demand_nonblocking(socket)
-    while True:
-        await until(socket, lambda: _is_readable(socket))
-        try:
-            return socket.recvfrom(bytes_max)
-        except BlockingIOError:
-            continue
+    return await _when_readable(socket, partial(socket.recvfrom, bytes_max))
 
 
 async def sock_sendall(socket: Socket, data: Any) -> None:
-    """Send everything. Cancelled, or after an error, nobody can tell how much was sent."""
+    """Send everything. Cancelled, or after an error, it is not known how much was sent."""
     _demand_nonblocking(socket)
     view = memoryview(data).cast("B")
     while view:
@@ -199,7 +183,7 @@ async def sock_sendall(socket: Socket, data: Any) -> None:
 
 
 async def sock_sendto(socket: Socket, data: Any, address: Any) -> int:
-    """Send a datagram and return its octets."""
+    """Send a datagram and return its bytes."""
     _demand_nonblocking(socket)
     while True:
         try:
@@ -224,18 +208,23 @@ async def sock_connect(socket: Socket, address: Any) -> None:
 
 async def sock_accept(socket: Socket) -> tuple[Socket, Any]:
     """Wait for a connection; return its socket, which never waits, and the peer's address."""
+    connected, address = await _when_readable(socket, socket.accept)
+    connected.setblocking(False)
+    return connected, address
+
+
+# -- inside
+
+
+async def _when_readable(socket: Socket, call: Callable[[], Result]) -> Result:
+    """Return what a call returns that receives or accepts, once it need not wait."""
     _demand_nonblocking(socket)
     while True:
         await until(socket, lambda: _is_readable(socket))
         try:
-            connected, address = socket.accept()
+            return call()
         except BlockingIOError:
-            continue
-        connected.setblocking(False)
-        return connected, address
-
-
-# -- inside
+            continue  # another task was faster
 
 
 def _is_readable(socket: Socket) -> bool:

@@ -6,16 +6,14 @@ import asyncio
 import select
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-from urds.rsocket.aio_transport import StreamTransport
-from urds.rsocket.aio_waiting import Door, door
-from urds.rsocket.watching import attended, revents
+from urds.rsocket.aio.transport import StreamTransport
+from urds.rsocket.aio.waiting import LoopCalls, loop_calls
+from urds.rsocket.socket import Socket
+from urds.rsocket.waiting import attended, revents
 
-if TYPE_CHECKING:
-    from urds.rsocket.sockets import Socket
-
-ACCEPTS_MAX: Final = 64  # of one turn: then others have theirs
+ACCEPTS_MAX: Final = 64  # of one pass: then others come
 
 
 class Server(asyncio.AbstractServer):
@@ -28,7 +26,7 @@ class Server(asyncio.AbstractServer):
         self._sockets = sockets
         self._factory = protocol_factory
         self._loop = asyncio.get_running_loop()
-        self._door: Door = door()
+        self._loop_calls: LoopCalls = loop_calls()
         self._transports: set[StreamTransport] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._notes: dict[Socket, Callable[[], None]] = {}
@@ -116,7 +114,7 @@ class Server(asyncio.AbstractServer):
         if self._notes or self._is_closed:
             return
         for socket in self._sockets:
-            self._attending.enter_context(attended(socket.openings))
+            self._attending.enter_context(attended(socket.contexts))
             self._notes[socket] = self._watch(socket)
 
     def _watch(self, socket: Socket) -> Callable[[], None]:
@@ -126,7 +124,7 @@ class Server(asyncio.AbstractServer):
             nonlocal is_due
             if not is_due and revents(socket, select.POLLIN) & select.POLLIN:
                 is_due = True
-                self._door.call_soon(look)
+                self._loop_calls.call_soon(look)
 
         def look() -> None:
             nonlocal is_due
@@ -154,7 +152,7 @@ class Server(asyncio.AbstractServer):
         protocol = self._factory()
         with suppress(OSError):  # over before it began: the protocol has heard of it
             self._transports.add(
-                StreamTransport(connected, protocol, self._door, on_lost=self._forget)
+                StreamTransport(connected, protocol, self._loop_calls, on_lost=self._forget)
             )
 
     def _forget(self, transport: StreamTransport) -> None:

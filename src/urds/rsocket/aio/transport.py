@@ -1,8 +1,8 @@
 """An asyncio transport over a stream rsocket.
 
-Everything runs in the loop's own thread but `_note`, by which the socket tells of changes. The
-socket's own calls tell too, and may drive the device meanwhile: what comes during one of them is
-not scheduled, but looked at after it.
+Everything runs in the loop's own thread but `_note`, by which the socket tells of changes. Calls
+of the socket tell too, and may make the device progress: what comes during one of them is not
+scheduled, but looked at after it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import asyncio
 import socket as system
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
-from urds.rsocket.aio_waiting import Door
-from urds.rsocket.watching import attended
+from urds.rsocket.aio.waiting import LoopCalls
+from urds.rsocket.socket import Socket
+from urds.rsocket.waiting import attended
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from urds.rsocket.sockets import Socket
-
-READ_BYTES: Final = 1 << 18  # of one turn: then others have theirs
+READ_BYTES: Final = 1 << 18  # of one pass: then others come
 WRITE_HIGH_BYTES: Final = 1 << 16  # as asyncio has it
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
@@ -34,7 +31,7 @@ class StreamTransport(asyncio.Transport):
         self,
         socket: Socket,
         protocol: asyncio.BaseProtocol,
-        door: Door,
+        loop_calls: LoopCalls,
         *,
         on_lost: Callable[[StreamTransport], None] | None = None,
     ) -> None:
@@ -43,7 +40,7 @@ class StreamTransport(asyncio.Transport):
         socket.setblocking(False)
         self._socket = socket
         self._loop = asyncio.get_running_loop()
-        self._door = door
+        self._loop_calls = loop_calls
         self._on_lost = on_lost
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
@@ -61,7 +58,7 @@ class StreamTransport(asyncio.Transport):
         self.set_protocol(protocol)
         protocol.connection_made(self)
         socket.watchers.add(self._note)
-        self._attending.enter_context(attended(socket.openings))
+        self._attending.enter_context(attended(socket.contexts))
         self._schedule()
 
     # -- what the socket tells
@@ -70,7 +67,7 @@ class StreamTransport(asyncio.Transport):
         """React to a change, on any thread; the lock of the device may be held."""
         if self._is_scheduled:
             return
-        if self._is_calling and self._door.is_here:
+        if self._is_calling and self._loop_calls.is_here:
             self._was_noted = True
         elif self._has_work():
             self._schedule()
@@ -88,7 +85,7 @@ class StreamTransport(asyncio.Transport):
 
     def _schedule(self) -> None:
         self._is_scheduled = True
-        self._door.call_soon(self._look)
+        self._loop_calls.call_soon(self._look)
 
     def _look(self) -> None:
         self._is_scheduled = False  # first: what comes from here on schedules again
@@ -119,10 +116,10 @@ class StreamTransport(asyncio.Transport):
     def _read(self) -> None:
         try:
             if self._buffered is None:
-                octets = self._socket.recv(READ_BYTES)
-                count = len(octets)
+                data = self._socket.recv(READ_BYTES)
+                count = len(data)
             else:
-                octets = b""
+                data = b""
                 count = self._socket.recv_into(self._buffered.get_buffer(-1))
         except BlockingIOError:
             return
@@ -132,7 +129,7 @@ class StreamTransport(asyncio.Transport):
         if not count:
             self._end_reading()
         elif self._buffered is None:
-            self._protocol.data_received(octets)
+            self._protocol.data_received(data)
         else:
             self._buffered.buffer_updated(count)
 
@@ -158,7 +155,7 @@ class StreamTransport(asyncio.Transport):
     # -- writing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send octets, or keep them until there is room. Never waits."""
+        """Send bytes, or keep them until there is room. Never waits."""
         if self._is_eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._is_lost or not data:
@@ -167,13 +164,13 @@ class StreamTransport(asyncio.Transport):
         if not self._pending:
             view = view[self._send(view) :]
         if view:
-            # What nobody can change need not be copied.
+            # What cannot change need not be copied.
             self._keep(view if isinstance(data, bytes) else memoryview(bytes(view)))
         if self._was_noted or self._pending:
             self._look_again()
 
     def _keep(self, view: memoryview) -> None:
-        """Keep octets for which there is no room; pause the protocol if they are many."""
+        """Keep bytes for which there is no room; pause the protocol if they are many."""
         self._pending.append(view)
         self._pending_bytes += len(view)
         if self._pending_bytes > self._high_bytes and not self._is_paused:
@@ -181,7 +178,7 @@ class StreamTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _send(self, view: memoryview) -> int:
-        """Return how many octets were taken: all, if the connection is lost by that."""
+        """Return how many bytes were taken: all, if the connection is lost by that."""
         was_calling, self._is_calling = self._is_calling, True
         try:
             return self._socket.send(view)
@@ -211,7 +208,7 @@ class StreamTransport(asyncio.Transport):
             self._finish_writing()
 
     def _finish_writing(self) -> None:
-        """Do what waited for the last octet."""
+        """Do what waited for the last byte."""
         if self._is_closing:
             self._lose(None)
         elif self._is_eof_wanted:
@@ -233,7 +230,7 @@ class StreamTransport(asyncio.Transport):
             self._finish_writing()
 
     def get_write_buffer_size(self) -> int:
-        """Return how many octets wait for room."""
+        """Return how many bytes wait for room."""
         return self._pending_bytes
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
@@ -241,7 +238,7 @@ class StreamTransport(asyncio.Transport):
         return self._low_bytes, self._high_bytes
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set from how many octets on the protocol is paused, and where it may go on.
+        """Set from how many bytes on the protocol is paused, and where it may go on.
 
         Raises ValueError unless 0 <= low <= high.
         """
@@ -285,7 +282,7 @@ class StreamTransport(asyncio.Transport):
             self._lose(None)
 
     def _lose(self, error: Exception | None) -> None:
-        """Be over; the protocol hears of it in a turn of its own."""
+        """Be over; the protocol hears of it in a pass of its own."""
         if self._is_lost:
             return
         self._is_lost = self._is_closing = True

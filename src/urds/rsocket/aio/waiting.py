@@ -1,10 +1,10 @@
-"""How an asyncio loop hears of rsockets: through its own door, without a descriptor per socket.
+"""How an asyncio loop hears of rsockets: by calls into the loop, without a descriptor per socket.
 
-Changes come on whichever thread drives the device. The first one to come while the loop sleeps
-wakes it; those that follow until it looks are noted beside it and cost no system call.
+Changes come on the thread that makes the device progress. The first one to come while the loop
+sleeps wakes it; those that follow until it looks are queued and cost no system call.
 
-In virtual time nobody drives a device: whoever waits lets it run, step by step, between the turns
-of the loop.
+A simulated device progresses by no thread of its own: a task that waits lets it run, step by step,
+between the passes of the loop.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
-from urds.rsocket.watching import Pollable, attended
-
-if TYPE_CHECKING:
-    from urds.rsocket.opening import Opening
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.waiting import Pollable, attended
 
 Call = Callable[[], None]
 
 _IDLE_S: Final = 0.001
 
 
-class Door:
+class LoopCalls:
     """The calls that other threads want a loop to make. One per loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,7 +43,7 @@ class Door:
         if self._is_told:
             return
         self._is_told = True
-        with suppress(RuntimeError):  # the loop is closed: nobody waits in it any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits in it any more
             if self.is_here:
                 self._loop.call_soon(self._call)
             else:
@@ -57,32 +55,32 @@ class Door:
             for _ in range(len(self._due)):
                 self._due.popleft()()
         finally:
-            if self._due and not self._is_told:  # one has raised: the others have their turn
+            if self._due and not self._is_told:  # one has raised: the others come next
                 self._is_told = True
                 self._loop.call_soon(self._call)
 
 
-_doors: WeakKeyDictionary[asyncio.AbstractEventLoop, Door] = WeakKeyDictionary()
+_doors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakKeyDictionary()
 
 
-def door() -> Door:
-    """Return the running loop's door."""
+def loop_calls() -> LoopCalls:
+    """Return the calls into the running loop."""
     loop = asyncio.get_running_loop()
     found = _doors.get(loop)
     if found is None:
-        found = _doors[loop] = Door(loop)
+        found = _doors[loop] = LoopCalls(loop)
     return found
 
 
 async def until(socket: Pollable, is_ready: Callable[[], bool]) -> None:
     """Wait for `is_ready`, asked again whenever the socket changes. Takes nothing by itself.
 
-    It is asked on whichever thread makes the change, and may hold the lock of the device. Raises
+    It is asked on the thread that makes the change, and may hold the lock of the device. Raises
     the OSError that it raises: EBADF of a socket that is closed meanwhile.
     """
     if is_ready():
         return
-    loop, way_in = asyncio.get_running_loop(), door()
+    loop, calls = asyncio.get_running_loop(), loop_calls()
     woken: asyncio.Future[None] = loop.create_future()
 
     def wake() -> None:
@@ -95,21 +93,21 @@ async def until(socket: Pollable, is_ready: Callable[[], bool]) -> None:
         except OSError:  # the task shall have it
             is_over = True
         if is_over:
-            way_in.call_soon(wake)
+            calls.call_soon(wake)
 
-    openings = list(socket.openings)
+    contexts = list(socket.contexts)
     socket.watchers.add(note)
     try:
-        with attended(openings):
+        with attended(contexts):
             while not is_ready():
-                await _slept(woken, openings)
+                await _slept(woken, contexts)
                 woken = loop.create_future()
     finally:
         socket.watchers.remove(note)
 
 
-async def _slept(woken: asyncio.Future[None], openings: Iterable[Opening]) -> None:
-    simulated = [opening.adapter for opening in openings if not opening.adapter.has_own_time]
+async def _slept(woken: asyncio.Future[None], contexts: Iterable[DeviceContext]) -> None:
+    simulated = [context.adapter for context in contexts if not context.adapter.has_own_time]
     if not simulated:
         await woken
     while not woken.done():

@@ -1,26 +1,34 @@
 """One device of a datagram socket: a queue pair of kind UD, its receives, look-ups of peers.
 
-Each receive is a slot of 40 octets for the GRH and 2048 for the message. A slot is given back as
-soon as its message was handed on, so the ring runs empty only while one turn of the device brings
+Each receive is a slot of 40 bytes for the GRH and 2048 for the message. A slot is given back as
+soon as its message was handed on, so the ring runs empty only while one pass of the device brings
 more messages than it has slots; what waits for the application waits in the core, where it is
 counted when it has to be dropped.
 
-Everything here needs the adapter's lock, `send`, `look_up`, `give_up` and `close` take it.
+**Look-ups.** The port of a datagram socket belongs to the kernel's UDP socket, and a device that
+listens in UDP too cannot have the same. So the sockets of a process share one listener per device
+and address, at a port of its own, say that port to their peers, and are told apart by their bind
+ids, which a look-up carries as private data. A listener stays with its device: the next socket at
+the address needs it again.
+
+Everything here needs the adapter's lock; `send`, `look_up`, `give_up` and `close` take it.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
-from urds.rsocket.datagram_look_ups import look_ups_of
-from urds.rsocket.dgram import (
+from urds.rsocket.core.datagram import (
     SLOT_BYTES,
     ByQueuePair,
     DatagramSettings,
-    Device,
+    LocalDevice,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
-from urds.rsocket.opening import Opening
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.wire.datagram_devices import BIND_ID_BYTES
 from urds.verbs.cm_parameters import UD_QKEY
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import (
@@ -36,12 +44,64 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
 from urds.verbs.providers.base import (
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
+    Listener,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
+
+
+class LookUps:
+    """The listeners of one device, and which queue pair each bind id of a socket has there."""
+
+    def __init__(self) -> None:
+        self.refused = 0  # look-ups for a bind id that is not here, or no more
+        self._listeners: dict[str, Listener] = {}  # by address of ours
+        self._queue_pairs: dict[bytes, QueuePair] = {}
+
+    def serve(self, context: DeviceContext, host: str, name: bytes, qp: QueuePair) -> int:
+        """Answer look-ups for `name` with this queue pair; return the port where they go.
+
+        Raises OSError: the device does not listen at this address.
+        """
+        listener = self._listeners.get(host)
+        if listener is None:
+            listener = context.adapter.listen(
+                (host, 0), PortSpace.UDP, backlog=0, on_event=self._handle_event
+            )
+            self._listeners[host] = listener
+        self._queue_pairs[name] = qp
+        return listener.local[1]
+
+    def forget(self, name: bytes) -> None:
+        """Answer no more for `name`."""
+        self._queue_pairs.pop(name, None)
+
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
+        if event.kind is not ConnectionEventKind.REQUEST:
+            return  # the answer is on its way: nothing follows from a look-up
+        connection = event.connection
+        qp = self._queue_pairs.get(event.parameters.private_data[:BIND_ID_BYTES])
+        with suppress(OSError):  # who asked has given up meanwhile
+            if qp is None:
+                self.refused += 1
+                connection.reject()
+            else:
+                connection.accept(qp, ConnectParameters(qkey=UD_QKEY))
+
+
+_by_context: WeakKeyDictionary[DeviceContext, LookUps] = WeakKeyDictionary()
+
+
+def look_ups_of(context: DeviceContext) -> LookUps:
+    """Return the look-ups of a device."""
+    found = _by_context.get(context)
+    if found is None:
+        found = _by_context.setdefault(context, LookUps())
+    return found
+
 
 _STATE: Final = QPAttrMask.STATE
 _INIT: Final = _STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.QKEY
@@ -49,23 +109,23 @@ _STRIDE: Final = GRH_BYTES + SLOT_BYTES
 _UNSIGNALLED: Final = SendFlag(0)
 
 
-class Receiver(Protocol):
-    """Who gets what a device brings. All calls with the adapter's lock held; none may wait."""
+class DatagramSink(Protocol):
+    """What takes the datagrams of a device; the adapter's lock is held, no call may wait."""
 
-    def handle_datagram(self, octets: memoryview) -> None:
-        """Take a datagram; the octets are overwritten afterwards."""
+    def handle_datagram(self, data: memoryview) -> None:
+        """Take a datagram; the bytes are overwritten afterwards."""
 
     def handle_failed_receive(self) -> None:
         """Count a datagram that did not fit."""
 
-    def handle_found(self, token: int, way: QueuePairWay) -> None:
+    def handle_found(self, token: int, qp_address: QueuePairAddress) -> None:
         """Take what a look-up found."""
 
     def handle_not_found(self, token: int) -> None:
-        """Take that a look-up found nobody."""
+        """Take that a look-up found no peer."""
 
-    def settle(self) -> None:
-        """Tell who waits, once the device's call is over."""
+    def finish_pass(self) -> None:
+        """Notify waiting calls, once the device's call is over."""
 
 
 class DatagramDevice:
@@ -73,9 +133,9 @@ class DatagramDevice:
 
     def __init__(
         self,
-        opening: Opening,
+        context: DeviceContext,
         index: int,
-        receiver: Receiver,
+        receiver: DatagramSink,
         *,
         host: str,
         name: bytes,
@@ -85,25 +145,25 @@ class DatagramDevice:
 
         Raises OSError: the device has no datagrams, does not listen at that address, is closed.
         """
-        self.opening = opening
+        self.context = context
         self.index = index
         self._receiver = receiver
         self._settings = settings
         self._name = name
         self._pd = object()
         self._has_failed = False
-        self._asked: dict[int, Connection] = {}  # look-ups under way, by token
-        adapter = opening.adapter
+        self._asked: dict[int, VerbsConnection] = {}  # look-ups under way, by token
+        adapter = context.adapter
         with adapter.lock:
             self._view = memoryview(bytearray(settings.receive_slots * _STRIDE))
             self._region = adapter.keys.register(self._pd, self._view, 0, AccessFlag.LOCAL_WRITE)
             self._qp = self._queue_pair()
             try:
-                port = look_ups_of(opening).serve(opening, host, name, self._qp)
+                port = look_ups_of(context).serve(context, host, name, self._qp)
             except OSError:
                 self._drop()
                 raise
-            self.record = Device(
+            self.record = LocalDevice(
                 adapter.attributes.provider, port, self._qp.qpn, self._qp.link.mtu_bytes
             )
 
@@ -112,24 +172,24 @@ class DatagramDevice:
         request = SendWR(
             opcode=WROpcode.SEND,
             send_flags=_UNSIGNALLED,
-            ah=what.way.vector,
-            remote_qpn=what.way.qpn,
-            remote_qkey=what.way.qkey,
-            octets=what.octets,
+            ah=what.qp_address.vector,
+            remote_qpn=what.qp_address.qpn,
+            remote_qkey=what.qp_address.qkey,
+            data=what.data,
         )
-        with self.opening.adapter.lock:
+        with self.context.adapter.lock:
             try:
                 self._qp.post_send(request, 0)  # only timers look at the time
             except OSError:
                 return False
-            self.opening.adapter.kick(self._qp)
+            self.context.adapter.progress_qp(self._qp)
             return not self._has_failed
 
     def look_up(self, what: LookUp) -> None:
         """Ask for a peer's queue pair; the receiver hears of the answer, maybe at once."""
-        adapter = self.opening.adapter
+        adapter = self.context.adapter
 
-        def take(event: ConnectionEvent) -> None:
+        def take(event: VerbsConnectionEvent) -> None:
             self._take_answer(what.token, event)
 
         with adapter.lock:
@@ -138,7 +198,7 @@ class DatagramDevice:
                     None,
                     what.peer,
                     PortSpace.UDP,
-                    ConnectParameters(private_data=what.opening),
+                    ConnectParameters(private_data=what.bind_id),
                     on_event=take,
                     timeout_ns=self._settings.look_up_ns,
                 )
@@ -147,15 +207,15 @@ class DatagramDevice:
 
     def give_up(self, token: int) -> None:
         """Forget a look-up."""
-        with self.opening.adapter.lock:
+        with self.context.adapter.lock:
             connection = self._asked.pop(token, None)
             if connection is not None:
                 connection.close()
 
     def close(self) -> None:
         """Drop the queue pair and what it has asked for."""
-        with self.opening.adapter.lock:
-            look_ups_of(self.opening).forget(self._name)
+        with self.context.adapter.lock:
+            look_ups_of(self.context).forget(self._name)
             for connection in self._asked.values():
                 connection.close()
             self._asked.clear()
@@ -165,7 +225,7 @@ class DatagramDevice:
 
     def _queue_pair(self) -> QueuePair:
         """Make a queue pair that receives and sends."""
-        adapter, slots = self.opening.adapter, self._settings.receive_slots
+        adapter, slots = self.context.adapter, self._settings.receive_slots
         qp = QueuePair(
             qpn=adapter.new_qpn(),
             qp_type=QPType.UD,
@@ -195,7 +255,7 @@ class DatagramDevice:
         if wc.status is WCStatus.SUCCESS:
             begin = wc.wr_id * _STRIDE
             self._receiver.handle_datagram(self._view[begin + GRH_BYTES : begin + wc.byte_len])
-            self.opening.mark(self._receiver)
+            self.context.mark(self._receiver)
         else:
             self._receiver.handle_failed_receive()
         self._qp.post_recv(self._receive(wc.wr_id), 0)
@@ -206,16 +266,18 @@ class DatagramDevice:
         self._has_failed = True
         return True
 
-    def _take_answer(self, token: int, event: ConnectionEvent) -> None:
+    def _take_answer(self, token: int, event: VerbsConnectionEvent) -> None:
         self._asked.pop(token, None)
         if event.kind is ConnectionEventKind.ESTABLISHED and event.vector is not None:
-            way = QueuePairWay(self.index, event.vector, event.qpn, event.parameters.qkey)
-            self._receiver.handle_found(token, way)
+            qp_address = QueuePairAddress(
+                self.index, event.vector, event.qpn, event.parameters.qkey
+            )
+            self._receiver.handle_found(token, qp_address)
         else:
             self._receiver.handle_not_found(token)
 
     def _drop(self) -> None:
-        adapter = self.opening.adapter
+        adapter = self.context.adapter
         adapter.remove(self._qp)
         adapter.keys.deregister(self._region)
 

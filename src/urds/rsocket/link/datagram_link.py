@@ -1,12 +1,12 @@
 """One datagram rsocket: a real UDP socket, a queue pair on each device, and the core between them.
 
-**Locks.** `_life` for bind, connect and close; then a device's lock; then `_lock`, which guards the
-core and is held for its calls alone. The locks of two devices are never held together.
+**Locks.** `_setup_lock` for bind, connect and close; then the lock of a device; then `_lock`, which
+guards the core and is held for its calls alone. The locks of two devices are never held together.
 
-**Threads.** Whoever sends carries away what the core says, by UDP or by queue pair. What a device
-brings comes in the thread that drives it, with its lock held; what the core then wants of another
-device is left to the service's thread, which also reads the UDP socket. All of them tell who
-waits, in whichever way something came.
+**Threads.** A thread that sends posts what the core says, by UDP or by queue pair. What a device
+brings comes in the thread that makes it progress, with its lock held; what the core then wants of
+another device is left to the service's thread, which also reads the UDP socket. All of them notify
+waiting calls.
 
 Loss is normal: nothing here waits for room, nothing is sent twice.
 """
@@ -23,33 +23,82 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from urds.forks import renewed
-from urds.rsocket.datagram_device import DatagramDevice
-from urds.rsocket.datagram_service import service
-from urds.rsocket.datagram_udp import UdpSocket
-from urds.rsocket.datagram_waiters import DatagramWaiters
-from urds.rsocket.dgram import (
-    Address,
+from urds.common.forks import renewed
+from urds.common.types import HostPort
+from urds.rsocket.core.datagram import (
     ByQueuePair,
     ByUdp,
-    Datagrams,
+    DatagramCore,
     DatagramSettings,
     DatagramStats,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
-from urds.rsocket.link import Readiness
-from urds.rsocket.opening import Opening
-from urds.rsocket.wire.datagram_ways import OPENING_BYTES
+from urds.rsocket.link import devices
+from urds.rsocket.link.datagram_device import DatagramDevice
+from urds.rsocket.link.device_context import DeviceContext, Readiness
+from urds.rsocket.link.udp import UdpSocket, service
+from urds.rsocket.wire.datagram_devices import BIND_ID_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+_VIRTUAL_NS: Final = 1_000_000_000  # that a simulated device runs ahead of the real UDP socket
+_PAUSE_S: Final = 0.002  # between two looks at a simulated device
+
+
+class DatagramWaiters:
+    """Those who wait for one socket. Any thread."""
+
+    def __init__(self, contexts: Sequence[DeviceContext]) -> None:
+        self._contexts = contexts
+        self._simulated = [each.adapter for each in contexts if not each.adapter.has_own_time]
+        self._waiting: set[Callable[[], None]] = set()  # not at a device
+
+    def wait(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until `is_over()` or the end of time; return what it said last. No lock is held."""
+        if self._contexts and not self._simulated:
+            return devices.wait(self._contexts, is_over, timeout_s)
+        changed = threading.Event()
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._waiting.add(changed.set)
+        try:
+            while not self._is_over(is_over):
+                left_s = None if end_s is None else end_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                if self._simulated:
+                    left_s = _PAUSE_S if left_s is None else min(left_s, _PAUSE_S)
+                changed.wait(left_s)
+                changed.clear()
+            return True
+        finally:
+            self._waiting.discard(changed.set)
+
+    def wake(self) -> None:
+        """Have those ask again who do not wait at a device. The lock of one may be held."""
+        for wake in list(self._waiting):
+            wake()
+
+    def tell_devices(self) -> None:
+        """Have those ask again who wait at a device, or for one of several. No lock is held."""
+        for context in self._contexts:
+            with context.adapter.lock:
+                for watcher in list(context.watchers):
+                    watcher()
+                context.adapter.notify()
+
+    def _is_over(self, is_over: Callable[[], bool]) -> bool:
+        for adapter in self._simulated:
+            adapter.wait(is_over, _VIRTUAL_NS)
+        return is_over()
+
 
 BATCH_MAX: Final = 64  # datagrams of one reading: other sockets come after
 _PORT_MAX: Final = 0xFFFF
 _UNSPECIFIED: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
-Octets = bytes | memoryview
+BytesLike = bytes | memoryview
 
 
 class DatagramLink:
@@ -57,7 +106,7 @@ class DatagramLink:
 
     def __init__(
         self,
-        openings: Sequence[Opening],
+        contexts: Sequence[DeviceContext],
         settings: DatagramSettings | None = None,
         family: int = socket.AF_INET,
     ) -> None:
@@ -65,41 +114,41 @@ class DatagramLink:
 
         Raises OSError: EAFNOSUPPORT, EMFILE.
         """
-        self.openings = list(openings)
+        self.contexts = list(contexts)
         self.settings = settings or DatagramSettings()
         self.on_change: Callable[[], None] | None = None
-        self.local: Address | None = None
-        self.peer: Address | None = None
+        self.local: HostPort | None = None
+        self.peer: HostPort | None = None
         self.is_closed = False
         self._udp = UdpSocket(family)
-        self._life = renewed(threading.RLock())
+        self._setup_lock = renewed(threading.RLock())
         self._lock = renewed(threading.Lock())
-        self._core: Datagrams | None = None
+        self._core: DatagramCore | None = None
         self._devices: list[DatagramDevice] = []
         self._error = 0
-        self._waiters = DatagramWaiters(self.openings)
+        self._waiters = DatagramWaiters(self.contexts)
         _alive.add(self)
 
     # -- addresses
 
-    def bind(self, address: Address) -> None:
+    def bind(self, address: HostPort) -> None:
         """Take an address; port 0 takes a free one.
 
         Raises OSError: EINVAL (bound already), EADDRINUSE, EADDRNOTAVAIL, EBADF.
         """
-        with self._life:
+        with self._setup_lock:
             self._demand_open()
             if self._core is not None:
                 raise OSError(errno.EINVAL, f"bound to {self.local} already")
             self._udp.bind(address)
             self._begin()
 
-    def connect(self, address: Address) -> None:
+    def connect(self, address: HostPort) -> None:
         """Send to `address` by default, and hear it alone from now on. Again: another one.
 
         Raises OSError: ENETUNREACH and others of UDP, EBADF.
         """
-        with self._life:
+        with self._setup_lock:
             self._demand_open()
             self._udp.connect(address)
             if self._core is None:
@@ -111,37 +160,37 @@ class DatagramLink:
 
     @property
     def payload_bytes_max(self) -> int:
-        """Return how many octets a datagram may have; binds the socket if it is not."""
+        """Return how many bytes a datagram may have; binds the socket if it is not."""
         return self._bound().payload_bytes_max
 
     # -- datagrams
 
-    def send(self, data: "ReadableBuffer", address: Address | None = None) -> int:
+    def send(self, data: "ReadableBuffer", address: HostPort | None = None) -> int:
         """Send a copy of `data`, without waiting, and return its length; binds if need be.
 
-        By which way is the core's matter. A datagram for which there is no room is lost and
+        The core chooses queue pair or UDP. A datagram for which there is no room is lost and
         counted. Raises OSError: EDESTADDRREQ, EMSGSIZE with value and limit, EINVAL for no numeric
         address, EBADF, what sendto says of the target, and what became of an earlier datagram.
         """
         target = address if address is not None else self.peer
         if target is None:
             raise OSError(errno.EDESTADDRREQ, "no address given, and the socket is not connected")
-        # Of items of any size: what counts are their octets.
-        octets = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        # Of items of any size: what counts are their bytes.
+        raw = data if isinstance(data, bytes) else memoryview(data).cast("B")
         core = self._bound()
         self._raise_error()
         # The clock is read for each datagram: whether one has to go over UDP again depends on it.
         now_ns = time.monotonic_ns()
         with self._lock:
-            what = core.send(octets, target, now_ns) if core.knows(target) else None
+            what = core.send(raw, target, now_ns) if core.knows(target) else None
         if what is None:
-            what = self._send_first(core, octets, target, now_ns)
-        self._carry(core, what)
+            what = self._send_first(core, raw, target, now_ns)
+        self._post_pending(core, what)
         if core.has_events:
             self._serve(core)
-        return len(octets)
+        return len(raw)
 
-    def receive(self) -> tuple[bytes, Address] | None:
+    def receive(self) -> tuple[bytes, HostPort] | None:
         """Take a datagram and its sender, None if there is none.
 
         Raises OSError: EBADF, and what became of an earlier datagram of ours.
@@ -151,7 +200,7 @@ class DatagramLink:
         with self._lock:
             return None if self._core is None else self._core.receive()
 
-    def peek(self) -> tuple[bytes, Address] | None:
+    def peek(self) -> tuple[bytes, HostPort] | None:
         """Return what `receive` would, and leave it."""
         self._demand_open()
         self._raise_error()
@@ -188,7 +237,7 @@ class DatagramLink:
         self._udp.set_option(level, option, value)
 
     def get_udp_option(self, level: int, option: int, buffer_bytes: int = 0) -> int | bytes:
-        """Return an option of the UDP socket; octets if their count is given. Raises OSError."""
+        """Return an option of the UDP socket; bytes if their count is given. Raises OSError."""
         return self._udp.get_option(level, option, buffer_bytes)
 
     @property
@@ -198,7 +247,7 @@ class DatagramLink:
 
     def close(self) -> None:
         """Give port and queue pairs back; who waits returns. Safe twice."""
-        with self._life:
+        with self._setup_lock:
             if self.is_closed:
                 return
             self.is_closed = True
@@ -208,7 +257,7 @@ class DatagramLink:
             for device in self._devices:
                 device.close()
         self._waiters.tell_devices()
-        self.settle()
+        self.finish_pass()
 
     def close_soon(self) -> None:
         """Close from the service's thread: the caller may hold the lock of any device."""
@@ -216,23 +265,23 @@ class DatagramLink:
 
     # -- as the receiver of devices: the lock of one of them is held
 
-    def handle_datagram(self, octets: memoryview) -> None:
+    def handle_datagram(self, data: memoryview) -> None:
         """Take a datagram from a queue pair."""
         with self._lock:
             if self._core is not None:
-                self._core.receive_queue_pair(octets)
+                self._core.receive_queue_pair(data)
 
     def handle_failed_receive(self) -> None:
         """Count a datagram that did not fit into its slot."""
         if self._core is not None:
             self._core.stats.dropped_failed += 1
 
-    def handle_found(self, token: int, way: QueuePairWay) -> None:
+    def handle_found(self, token: int, qp_address: QueuePairAddress) -> None:
         """Use what a look-up found."""
         core = self._core
         assert core is not None, "who looks up is bound"
         with self._lock:
-            core.handle_found(token, way)
+            core.handle_found(token, qp_address)
 
     def handle_not_found(self, token: int) -> None:
         """Ask the next device, though not from here."""
@@ -243,7 +292,7 @@ class DatagramLink:
         if core.has_events:
             service().call_soon(lambda: self._serve(core))
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """Tell who shows or waits for readiness."""
         self._waiters.wake()
         if self.on_change is not None:
@@ -251,10 +300,10 @@ class DatagramLink:
 
     # -- beginning
 
-    def _bound(self) -> Datagrams:
+    def _bound(self) -> DatagramCore:
         """Return the core; an unbound socket is bound to any port first."""
         if self.is_closed or self._core is None:
-            with self._life:
+            with self._setup_lock:
                 self._demand_open()
                 if self._core is None:
                     self.bind((_UNSPECIFIED[socket.AddressFamily(self._udp.family)], 0))
@@ -264,12 +313,12 @@ class DatagramLink:
     def _begin(self) -> None:
         """Make the queue pairs of a bound socket, then its core, and have it read."""
         local = self._udp.local
-        name = secrets.token_bytes(OPENING_BYTES)
-        for opening in self.openings:
+        name = secrets.token_bytes(BIND_ID_BYTES)
+        for context in self.contexts:
             # A device that does not serve this address leaves it to the others and to UDP.
             with suppress(OSError):
                 device = DatagramDevice(
-                    opening,
+                    context,
                     len(self._devices),
                     self,
                     host=local[0],
@@ -277,28 +326,28 @@ class DatagramLink:
                     settings=self.settings,
                 )
                 self._devices.append(device)
-        self._core = Datagrams(
+        self._core = DatagramCore(
             self.settings,
             local=local,
             devices=[device.record for device in self._devices],
-            opening=name,
+            bind_id=name,
         )
         self.local = local
         service().watch(self._udp.fileno(), self._handle_udp)
 
     def _send_first(
-        self, core: Datagrams, octets: Octets, target: Address, now_ns: int
+        self, core: DatagramCore, data: BytesLike, target: HostPort, now_ns: int
     ) -> ByUdp | ByQueuePair:
         """Send to an address that is not known, or not spelled like this. Raises OSError."""
-        core.check_size(len(octets))
+        core.check_size(len(data))
         target = self._numeric(target)
         local_host = self._udp.host_towards(target)
         with self._lock:
             if not core.knows(target):
                 core.add_destination(target, local_host)
-            return core.send(octets, target, now_ns)
+            return core.send(data, target, now_ns)
 
-    def _numeric(self, target: Address) -> Address:
+    def _numeric(self, target: HostPort) -> HostPort:
         """Return an address as the kernel writes it. Raises OSError: EINVAL, EAFNOSUPPORT."""
         host, port = target
         try:
@@ -313,10 +362,10 @@ class DatagramLink:
 
     # -- what goes out
 
-    def _carry(self, core: Datagrams, what: ByUdp | ByQueuePair) -> None:
-        """Send by the way that the core chose. Raises OSError for data that UDP refuses."""
+    def _post_pending(self, core: DatagramCore, what: ByUdp | ByQueuePair) -> None:
+        """Send as the core chose. Raises OSError for data that UDP refuses."""
         if isinstance(what, ByQueuePair):
-            if not self._devices[what.way.device].send(what):
+            if not self._devices[what.qp_address.device].send(what):
                 self._leave_device(core, what)
             return
         try:
@@ -326,15 +375,15 @@ class DatagramLink:
                 raise
             core.stats.dropped_unsent += 1
 
-    def _leave_device(self, core: Datagrams, what: ByQueuePair) -> None:
+    def _leave_device(self, core: DatagramCore, what: ByQueuePair) -> None:
         """Do without a device that failed; the datagram at hand goes by UDP."""
         with self._lock:
-            core.handle_device_lost(what.way.device)
+            core.handle_device_lost(what.qp_address.device)
             instead = core.send_instead(what, time.monotonic_ns())
         if instead is not None:
-            self._carry(core, instead)
+            self._post_pending(core, instead)
 
-    def _serve(self, core: Datagrams) -> None:
+    def _serve(self, core: DatagramCore) -> None:
         """Do what the core wants of its devices. No lock is held."""
         while True:
             with self._lock:
@@ -355,7 +404,7 @@ class DatagramLink:
         is_new = False
         for _ in range(BATCH_MAX):
             try:
-                octets, source, local_host = self._udp.receive()
+                data, source, local_host = self._udp.receive()
             except BlockingIOError:
                 break
             except OSError as error:
@@ -365,16 +414,14 @@ class DatagramLink:
                 continue
             with self._lock:
                 had = core.is_readable
-                answer = core.receive_udp(
-                    octets, source, time.monotonic_ns(), local_host=local_host
-                )
+                answer = core.receive_udp(data, source, time.monotonic_ns(), local_host=local_host)
                 is_new |= core.is_readable and not had
             if answer is not None:
-                self._carry(core, answer)
+                self._post_pending(core, answer)
         self._serve(core)
         if is_new:
             self._waiters.tell_devices()
-            self.settle()
+            self.finish_pass()
 
     # -- leaves
 

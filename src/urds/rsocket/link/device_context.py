@@ -1,10 +1,10 @@
 """One open device as all rsockets of a process share it.
 
-The original makes a queue pair, a completion queue, a channel with its descriptor and a receive
+librdmacm makes a queue pair, a completion queue, a channel with its descriptor and a receive
 queue for each socket, and asks each of them when it waits. Here all sockets of a device share one
 completion queue, which hands each completion to its link at once, one queue of receives, one
-descriptor and whoever drives the device; what a socket costs is its queue pair and its window.
-Source: rsocket.md 18, rules for connections.
+descriptor and the threads that make it progress; a socket costs its queue pair and receive ring.
+Source: docs/reference/rsocket.md 18, rules for connections.
 
 Everything here needs the adapter's lock.
 """
@@ -14,9 +14,9 @@ import errno
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from urds.rsocket.stream import Memory
+from urds.rsocket.core.stream import Memory
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
@@ -25,37 +25,56 @@ from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import WC, RecvWR
 from urds.verbs.providers.base import Adapter
 
-if TYPE_CHECKING:
-    from urds.rsocket.link import Link
-
 RECEIVES: Final = 1024  # each goes back at once; more are never taken at one time
-MEMORY_BYTES_MAX: Final = 1 << 30  # of the windows of all sockets
-MAPPABLE_BYTES_MIN: Final = 1 << 16  # smaller windows are not worth a device's own memory
+MEMORY_BYTES_MAX: Final = 1 << 30  # of the receive rings of all sockets
+MAPPABLE_BYTES_MIN: Final = 1 << 16  # smaller rings are not worth a device's own memory
 _WRITTEN: Final = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
 _RECEIVE: Final = RecvWR(wr_id=1)
 _INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
 
 
-class Settling(Protocol):
+class Readiness(NamedTuple):
+    """What poll would report: POLLIN, POLLOUT, POLLHUP, POLLERR."""
+
+    readable: bool  # something to receive or to accept, or the end
+    writable: bool  # room to send, or the certainty that sending fails
+    hung_up: bool  # neither direction is open any more
+    failed: bool  # an error waits for SO_ERROR
+
+
+class Finishable(Protocol):
     """What has something to do once the engine call under way is over."""
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """Do it; the adapter's lock is held."""
 
 
+class QueuePairOwner(Finishable, Protocol):
+    """What takes the completions of a queue pair; the adapter's lock is held."""
+
+    def handle_received(self, wc: WC, /) -> None:
+        """Take the completion of a receive."""
+
+    def handle_sent(self, wc: WC, /) -> None:
+        """Take the completion of a request."""
+
+    def close(self) -> None:
+        """Close what the queue pair belongs to. The lock may be held or not."""
+
+
 @dataclass(slots=True)
-class OpeningStats:
+class DeviceContextStats:
     """What happened on one device since it was opened."""
 
     connects: int = 0
     accepts: int = 0
     refused_private_data: int = 0  # requests that are none of an rsocket
     cut_links: int = 0  # peers that broke the protocol
-    memory_refused: int = 0  # windows beyond MEMORY_BYTES_MAX
+    memory_refused: int = 0  # rings beyond MEMORY_BYTES_MAX
 
 
-class Opening:
-    """A device, opened for rsockets: memory, queue pairs and the way of their completions."""
+class DeviceContext:
+    """A device, opened for rsockets: memory, queue pairs and their completions."""
 
     def __init__(self, adapter: Adapter) -> None:
         """Take an open device. Raises OSError: EOPNOTSUPP without writes with immediate data."""
@@ -64,16 +83,16 @@ class Opening:
             raise OSError(errno.EOPNOTSUPP, f"{name} lacks rdma_with_imm, which streams need")
         self.adapter = adapter
         self.name = adapter.attributes.name
-        self.stats = OpeningStats()
+        self.stats = DeviceContextStats()
         self.memory_bytes = 0
         self.watchers: set[Callable[[], None]] = set()  # called when something changed
-        self.links: dict[int, Link] = {}  # by queue pair
-        self.leaving: set[Link] = set()  # closed, and with something still to send
+        self.links: dict[int, QueuePairOwner] = {}  # by queue pair
+        self.leaving: set[QueuePairOwner] = set()  # closed, and with something still to send
         self.is_abandoned = False  # by a fork: the parent's
         self._pd = object()
         self._regions: dict[int, Region] = {}  # by rkey
-        self._windows: set[int] = set()  # those of them that count for `memory_bytes`
-        self._dirty: dict[Settling, None] = {}
+        self._ring_keys: set[int] = set()  # those of them that count for `memory_bytes`
+        self._dirty: dict[Finishable, None] = {}
         self._receives = SharedReceiveQueue(RECEIVES, 1, pd=self._pd)
         self._completions = CompletionQueue(1)
         self._completions.on_push = self._take
@@ -89,12 +108,12 @@ class Opening:
             self.stats.memory_refused += 1
             raise OSError(
                 errno.ENOMEM,
-                f"window of {byte_count} octets: {in_use} of {MEMORY_BYTES_MAX} in use",
+                f"window of {byte_count} bytes: {in_use} of {MEMORY_BYTES_MAX} in use",
             )
         is_large = byte_count >= MAPPABLE_BYTES_MIN
         view = self.adapter.allocate(byte_count) if is_large else memoryview(bytearray(byte_count))
         memory = self.register(view)
-        self._windows.add(memory.rkey)
+        self._ring_keys.add(memory.rkey)
         self.memory_bytes += byte_count
         return memory
 
@@ -106,16 +125,16 @@ class Opening:
         return Memory(view, address, region.rkey)
 
     def release(self, memory: Memory) -> None:
-        """Take a registration back: nobody writes there any more."""
+        """Take a registration back: no peer writes there any more."""
         region = self._regions.pop(memory.rkey)
-        if memory.rkey in self._windows:
-            self._windows.remove(memory.rkey)
+        if memory.rkey in self._ring_keys:
+            self._ring_keys.remove(memory.rkey)
             self.memory_bytes -= region.length
         self.adapter.keys.deregister(region)
 
     # -- queue pairs
 
-    def queue_pair(self, link: "Link", send_queue: int) -> QueuePair:
+    def queue_pair(self, link: QueuePairOwner, send_queue: int) -> QueuePair:
         """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM."""
         adapter = self.adapter
         qp = QueuePair(
@@ -144,25 +163,25 @@ class Opening:
 
     # -- what happens
 
-    def mark(self, changed: Settling) -> None:
-        """See to it that `changed.settle()` runs once the engine call under way is over."""
+    def mark(self, changed: Finishable) -> None:
+        """See to it that `changed.finish_pass()` runs once the engine call under way is over."""
         if not self._dirty:
-            self.adapter.call_soon(self._settle)
+            self.adapter.call_soon(self._finish_passes)
         self._dirty[changed] = None
 
-    def _settle(self) -> None:
+    def _finish_passes(self) -> None:
         dirty, self._dirty = self._dirty, {}
         left = deque(dirty)
         try:
             while left:
-                left.popleft().settle()
+                left.popleft().finish_pass()
         finally:
-            for changed in left:  # one that raises does not cost the others their turn
+            for changed in left:  # one that raises does not keep the others from theirs
                 self.mark(changed)
         self.tell()
 
     def tell(self) -> None:
-        """Let all look again who wait for something of this device, on it or on several."""
+        """Notify all calls that wait for this device, on it or on several."""
         if self.watchers:
             for watcher in list(self.watchers):
                 watcher()

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from urds.forks import renewed
+from urds.common.forks import renewed
 from urds.rsocket import settings
-from urds.rsocket.link import Link
-from urds.rsocket.opening import Opening
+from urds.rsocket.link.device_context import DeviceContext
 from urds.verbs.device import DEVICE_VARIABLE, find_device
 from urds.verbs.providers.base import Adapter
 
@@ -29,7 +28,7 @@ EXIT_LINGER_S: Final = 5.0  # how long the end of the process waits for what was
 _NS: Final = 1_000_000_000
 
 
-class _Process:
+class _ProcessDevices:
     """What the rsockets of this process have opened; a forked child begins anew."""
 
     def __init__(self) -> None:
@@ -38,11 +37,11 @@ class _Process:
     def begin(self) -> None:
         """Have opened nothing."""
         self.lock = renewed(threading.Lock())
-        self.opened: list[Opening] = []
-        self.used: list[Opening] | None = None  # those of `use`
+        self.opened: list[DeviceContext] = []
+        self.used: list[DeviceContext] | None = None  # those of `use`
 
 
-_process = _Process()
+_process = _ProcessDevices()
 
 
 def names() -> list[str]:
@@ -52,7 +51,7 @@ def names() -> list[str]:
     return [name.strip() for name in listed.split(",") if name.strip()]
 
 
-def openings() -> list[Opening]:
+def contexts() -> list[DeviceContext]:
     """Return this process's devices, opened now if need be. Raises OSError: ENODEV."""
     if _process.used is not None:
         return _process.used
@@ -60,21 +59,21 @@ def openings() -> list[Opening]:
         wanted = names()
         if not wanted:
             raise OSError(errno.ENODEV, f"{DEVICES_VARIABLE} names no device")
-        known = {opening.name: opening for opening in _process.opened}
+        known = {context.name: context for context in _process.opened}
         for name in wanted:
             if name not in known:
-                known[name] = Opening(find_device(name).open_adapter())
+                known[name] = DeviceContext(find_device(name).open_adapter())
                 _process.opened.append(known[name])
         return [known[name] for name in wanted]
 
 
 @contextmanager
-def use(*adapters: Adapter) -> Iterator[list[Opening]]:
-    """Let sockets made meanwhile use these adapters: simulated ones, or a second opening.
+def use(*adapters: Adapter) -> Iterator[list[DeviceContext]]:
+    """Let sockets made meanwhile use these adapters: simulated ones, or a second context.
 
-    The adapters stay the caller's: he closes them. Not for several threads at once.
+    The caller closes the adapters. Not for several threads at once.
     """
-    before, used = _process.used, [Opening(adapter) for adapter in adapters]
+    before, used = _process.used, [DeviceContext(adapter) for adapter in adapters]
     _process.used = used
     try:
         yield used
@@ -82,26 +81,28 @@ def use(*adapters: Adapter) -> Iterator[list[Opening]]:
         _process.used = before
 
 
-def wait(devices: Sequence[Opening], is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+def wait(
+    devices: Sequence[DeviceContext], is_ready: Callable[[], bool], timeout_s: float | None
+) -> bool:
     """Wait until `is_ready()` or the time is over; return what it said last.
 
-    One device is driven by the caller's own thread. Several drive themselves meanwhile, and
-    each change on one of them lets the caller ask again. Call it without locks; `is_ready` reads
-    and nothing else, for it may be called with the lock of one device held, or with none.
+    The caller's own thread makes one device progress. Several progress by themselves meanwhile,
+    and each change on one of them lets the caller ask again. Call it without locks; `is_ready`
+    only reads, for it may be called with the lock of one device held, or with none.
     """
     if is_ready():
         return True
     if len(devices) == 1:
         adapter = devices[0].adapter
-        if timeout_s != 0 and _ask_again(adapter, is_ready):
+        if timeout_s != 0 and _busy_poll(adapter, is_ready):
             return True
         timeout_ns = None if timeout_s is None else max(0, int(timeout_s * _NS))
         return adapter.wait(is_ready, timeout_ns)
     return _wait_for_several(devices, is_ready, timeout_s)
 
 
-def _ask_again(adapter: Adapter, is_ready: Callable[[], bool]) -> bool:
-    """Drive the device without sleeping for as long as `polling_time` says.
+def _busy_poll(adapter: Adapter, is_ready: Callable[[], bool]) -> bool:
+    """Make the device progress without sleeping for as long as `polling_time` says.
 
     The first look is the wait's own, and takes about as long as the default.
     """
@@ -117,7 +118,7 @@ def _ask_again(adapter: Adapter, is_ready: Callable[[], bool]) -> bool:
 
 
 def _wait_for_several(
-    devices: Sequence[Opening], is_ready: Callable[[], bool], timeout_s: float | None
+    devices: Sequence[DeviceContext], is_ready: Callable[[], bool], timeout_s: float | None
 ) -> bool:
     for device in devices:
         device.adapter.progress()
@@ -125,7 +126,7 @@ def _wait_for_several(
     for device in devices:
         with device.adapter.lock:
             device.watchers.add(changed.set)
-            device.adapter.attend()
+            device.adapter.add_external_waiter()
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while not is_ready():
@@ -139,7 +140,7 @@ def _wait_for_several(
         for device in devices:
             with device.adapter.lock:
                 device.watchers.discard(changed.set)
-                device.adapter.unattend()
+                device.adapter.remove_external_waiter()
 
 
 def _close_all() -> None:
@@ -154,7 +155,7 @@ def _close_all() -> None:
     _process.opened.clear()
 
 
-def _is_empty(leaving: Collection[Link]) -> bool:
+def _is_empty(leaving: Collection[object]) -> bool:
     return not leaving
 
 

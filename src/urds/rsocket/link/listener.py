@@ -1,7 +1,8 @@
 """Listening on all devices at once, at one port.
 
 Requests are answered as they come, as many as the backlog has room for; what is connected waits
-to be taken. The original needs a thread for that, and accepts in it. Source: rsocket.md 2.4, 16.
+to be taken. librdmacm needs a thread for that, and accepts in it. Source:
+docs/reference/rsocket.md 2.4, 16.
 """
 
 import errno
@@ -10,29 +11,29 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from urds.errors import RemoteProtocolError
-from urds.rsocket.link import Link, LinkState, Readiness
-from urds.rsocket.opening import Opening
-from urds.rsocket.stream import StreamSettings
+from urds.common.errors import RemoteProtocolError
+from urds.common.types import HostPort
+from urds.rsocket.core.stream import StreamSettings
+from urds.rsocket.link.device_context import DeviceContext, Readiness
+from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     Listener,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 
 BACKLOG_MAX: Final = 4096
 
 
-class Reservation:
-    """A port that is ours before anybody listens: a bound TCP socket of the kernel.
+class PortReservation:
+    """A port that is ours before a listener has it: a bound TCP socket of the kernel.
 
     The numbers of all devices are the kernel's, so that one name means one program.
     """
 
-    def __init__(self, address: Address, *, reuse: bool = True) -> None:
+    def __init__(self, address: HostPort, *, reuse: bool = True) -> None:
         """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -46,40 +47,44 @@ class Reservation:
             self._socket.close()
             raise
         host, port = self._socket.getsockname()[:2]
-        self.address: Address = (host, port)
+        self.address: HostPort = (host, port)
 
     def close(self) -> None:
         """Give the port back. Safe twice."""
         self._socket.close()
 
 
-class Listening:
+class StreamListener:
     """A listener over one or more devices, and the links that wait to be taken."""
 
     def __init__(
-        self, address: Address, backlog: int, settings: StreamSettings, openings: Sequence[Opening]
+        self,
+        address: HostPort,
+        backlog: int,
+        settings: StreamSettings,
+        contexts: Sequence[DeviceContext],
     ) -> None:
         """Listen; port 0 takes one that is free on all. Raises OSError: EADDRINUSE and others."""
-        self.openings = list(openings)
+        self.contexts = list(contexts)
         self.settings = settings
         self.on_change: Callable[[], None] | None = None
         self.refused = 0  # requests that were none of an rsocket
         self._backlog = max(1, min(backlog, BACKLOG_MAX))
-        self._links: deque[Link] = deque()
-        self._answered: set[Link] = set()  # and not established yet
+        self._links: deque[StreamLink] = deque()
+        self._answered: set[StreamLink] = set()  # and not established yet
         # By device, each guarded by its lock: locks of two devices are never held together here.
-        self._waiting: dict[Opening, deque[ConnectionEvent]] = {
-            opening: deque() for opening in self.openings
+        self._waiting: dict[DeviceContext, deque[VerbsConnectionEvent]] = {
+            context: deque() for context in self.contexts
         }
         self._listeners: list[Listener] = []
         self.local = address
         reservation = None
-        if address[1] == 0 and len(self.openings) > 1:
-            reservation = Reservation(address)
+        if address[1] == 0 and len(self.contexts) > 1:
+            reservation = PortReservation(address)
             self.local = reservation.address
         try:
-            for opening in self.openings:
-                self._listen(opening)
+            for context in self.contexts:
+                self._listen(context)
         except OSError:
             self.close()
             raise
@@ -87,27 +92,27 @@ class Listening:
             if reservation is not None:
                 reservation.close()
 
-    def _listen(self, opening: Opening) -> None:
-        with opening.adapter.lock:
-            listener = opening.adapter.listen(
+    def _listen(self, context: DeviceContext) -> None:
+        with context.adapter.lock:
+            listener = context.adapter.listen(
                 self.local,
                 PortSpace.TCP,
                 backlog=self._backlog,
-                on_event=lambda event: self._handle_event(opening, event),
+                on_event=lambda event: self._handle_event(context, event),
             )
             self._listeners.append(listener)
             self.local = listener.local
 
-    def accept(self) -> Link | None:
+    def accept(self) -> StreamLink | None:
         """Take the next connected link, `None` if there is none. Never waits."""
         try:
             link = self._links.popleft()
         except IndexError:
             return None
-        for opening, waiting in self._waiting.items():
+        for context, waiting in self._waiting.items():
             if waiting:
-                with opening.adapter.lock:
-                    self._answer_waiting(opening)
+                with context.adapter.lock:
+                    self._answer_waiting(context)
         return link
 
     def readiness(self) -> Readiness:
@@ -115,14 +120,14 @@ class Listening:
         return Readiness(bool(self._links), False, False, False)
 
     def close(self) -> None:
-        """Stop listening; links that nobody has taken are broken off. Safe twice."""
+        """Stop listening; links that were not accepted are broken off. Safe twice."""
         self.on_change = None
         listeners, self._listeners = self._listeners, []
-        for opening, listener in zip(self.openings, listeners, strict=False):
-            with opening.adapter.lock:
+        for context, listener in zip(self.contexts, listeners, strict=False):
+            with context.adapter.lock:
                 listener.close()
-        for opening, waiting in self._waiting.items():
-            with opening.adapter.lock:
+        for context, waiting in self._waiting.items():
+            with context.adapter.lock:
                 while waiting:
                     waiting.popleft().connection.close()
         links = [*self._links, *self._answered]
@@ -133,29 +138,31 @@ class Listening:
 
     # -- what the devices say; their lock held
 
-    def _handle_event(self, opening: Opening, event: ConnectionEvent) -> None:
+    def _handle_event(self, context: DeviceContext, event: VerbsConnectionEvent) -> None:
         if event.kind is not ConnectionEventKind.REQUEST:
             return
-        event.connection.on_event = lambda end: self._forget_request(opening, end)
-        self._waiting[opening].append(event)
-        opening.adapter.call_soon(lambda: self._answer_waiting(opening))
+        event.connection.on_event = lambda end: self._forget_request(context, end)
+        self._waiting[context].append(event)
+        context.adapter.call_soon(lambda: self._answer_waiting(context))
 
-    def _forget_request(self, opening: Opening, end: ConnectionEvent) -> None:
+    def _forget_request(self, context: DeviceContext, end: VerbsConnectionEvent) -> None:
         """Drop a request that went before it was answered."""
-        waiting = self._waiting[opening]
+        waiting = self._waiting[context]
         for request in list(waiting):
             if request.connection is end.connection:
                 waiting.remove(request)
 
-    def _answer_waiting(self, opening: Opening) -> None:
-        """Answer requests while those who are connected have room."""
-        waiting = self._waiting[opening]
+    def _answer_waiting(self, context: DeviceContext) -> None:
+        """Answer requests while the backlog has room."""
+        waiting = self._waiting[context]
         while waiting and len(self._links) + len(self._answered) < self._backlog:
             event = waiting.popleft()
-            self._answer(opening, event.connection, event.parameters.private_data)
+            self._answer(context, event.connection, event.parameters.private_data)
 
-    def _answer(self, opening: Opening, connection: Connection, private_data: bytes) -> None:
-        link = Link([opening], self.settings)
+    def _answer(
+        self, context: DeviceContext, connection: VerbsConnection, private_data: bytes
+    ) -> None:
+        link = StreamLink([context], self.settings)
         link.on_change = lambda: self._note(link)
         self._answered.add(link)
         try:
@@ -163,7 +170,7 @@ class Listening:
         except RemoteProtocolError:
             self._answered.discard(link)
             self.refused += 1
-            opening.stats.refused_private_data += 1
+            context.stats.refused_private_data += 1
             connection.reject()
         except OSError as error:
             self._answered.discard(link)
@@ -172,7 +179,7 @@ class Listening:
             else:
                 connection.close()
 
-    def _note(self, link: Link) -> None:
+    def _note(self, link: StreamLink) -> None:
         """Move a link that has been established to those that can be taken."""
         if link not in self._answered or link.state is LinkState.CONNECTING:
             return
@@ -185,4 +192,4 @@ class Listening:
                 tell()
         else:
             link.close(0)
-            self._answer_waiting(link.opening)
+            self._answer_waiting(link.context)

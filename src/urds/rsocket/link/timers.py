@@ -1,7 +1,7 @@
-"""Alarms: what is due at a time although nobody calls, of all rsockets of a process.
+"""Timers of all rsockets of a process: what is due at a time without a call.
 
 A socket needs time for two things only: to ask a silent peer whether it lives, and to give up
-what a closed socket still wanted to send. One thread, made by the first alarm, serves both.
+what a closed socket still wanted to send. One thread, made by the first timer, serves both.
 """
 
 import heapq
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from urds.forks import renewed
+from urds.common.forks import renewed
 
 _NS: Final = 1_000_000_000
 
 
-class Alarm:
-    """One call that is due; once cancelled it keeps nobody alive."""
+class Timer:
+    """One call that is due; once cancelled it keeps nothing alive."""
 
     __slots__ = ("call",)
 
@@ -30,8 +30,8 @@ class Alarm:
         self.call = None
 
 
-class Alarms:
-    """Calls that are due; each runs without a lock, in the alarms' own thread."""
+class TimerThread:
+    """Calls that are due; each runs without a lock, in the thread of the timers."""
 
     def __init__(self) -> None:
         self.begin()
@@ -39,20 +39,20 @@ class Alarms:
     def begin(self) -> None:
         """Be as new: at first, and in the child of a fork, where the thread is not."""
         self._changed = renewed(threading.Condition())
-        self._due: list[tuple[int, int, Alarm]] = []
+        self._due: list[tuple[int, int, Timer]] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None
 
-    def call_at(self, deadline_ns: int, call: Callable[[], None]) -> Alarm:
+    def call_at(self, deadline_ns: int, call: Callable[[], None]) -> Timer:
         """Run `call` at a time of the monotonic clock, or shortly after. Safe from any thread."""
-        alarm = Alarm(call)
+        timer = Timer(call)
         with self._changed:
-            heapq.heappush(self._due, (deadline_ns, next(self._numbers), alarm))
+            heapq.heappush(self._due, (deadline_ns, next(self._numbers), timer))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="urds-alarms", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="urds-timers", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        return alarm
+        return timer
 
     def _run(self) -> None:
         while True:
@@ -68,7 +68,7 @@ class Alarms:
             del call  # else it would live until the next one is due
 
 
-alarms = Alarms()
+timers = TimerThread()
 
 
-os.register_at_fork(after_in_child=alarms.begin)
+os.register_at_fork(after_in_child=timers.begin)

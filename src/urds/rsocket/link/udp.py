@@ -1,14 +1,25 @@
-"""The real UDP socket of a datagram rsocket: non-blocking, of one family, with known addresses."""
+"""The real UDP sockets of datagram rsockets, and the thread that reads them.
+
+By UDP come first datagrams, control messages, and one datagram a second from each peer: too little
+to have every waiting thread look there, and a control message needs its answer while none waits.
+So one thread does it, made by the first socket; it also carries out what callbacks of a device ask
+for, since they hold that device's lock and must not take another's.
+"""
 
 import errno
+import os
+import select
 import socket
 import struct
 import threading
+from collections import deque
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
-from urds.forks import renewed
-from urds.rsocket.dgram import SLOT_BYTES, Address, ByUdp
+from urds.common.forks import renewed
+from urds.common.types import HostPort
+from urds.rsocket.core.datagram import SLOT_BYTES, ByUdp
 
 READ_BYTES: Final = 2 * SLOT_BYTES  # one that is longer than a slot is seen to be
 _ANCILLARY_BYTES: Final = 64
@@ -21,8 +32,8 @@ _IN6_PKTINFO: Final = struct.Struct("=16sI")
 class UdpDatagram(NamedTuple):
     """What came, from where, and to which address of ours if the socket has several."""
 
-    octets: bytes
-    source: Address
+    data: bytes
+    source: HostPort
     local_host: str
 
 
@@ -48,26 +59,26 @@ class UdpSocket:
         """Return the descriptor, -1 if it is closed."""
         return self._socket.fileno()
 
-    def bind(self, address: Address) -> None:
+    def bind(self, address: HostPort) -> None:
         """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE and others."""
         with self._lock:
             self._socket.bind(address)
             if self._is_wildcard():
                 self._ask_for_targets()
 
-    def connect(self, address: Address) -> None:
-        """Let the kernel hear `address` alone, and tell us when nobody is there."""
+    def connect(self, address: HostPort) -> None:
+        """Let the kernel hear `address` alone, and report when no socket is there."""
         with self._lock:
             self._socket.connect(address)
 
     @property
-    def local(self) -> Address:
+    def local(self) -> HostPort:
         """Return our address now. Raises OSError."""
         with self._lock:
             return _address_of(self._socket.getsockname())
 
     @property
-    def peer(self) -> Address:
+    def peer(self) -> HostPort:
         """Return the address we are connected to. Raises OSError: ENOTCONN."""
         with self._lock:
             return _address_of(self._socket.getpeername())
@@ -76,15 +87,15 @@ class UdpSocket:
         """Send one datagram. Raises BlockingIOError and what sendto says."""
         ancillary = self._leaving_from(what.local_host) if what.local_host else []
         with self._lock:
-            self._socket.sendmsg([what.octets], ancillary, 0, what.target)
+            self._socket.sendmsg([what.data], ancillary, 0, what.target)
 
     def receive(self) -> UdpDatagram:
         """Take one datagram. Raises BlockingIOError; OSError for an earlier one of ours."""
         with self._lock:
-            octets, ancillary, _, name = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
-        return UdpDatagram(octets, _address_of(name), _target_of(ancillary))
+            data, ancillary, _, name = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
+        return UdpDatagram(data, _address_of(name), _target_of(ancillary))
 
-    def host_towards(self, target: Address) -> str:
+    def host_towards(self, target: HostPort) -> str:
         """Return our address on the way to `target`. Raises OSError: ENETUNREACH and others."""
         host = self.local[0]
         if not ip_address(host.partition("%")[0]).is_unspecified:
@@ -100,7 +111,7 @@ class UdpSocket:
             self._socket.setsockopt(level, option, value)
 
     def get_option(self, level: int, option: int, buffer_bytes: int = 0) -> int | bytes:
-        """Return an option: a number, or octets if their count is given. Raises OSError."""
+        """Return an option: a number, or bytes if their count is given. Raises OSError."""
         with self._lock:
             if buffer_bytes:
                 return self._socket.getsockopt(level, option, buffer_bytes)
@@ -129,13 +140,13 @@ class UdpSocket:
             self._socket.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
 
     def _leaving_from(self, host: str) -> list[tuple[int, int, bytes]]:
-        octets = ip_address(host).packed
+        data = ip_address(host).packed
         if self.family == socket.AF_INET6:
-            return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _IN6_PKTINFO.pack(octets, 0))]
-        return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, octets, bytes(4)))]
+            return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _IN6_PKTINFO.pack(data, 0))]
+        return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, data, bytes(4)))]
 
 
-def _address_of(name: Any) -> Address:
+def _address_of(name: Any) -> HostPort:
     """Return the address of a socket's name; an IPv6 scope stays in it."""
     host, port = name[0], name[1]
     if len(name) == 4 and name[3] and "%" not in host:
@@ -145,10 +156,94 @@ def _address_of(name: Any) -> Address:
 
 def _target_of(ancillary: list[tuple[int, int, bytes]]) -> str:
     """Return which address of ours a datagram went to; empty: not known, or that of a group."""
-    for level, kind, octets in ancillary:
+    for level, kind, data in ancillary:
         if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
-            return socket.inet_ntop(socket.AF_INET, _IN_PKTINFO.unpack(octets)[1])
+            return socket.inet_ntop(socket.AF_INET, _IN_PKTINFO.unpack(data)[1])
         if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
-            host = socket.inet_ntop(socket.AF_INET6, _IN6_PKTINFO.unpack(octets)[0])
+            host = socket.inet_ntop(socket.AF_INET6, _IN6_PKTINFO.unpack(data)[0])
             return "" if ip_address(host).is_multicast else host
     return ""
+
+
+Handler = Callable[[], None]
+
+
+class DatagramService:
+    """One thread; its calls are safe from any thread. Handlers run in it without a lock."""
+
+    def __init__(self) -> None:
+        self._lock = renewed(threading.Lock())
+        self._epoll = select.epoll()
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._doorbell, select.EPOLLIN)
+        self._handlers: dict[int, Handler] = {}
+        self._calls: deque[Handler] = deque()
+        self._thread = threading.Thread(target=self._run, name="urds-datagrams", daemon=True)
+        self._thread.start()
+
+    def watch(self, descriptor: int, handler: Handler) -> None:
+        """Call `handler` whenever the descriptor is readable. It must not raise."""
+        with self._lock:
+            self._handlers[descriptor] = handler
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop that, before the descriptor is closed; a last call may be under way."""
+        with self._lock:
+            if self._handlers.pop(descriptor, None) is not None:
+                self._epoll.unregister(descriptor)
+
+    def call_soon(self, call: Handler) -> None:
+        """Run `call` soon. It must not raise."""
+        self._calls.append(call)
+        os.eventfd_write(self._doorbell, 1)
+
+    def abandon_in_child(self) -> None:
+        """Close what the child of a fork has of it; the thread is the parent's."""
+        self._epoll.close()
+        os.close(self._doorbell)
+
+    def _run(self) -> None:
+        while True:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == self._doorbell:
+                    os.eventfd_read(self._doorbell)
+                    continue
+                with self._lock:
+                    handler = self._handlers.get(descriptor)
+                if handler is not None:
+                    handler()
+            while self._calls:
+                self._calls.popleft()()
+
+
+class _ProcessService:
+    """The service of this process, once there is one."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Have no service."""
+        self.lock = renewed(threading.RLock())  # a finalizer may call while its thread is in here
+        self.service: DatagramService | None = None
+
+
+_process = _ProcessService()
+
+
+def service() -> DatagramService:
+    """Return the service of this process."""
+    with _process.lock:
+        if _process.service is None:
+            _process.service = DatagramService()
+        return _process.service
+
+
+def _abandon_in_child() -> None:
+    if _process.service is not None:
+        _process.service.abandon_in_child()
+    _process.begin()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

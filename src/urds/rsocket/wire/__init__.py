@@ -1,4 +1,4 @@
-"""Octets of rsockets to frozen records and back: pure functions without sockets, time and state.
+"""Bytes of rsockets to frozen records and back: pure functions without sockets, time and state.
 
 Three modules: what both sides tell each other while they connect, the messages of a stream, and
 the headers of datagrams. A parsed record is a valid one, and `WireError` says which value broke

@@ -1,19 +1,19 @@
-"""Private data of a stream's connect: 40 octets in the CM request, and 40 in the reply.
+"""Private data of a stream's connect: 40 bytes in the CM request, and 40 in the reply.
 
 Each side says where the peer writes: the table of entries in which it hears of receive space
 (`target_sgl`, whose length counts entries), the iomap behind that table under the same key, and
 the first piece of receive space (`data_buffer`). The connection manager pads private data with
-zeros, so longer octets are read from the front; in a request they stand behind the 36 octets of
+zeros, so longer bytes are read from the front; in a request they stand behind the 36 bytes of
 the RDMA-CM header, which is not ours to read.
-Source: rdma-core 691953d8 librdmacm/rsocket.c (rsocket.md section 2.1).
+Source: rdma-core 691953d8 librdmacm/rsocket.c (docs/reference/rsocket.md 2.1).
 """
 
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Final, Literal, Self
 
-from urds.errors import WireError
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
 
 ByteOrder = Literal["little", "big"]
 
@@ -26,19 +26,19 @@ _SLOTS_SCALED_MAX: Final = 0x7F << 8
 
 # address key length
 _SGE: Final[dict[ByteOrder, Layout]] = {
-    "little": Layout("SGE", "<QII", octets=SGE_BYTES),
-    "big": Layout("SGE", ">QII", octets=SGE_BYTES),
+    "little": Layout("SGE", "<QII", size_bytes=SGE_BYTES),
+    "big": Layout("SGE", ">QII", size_bytes=SGE_BYTES),
 }
 # version flags credits (3 reserved) iomap_scaled target_sgl data_buffer
-_CONNECT_DATA: Final = Layout("connect data", ">BBH3xB16s16s", octets=CONNECT_DATA_BYTES)
+_CONNECT_DATA: Final = Layout("connect data", ">BBH3xB16s16s", size_bytes=CONNECT_DATA_BYTES)
 
 
 class ConnectFlag(IntFlag):
     """Flags of a side. Unknown bits are kept, for a later sender may mean something by them."""
 
     BIG_ENDIAN = 1  # of the sender's host, and so of the tables in its memory
-    IOMAP = 2  # always set by the original
-    OWN = 0x80  # a peer of ours; the original neither sets nor reads it
+    IOMAP = 2  # always set by librdmacm
+    URDS = 0x80  # a urds peer; librdmacm neither sets nor reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +47,31 @@ class Sge:
 
     address: int
     key: int
-    length: int  # octets; of `target_sgl` entries
+    length: int  # bytes; of `target_sgl` entries
 
     def emit(self, byte_order: ByteOrder) -> bytes:
-        """Write 16 octets in the order of the table's owner. Raises WireError out of range."""
+        """Write 16 bytes in the order of the table's owner. Raises WireError out of range."""
         return _SGE[byte_order].pack(self.address, self.key, self.length)
 
     @classmethod
-    def parse(cls, octets: bytes | bytearray | memoryview, byte_order: ByteOrder) -> Self:
-        """Read one entry; copies its 16 octets. Raises WireError for another size."""
-        return cls(*_SGE[byte_order].unpack(bytes(octets)))
+    def parse(cls, data: bytes | bytearray | memoryview, byte_order: ByteOrder) -> Self:
+        """Read one entry; copies its 16 bytes. Raises WireError for another size."""
+        return cls(*_SGE[byte_order].unpack(bytes(data)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectData:
-    """What one side tells the other. Whether the version is known, the core judges."""
+    """What one side tells the other. The core checks the version."""
 
     flags: ConnectFlag
     credits: int  # messages that may be sent before the first update
-    iomap_slots: int  # as many as the scaled octet says: never more than there are
+    iomap_slots: int  # as many as the scaled byte says: never more than there are
     target_sgl: Sge
     data_buffer: Sge
     version: int = VERSION
 
     def emit(self) -> bytes:
-        """Write 40 octets. Raises WireError if a field does not fit."""
+        """Write 40 bytes. Raises WireError if a field does not fit."""
         return _CONNECT_DATA.pack(
             self.version,
             self.flags,
@@ -82,12 +82,12 @@ class ConnectData:
         )
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read the first 40 octets, of any version. Raises WireError if they are fewer."""
-        if len(octets) < CONNECT_DATA_BYTES:
-            raise WireError(f"connect data of {len(octets)} octets, less than {CONNECT_DATA_BYTES}")
+    def parse(cls, data: bytes) -> Self:
+        """Read the first 40 bytes, of any version. Raises WireError if they are fewer."""
+        if len(data) < CONNECT_DATA_BYTES:
+            raise WireError(f"connect data of {len(data)} bytes, less than {CONNECT_DATA_BYTES}")
         version, flags, credit_count, slots_scaled, target_sgl, data_buffer = _CONNECT_DATA.unpack(
-            octets[:CONNECT_DATA_BYTES]
+            data[:CONNECT_DATA_BYTES]
         )
         return cls(
             version=version,
@@ -109,7 +109,7 @@ def scale_slots(slot_count: int) -> int:
         raise WireError(f"{slot_count} iomap slots are not in 0 to {SLOTS_MAX}")
     if slot_count <= _SLOTS_PLAIN_MAX:
         return slot_count
-    # The original loses the top bit of 32,768 and more, and so tells 128 of 32,768 slots.
+    # librdmacm loses the top bit of 32,768 and more, and so tells 128 of 32,768 slots.
     return 0x80 | min(slot_count, _SLOTS_SCALED_MAX) >> 8
 
 

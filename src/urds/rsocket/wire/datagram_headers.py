@@ -1,10 +1,10 @@
-"""Headers before the octets of a datagram, one for each of its two ways.
+"""Headers before the bytes of a datagram, one for UDP and one for queue pairs.
 
 Over UDP travels what finds no queue pair yet: `UdpHeader` brings the sender's queue pair number.
-Over a queue pair `QpHeader` says who sent it, for a datagram may come by way of the receiver's own
+Over a queue pair `QpHeader` says who sent it, for a datagram may come through the receiver's own
 service. Parsers return the header and a view of what follows it, without a copy.
-Source: rdma-core 691953d8 librdmacm/rsocket.c (rsocket.md section 10; where the design document
-differs from the code, the code).
+Source: rdma-core 691953d8 librdmacm/rsocket.c (docs/reference/rsocket.md 10; where the design
+document differs from the code, the code).
 """
 
 import struct
@@ -13,8 +13,8 @@ from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Self
 
-from urds.errors import WireError
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
 
 UDP_HEADER_V4_BYTES: Final = 16
 UDP_HEADER_V6_BYTES: Final = 28
@@ -26,14 +26,14 @@ _TAG: Final = 0x55555555
 # tag version op length (1 reserved) qpn address
 _UDP_START: Final = struct.Struct(">IBBB")
 _UDP: Final = {
-    4: Layout("UDP header", ">IBBBxI4s", octets=UDP_HEADER_V4_BYTES),
-    6: Layout("UDP header (IPv6)", ">IBBBxI16s", octets=UDP_HEADER_V6_BYTES),
+    4: Layout("UDP header", ">IBBBxI4s", size_bytes=UDP_HEADER_V4_BYTES),
+    6: Layout("UDP header (IPv6)", ">IBBBxI16s", size_bytes=UDP_HEADER_V6_BYTES),
 }
 # version length port [flow_info] address
 _QP_START: Final = struct.Struct(">BB")
 _QP: Final = {
-    4: Layout("QP header", ">BBH4s", octets=QP_HEADER_V4_BYTES),
-    6: Layout("QP header (IPv6)", ">BBHI16s", octets=QP_HEADER_V6_BYTES),
+    4: Layout("QP header", ">BBH4s", size_bytes=QP_HEADER_V4_BYTES),
+    6: Layout("QP header (IPv6)", ">BBHI16s", size_bytes=QP_HEADER_V6_BYTES),
 }
 
 
@@ -58,22 +58,22 @@ class UdpHeader:
     address: IPv4Address | IPv6Address
 
     def emit(self) -> bytes:
-        """Write 16 octets for IPv4, 28 for IPv6. Raises WireError if a field does not fit."""
+        """Write 16 bytes for IPv4, 28 for IPv6. Raises WireError if a field does not fit."""
         _check_qpn(self.qpn)
         version = self.address.version
         layout = _UDP[version]
-        return layout.pack(_TAG, version, self.op, layout.octets, self.qpn, self.address.packed)
+        return layout.pack(_TAG, version, self.op, layout.size_bytes, self.qpn, self.address.packed)
 
     @classmethod
-    def parse(cls, octets: bytes | bytearray | memoryview) -> tuple[Self, memoryview]:
+    def parse(cls, data: bytes | bytearray | memoryview) -> tuple[Self, memoryview]:
         """Read a header from the front; return it and a view of the rest.
 
-        Raises WireError for too few octets, another tag, a version and length that do not belong
+        Raises WireError for too few bytes, another tag, a version and length that do not belong
         together, an unknown operation, a number of more than 24 bits.
         """
-        view = memoryview(octets)
+        view = memoryview(data)
         if len(view) < _UDP_START.size:
-            raise WireError(f"UDP header of {len(view)} octets, less than {UDP_HEADER_V4_BYTES}")
+            raise WireError(f"UDP header of {len(view)} bytes, less than {UDP_HEADER_V4_BYTES}")
         tag, version, number, header_bytes = _UDP_START.unpack_from(view)
         if tag != _TAG:
             raise WireError(f"tag {tag:#010x} of a UDP header is not {_TAG:#010x}")
@@ -81,9 +81,9 @@ class UdpHeader:
         op = _OPS.get(number)
         if op is None:
             raise WireError(f"operation {number} of a UDP header is neither 0 nor 7")
-        *_, qpn, address = layout.unpack(bytes(view[: layout.octets]))
+        *_, qpn, address = layout.unpack(bytes(view[: layout.size_bytes]))
         _check_qpn(qpn)
-        return cls(op, qpn, _address_of(version, address)), view[layout.octets :]
+        return cls(op, qpn, _address_of(version, address)), view[layout.size_bytes :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +95,30 @@ class QpHeader:
     flow_info: int = 0  # of IPv6 alone
 
     def emit(self) -> bytes:
-        """Write 8 octets for IPv4, 24 for IPv6. Raises WireError if a field does not fit."""
+        """Write 8 bytes for IPv4, 24 for IPv6. Raises WireError if a field does not fit."""
         version = self.address.version
         layout = _QP[version]
         if version == 6:
             return layout.pack(
-                version, layout.octets, self.port, self.flow_info, self.address.packed
+                version, layout.size_bytes, self.port, self.flow_info, self.address.packed
             )
         if self.flow_info:
             raise WireError(f"flow info {self.flow_info} of an IPv4 address is not 0")
-        return layout.pack(version, layout.octets, self.port, self.address.packed)
+        return layout.pack(version, layout.size_bytes, self.port, self.address.packed)
 
     @classmethod
-    def parse(cls, octets: bytes | bytearray | memoryview) -> tuple[Self, memoryview]:
+    def parse(cls, data: bytes | bytearray | memoryview) -> tuple[Self, memoryview]:
         """Read a header from the front; return it and a view of the rest.
 
-        Raises WireError for too few octets, or a version and length that do not belong together.
+        Raises WireError for too few bytes, or a version and length that do not belong together.
         """
-        view = memoryview(octets)
+        view = memoryview(data)
         if len(view) < _QP_START.size:
-            raise WireError(f"QP header of {len(view)} octets, less than {QP_HEADER_V4_BYTES}")
+            raise WireError(f"QP header of {len(view)} bytes, less than {QP_HEADER_V4_BYTES}")
         version, header_bytes = _QP_START.unpack_from(view)
         layout = _layout_of(_QP, version, header_bytes, view)
-        port, *flow_info, address = layout.unpack(bytes(view[: layout.octets]))[2:]
-        return cls(port, _address_of(version, address), *flow_info), view[layout.octets :]
+        port, *flow_info, address = layout.unpack(bytes(view[: layout.size_bytes]))[2:]
+        return cls(port, _address_of(version, address), *flow_info), view[layout.size_bytes :]
 
 
 def _layout_of(
@@ -127,10 +127,12 @@ def _layout_of(
     layout = layouts.get(version)
     if layout is None:
         raise WireError(f"IP version {version} of a datagram header is neither 4 nor 6")
-    if header_bytes != layout.octets:
-        raise WireError(f"length {header_bytes} of an IPv{version} header is not {layout.octets}")
-    if len(view) < layout.octets:
-        raise WireError(f"IPv{version} header of {len(view)} octets, less than {layout.octets}")
+    if header_bytes != layout.size_bytes:
+        raise WireError(
+            f"length {header_bytes} of an IPv{version} header is not {layout.size_bytes}"
+        )
+    if len(view) < layout.size_bytes:
+        raise WireError(f"IPv{version} header of {len(view)} bytes, less than {layout.size_bytes}")
     return layout
 
 
@@ -139,5 +141,5 @@ def _check_qpn(qpn: int) -> None:
         raise WireError(f"queue pair number {qpn} is not in 0 to {QPN_MAX}")
 
 
-def _address_of(version: int, octets: bytes) -> IPv4Address | IPv6Address:
-    return IPv4Address(octets) if version == 4 else IPv6Address(octets)
+def _address_of(version: int, data: bytes) -> IPv4Address | IPv6Address:
+    return IPv4Address(data) if version == 4 else IPv6Address(data)

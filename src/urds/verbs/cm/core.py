@@ -1,51 +1,112 @@
-"""Connections over a service that loses, repeats and reorders datagrams: the manager's core.
+"""The connection manager's core: connections over datagrams that are lost, repeated and reordered.
 
-A value machine: calls, octets and `now_ns` go in; octets to a route and events come out. It knows
-no queue pair, only the numbers that the two sides tell each other.
+A value machine: calls, bytes and `now_ns` go in; bytes to a route and events come out. It knows
+no queue pair, only the numbers that the two sides exchange.
 
     requester                    listener
     connect  -> REQ  ----------> REQUEST to the owner
-                     <---------- MRA, to a repeated REQ while the owner thinks
+                     <---------- MRA, to a repeated REQ before the owner has answered
     ESTABLISHED      <---------- REP  <- accept        (or REJ <- reject)
              -> RTU  ----------> ESTABLISHED           (data does the same: an RTU may be lost)
     either:  -> DREQ ----------> DISCONNECTED
     DISCONNECTED     <---------- DREP
 
-What waits for an answer is sent again, at doubling intervals and a bounded number of times, so
-every message may come twice: a REQ that was answered gets its answer again, a REP another RTU, a
-DREQ of an unknown connection a DREP. Answers to strangers are never longer than the question
-and cost no memory. A datagram space knows SIDR_REQ and SIDR_REP alone: the connection is over for
-the core once it is established.
+Messages that wait for an answer are retried, at doubling intervals and a bounded number of times,
+so every message may come twice: a REQ that was answered gets its answer again, a REP another RTU,
+a DREQ of an unknown connection a DREP. Answers to unknown senders are never longer than the request
+and cost no memory. A datagram space uses SIDR_REQ and SIDR_REP alone: the core forgets the
+connection once it is established.
 
-Source: verbs-and-roce.md 14.3 for behaviour; where we leave it, the comment says so.
+Source: docs/reference/verbs-and-roce.md 14.3 for behaviour; comments name the differences.
 """
 
 import errno
+from collections import Counter, OrderedDict, deque
 from collections.abc import KeysView
 from functools import lru_cache
 from ipaddress import IPv6Address
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from urds.errors import WireError
-from urds.verbs.cm.exchange import Exchange, check_private_data
-from urds.verbs.cm.messages import Message, MessageKind, Offer, Reason
+from urds.common.errors import WireError
+from urds.common.timers import Deadlines
+from urds.common.types import HostPort
+from urds.verbs.cm.messages import (
+    CONTEXT_GUID_BYTES,
+    PRIVATE_DATA_BYTES_MAX,
+    CmMessage,
+    CmMessageKind,
+    Offer,
+    RejectReason,
+)
+from urds.verbs.cm.peer_monitor import PeerKey, PeerMonitor
 from urds.verbs.cm.records import (
-    Address,
     CmConnection,
     CmEvent,
     CmEventKind,
     CmListener,
+    CmSettings,
     CmState,
+    CmStats,
     Route,
 )
 
+if TYPE_CHECKING:
+    from random import Random
 
-class CmCore(Exchange):
-    """All connections of one opening of a device."""
+_ANY_HOSTS: Final = ("0.0.0.0", "::")
+_END_OF_REASON: Final = {
+    RejectReason.CONSUMER: CmEventKind.REJECTED,
+    RejectReason.INVALID_SERVICE: CmEventKind.REFUSED,
+    RejectReason.NO_RESOURCES: CmEventKind.REFUSED,
+}
+_REPEATED: Final = (CmState.REQ_SENT, CmState.REP_SENT, CmState.DREQ_SENT)
+RequestKey = tuple[bytes, int]  # the requester's opening, its id or its queue pair
+
+
+def check_private_data(data: bytes) -> None:
+    """Raise OSError ENOMEM for private data over the limit."""
+    if len(data) > PRIVATE_DATA_BYTES_MAX:
+        raise OSError(
+            errno.ENOMEM,
+            f"private data of {len(data)} bytes, limit {PRIVATE_DATA_BYTES_MAX}",
+        )
+
+
+class CmCore:
+    """All connections of one device context."""
+
+    def __init__(self, *, random: "Random", settings: CmSettings | None = None) -> None:
+        self.settings = settings or CmSettings()
+        self.stats = CmStats()
+        # A number of its own for each opening, as a node GUID tells adapters apart; a process
+        # that is started anew is another one.
+        self.context_guid = random.randbytes(CONTEXT_GUID_BYTES)
+        self._random = random
+        self._outgoing: deque[tuple[Route, bytes]] = deque()
+        self._events: deque[CmEvent] = deque()
+        self._listeners: dict[tuple[int, str, int], CmListener] = {}
+        self._connections: dict[int, CmConnection] = {}
+        self._routes: Counter[Route] = Counter()  # connections per route
+        self._requests: dict[RequestKey, CmConnection] = {}
+        self._queue_pairs: dict[RequestKey, CmConnection] = {}
+        # Answers to requests that are over; empty: none is due. A late duplicate of a request
+        # must not become a new connection, and a lost refusal has to be said again.
+        self._past: OrderedDict[RequestKey, bytes] = OrderedDict()
+        self._pending = 0
+        self._deadlines: Deadlines[int] = Deadlines()
+        self._peer_deadlines: Deadlines[PeerKey] = Deadlines()
+        self._peers = PeerMonitor(
+            context_guid=self.context_guid,
+            settings=self.settings,
+            stats=self.stats,
+            random=random,
+            deadlines=self._peer_deadlines,
+            send=self._send,
+        )
 
     # -- calls of the owner
 
-    def listen(self, *, local: Address, space: int, backlog: int, owner: Any = None) -> CmListener:
+    def listen(self, *, local: HostPort, space: int, backlog: int, owner: Any = None) -> CmListener:
         """Listen at an address of `space`. Raises OSError: EADDRINUSE."""
         key = (space, *local)
         if key in self._listeners:
@@ -55,7 +116,7 @@ class CmCore(Exchange):
         return listener
 
     def unlisten(self, listener: CmListener) -> None:
-        """Refuse requests from now on; those that the owner has stay valid."""
+        """Reject requests from now on; those that the owner has stay valid."""
         self._listeners.pop((listener.space, listener.host, listener.port), None)
 
     def connect(
@@ -63,17 +124,17 @@ class CmCore(Exchange):
         *,
         route: Route,
         space: int,
-        local: Address,
-        peer: Address,
-        request: Message,
+        local: HostPort,
+        peer: HostPort,
+        request: CmMessage,
         now_ns: int,
         give_up_ns: int | None = None,
         owner: Any = None,
     ) -> CmConnection:
-        """Ask for a connection; `request` holds addresses, offer and private data.
+        """Request a connection; `request` holds addresses, offer and private data.
 
-        `give_up_ns` is a time of the clock, beside the bounded tries. Raises OSError ENOMEM for
-        private data over the limit or too many connections.
+        `give_up_ns` is a time of the clock, in addition to the bounded tries. Raises OSError ENOMEM
+        for private data over the limit or too many connections.
         """
         check_private_data(request.private_data)
         if len(self._connections) >= self.settings.connections_max:
@@ -81,13 +142,13 @@ class CmCore(Exchange):
                 errno.ENOMEM, f"{len(self._connections)} connections, as many as there may be"
             )
         connection = CmConnection(
-            self._new_id(), route, space, True, local, peer, CmState.REQUEST_SENT, request.offer
+            self._new_id(), route, space, True, local, peer, CmState.REQ_SENT, request.offer
         )
         connection.owner, connection.give_up_ns = owner, give_up_ns
-        kind = MessageKind.SIDR_REQ if connection.is_datagram else MessageKind.REQ
-        connection.octets = Message(
+        kind = CmMessageKind.SIDR_REQ if connection.is_datagram else CmMessageKind.REQ
+        connection.data = CmMessage(
             kind=kind,
-            opening=self.opening,
+            context_guid=self.context_guid,
             local_id=connection.local_id,
             space=space,
             source=request.source,
@@ -99,78 +160,79 @@ class CmCore(Exchange):
         ).emit()
         self._add(connection)
         self.stats.requests_sent += 1
-        self._repeat(connection, now_ns)
+        self._send_with_retry(connection, now_ns)
         return connection
 
     def accept(
         self, connection: CmConnection, *, offer: Offer, private_data: bytes, now_ns: int
     ) -> None:
-        """Answer a request. Raises OSError: EINVAL if it waits for none, ENOMEM as `connect`."""
+        """Answer a request. Raises OSError: EINVAL if none is pending, ENOMEM as `connect`."""
         check_private_data(private_data)
         if connection.state is not CmState.REQUESTED:
             raise OSError(errno.EINVAL, f"accept of a connection {connection.state.name}")
         self._answered(connection)
         connection.offer = offer
-        kind = MessageKind.SIDR_REP if connection.is_datagram else MessageKind.REP
+        kind = CmMessageKind.SIDR_REP if connection.is_datagram else CmMessageKind.REP
         reply = self._message(connection, kind, offer=offer, private_data=private_data)
-        connection.octets = reply.emit()
+        connection.data = reply.emit()
         if connection.is_datagram:
-            # Nobody confirms it: a repeated request gets the answer from what is remembered.
-            self._put(connection, connection.octets)
-            self._remember(connection, connection.octets)
+            # There is no confirmation: a duplicate request gets the remembered answer.
+            self._put(connection, connection.data)
+            self._remember(connection, connection.data)
             self._establish(connection, None, now_ns)
             return
-        connection.state, connection.tries = CmState.REPLY_SENT, 0
-        self._repeat(connection, now_ns)
+        connection.state, connection.tries = CmState.REP_SENT, 0
+        self._send_with_retry(connection, now_ns)
 
     def reject(self, connection: CmConnection, *, private_data: bytes = b"") -> None:
-        """Refuse a request; no event follows. Raises OSError as `accept`."""
+        """Reject a request; no event follows. Raises OSError as `accept`."""
         check_private_data(private_data)
         if connection.state is not CmState.REQUESTED:
             raise OSError(errno.EINVAL, f"reject of a connection {connection.state.name}")
-        self._turn_down(connection, Reason.CONSUMER, private_data)
+        self._reject_request(connection, RejectReason.CONSUMER, private_data)
 
     def disconnect(self, connection: CmConnection, *, now_ns: int) -> None:
-        """End a connection in order; DISCONNECTED follows, or ERROR where none was yet."""
+        """End a connection; DISCONNECTED follows, or ERROR where none was established yet."""
         if connection.state is CmState.REQUESTED:
-            self._turn_down(connection, Reason.CONSUMER)
-        elif connection.state is CmState.REQUEST_SENT:
+            self._reject_request(connection, RejectReason.CONSUMER)
+        elif connection.state is CmState.REQ_SENT:
             self._cancel(connection, CmEventKind.ERROR, "given up here")
-        elif connection.state in (CmState.REPLY_SENT, CmState.ESTABLISHED):
-            self._leave(connection, Reason.NONE, now_ns)
+        elif connection.state in (CmState.REP_SENT, CmState.ESTABLISHED):
+            self._leave(connection, RejectReason.NONE, now_ns)
 
     def fail(self, connection: CmConnection, *, reason: str, now_ns: int) -> None:
-        """Break a connection whose queue pair failed: BROKEN here at once, there soon.
+        """Break a connection whose queue pair failed: BROKEN here at once, at the peer soon.
 
-        The peer hears of it a little later, so that the queue pair's last answer, which says why,
-        is there first.
+        The peer is told a little later, so that the queue pair's last answer, with the reason,
+        arrives first.
         """
-        if connection.state in (CmState.REPLY_SENT, CmState.ESTABLISHED):
+        if connection.state in (CmState.REP_SENT, CmState.ESTABLISHED):
             self.stats.broken += 1
             self._tell(connection, CmEventKind.BROKEN, reason=reason)
             connection.is_silent = True
-            self._leave(connection, Reason.BROKEN, now_ns, self.settings.error_grace_ns)
+            self._leave(connection, RejectReason.BROKEN, now_ns, self.settings.error_grace_ns)
 
     def forget(self, connection: CmConnection, *, now_ns: int) -> None:
-        """Give no more events of a connection, and end it if it lives.
+        """Emit no more events of a connection, and end it.
 
-        A request that is forgotten was not rejected by anybody: its sender finds nobody here.
+        A request that is forgotten was not rejected by the application: its sender gets
+        INVALID_SERVICE.
         """
         connection.is_silent, connection.owner = True, None
         if connection.state is CmState.REQUESTED:
-            self._turn_down(connection, Reason.INVALID_SERVICE)
+            self._reject_request(connection, RejectReason.INVALID_SERVICE)
         else:
             self.disconnect(connection, now_ns=now_ns)
 
     def close(self) -> None:
-        """Say goodbye to everybody once and forget everything."""
+        """Disconnect every peer once and forget everything."""
         for connection in list(self._connections.values()):
-            if connection.state is CmState.REQUEST_SENT:
-                self._put_rejection(connection, Reason.TIMEOUT)
+            if connection.state is CmState.REQ_SENT:
+                self._send_rejection(connection, RejectReason.TIMEOUT)
             elif connection.state is CmState.REQUESTED:
-                self._put_rejection(connection, Reason.INVALID_SERVICE)
+                self._send_rejection(connection, RejectReason.INVALID_SERVICE)
             else:
-                self._put(connection, self._message(connection, MessageKind.DREQ).emit())
+                self._put(connection, self._message(connection, CmMessageKind.DREQ).emit())
             connection.is_silent = True
             self._drop(connection)
         self._listeners.clear()
@@ -179,26 +241,26 @@ class CmCore(Exchange):
     # -- hints of the driver
 
     def handle_data(self, connection: CmConnection, now_ns: int) -> bool:
-        """Note that a packet for the queue pair arrived from its route; true: it establishes."""
-        if connection.life is not None:
-            connection.life.heard_ns, connection.life.is_hasty = now_ns, False
-        elif connection.state is CmState.REPLY_SENT:
+        """Record that a packet for the queue pair came from its route; true: it establishes."""
+        if connection.monitored_peer is not None:
+            connection.monitored_peer.heard_ns, connection.monitored_peer.is_suspect = now_ns, False
+        elif connection.state is CmState.REP_SENT:
             self.stats.established_by_data += 1
             self._establish(connection, None, now_ns)
             return True
         return False
 
     def handle_unreachable(self, route: Route, now_ns: int) -> None:
-        """Note that a host says nobody is at a route: refuse requests, doubt connections."""
+        """Handle a host's report that a port is closed: fail requests, check connections."""
         for connection in self._of(route):
-            if connection.state is CmState.REQUEST_SENT:
-                self._end(connection, CmEventKind.REFUSED, reason="nobody is there")
-            elif connection.state is CmState.LEAVING:
+            if connection.state is CmState.REQ_SENT:
+                self._end(connection, CmEventKind.REFUSED, reason="no listener there")
+            elif connection.state is CmState.DREQ_SENT:
                 self._end(connection, CmEventKind.DISCONNECTED, reason="peer is gone")
-        self._peers.handle_doubt(route, now_ns)
+        self._peers.handle_suspicion(route, now_ns)
 
     def handle_route_lost(self, route: Route) -> None:
-        """End all connections of a route: the link knows that the peer is gone."""
+        """End all connections of a route: the link reports that the peer is gone."""
         for connection in self._of(route):
             self._lose(connection, "peer is gone")
 
@@ -215,28 +277,27 @@ class CmCore(Exchange):
 
     def receive_data(
         self,
-        octets: bytes,
+        data: bytes,
         *,
         source: Route,
-        local: Address | None = None,
-        peer: Address | None = None,
+        local: HostPort | None = None,
+        peer: HostPort | None = None,
         now_ns: int,
     ) -> None:
-        """Take one message from the route `source`.
+        """Process one message from the route `source`.
 
-        `local` and `peer` are the addresses at which and from which it arrived, where the
-        provider knows: they count more than what the requester believes, for there may be a
-        relay between. None: as a request says.
+        `local` and `peer` are the addresses at which and from which it arrived, if the provider
+        knows them: they override those in the request, for there may be a relay between.
         """
         try:
-            message = Message.parse(octets)
+            message = CmMessage.parse(data)
         except WireError:
             self.stats.dropped_malformed += 1
             return
         for connection in self._peers.handle_message(message, source, now_ns):
             self._lose(connection, "peer was started anew")
         kind = message.kind
-        if kind in (MessageKind.REQ, MessageKind.SIDR_REQ):
+        if kind in (CmMessageKind.REQ, CmMessageKind.SIDR_REQ):
             self._receive_request(
                 message,
                 source,
@@ -244,7 +305,7 @@ class CmCore(Exchange):
                 peer or (_host(message.source), message.source_port),
                 now_ns,
             )
-        elif kind not in (MessageKind.ALIVE, MessageKind.ALIVE_ANSWER):
+        elif kind not in (CmMessageKind.ALIVE, CmMessageKind.ALIVE_ANSWER):
             known = self._find(message, source)
             if known is None:
                 self._answer_unknown(message, source)
@@ -252,12 +313,12 @@ class CmCore(Exchange):
                 self._receive_known(known, message, now_ns)
 
     def handle_timeout(self, now_ns: int) -> None:
-        """Do what is due."""
+        """Run the timers that are due."""
         while (local_id := self._deadlines.pop_due(now_ns)) is not None:
             self._handle_due(self._connections[local_id], now_ns)
         while (key := self._peer_deadlines.pop_due(now_ns)) is not None:
             for connection in self._peers.handle_due(key, now_ns):
-                # It may live after all, behind a bad path: then it has to hear of this.
+                # It may still run, behind a bad path: then it has to be told.
                 self.fail(connection, reason="peer does not answer", now_ns=now_ns)
 
     def poll_timeout(self) -> int | None:
@@ -280,8 +341,355 @@ class CmCore(Exchange):
         """Return the next event."""
         return self._events.popleft() if self._events else None
 
+    # -- messages
+
+    def _receive_request(
+        self, message: CmMessage, route: Route, local: HostPort, peer: HostPort, now_ns: int
+    ) -> None:
+        key = (message.context_guid, message.local_id)
+        known = self._requests.get(key)
+        if known is not None or key in self._past:
+            self.stats.requests_duplicate += 1
+            self._answer_again(message, route, known)
+            return
+        listener = self._listener(message.space, local)
+        reject_reason = self._reject_reason(listener)
+        if listener is None or reject_reason is not RejectReason.NONE:
+            answer = self._answer_to(message, CmMessageKind.REJ, reject_reason)
+            self._send(route, answer)
+            return
+        self.stats.requests_received += 1
+        self._replace_stale(message, route)
+        connection = CmConnection(
+            local_id=self._new_id(),
+            route=route,
+            space=message.space,
+            is_requester=False,
+            local=local,
+            peer=peer,
+            state=CmState.REQUESTED,
+            peer_offer=message.offer,
+            remote_id=message.local_id,
+            context_guid=message.context_guid,
+            listener=listener,
+            owner=listener.owner,
+        )
+        self._add(connection)
+        self._requests[key] = connection
+        if not connection.is_datagram:
+            self._queue_pairs[message.context_guid, message.offer.qpn] = connection
+        listener.pending += 1
+        self._pending += 1
+        self._deadlines.set(connection.local_id, now_ns + self.settings.request_wait_ns)
+        self._tell(connection, CmEventKind.REQUEST, message)
+
+    def _answer_again(self, message: CmMessage, route: Route, known: CmConnection | None) -> None:
+        if known is None:
+            self._put_bytes(route, self._past[message.context_guid, message.local_id])
+        elif known.route != route:
+            self.stats.dropped_unknown += 1
+        elif known.state is CmState.REQUESTED:
+            self._put(known, self._message(known, CmMessageKind.MRA).emit())
+        elif known.state is CmState.REP_SENT:
+            self._put(known, known.data)
+        # Established or leaving: the requester has had its answer.
+
+    def _reject_reason(self, listener: CmListener | None) -> RejectReason:
+        """Return why a request is rejected at once; NONE: it is not."""
+        if listener is None:
+            self.stats.rejected_no_listener += 1
+            return RejectReason.INVALID_SERVICE
+        if listener.pending >= listener.backlog:
+            self.stats.rejected_backlog += 1
+        elif self._pending >= self.settings.pending_max:
+            self.stats.rejected_pending += 1
+        elif len(self._connections) >= self.settings.connections_max:
+            self.stats.rejected_connections += 1
+        else:
+            return RejectReason.NONE
+        return RejectReason.NO_RESOURCES
+
+    def _replace_stale(self, message: CmMessage, route: Route) -> None:
+        # Linux rejects the new request as well (reason 10). A peer that connects a queue pair
+        # again has dropped its old connection, so the new one may go on: a queue pair can be
+        # reset and connected again although the DREQ of its first connection was lost.
+        stale = self._queue_pairs.get((message.context_guid, message.offer.qpn))
+        if stale is not None and stale.route == route and message.kind is CmMessageKind.REQ:
+            self.stats.stale += 1
+            self._lose(stale, "peer has connected this queue pair anew")
+
+    def _find(self, message: CmMessage, route: Route) -> CmConnection | None:
+        """Return the connection of a message, if its sender belongs to it."""
+        if message.remote_id:
+            connection = self._connections.get(message.remote_id)
+        else:  # the requester gives up before it heard our number
+            connection = self._requests.get((message.context_guid, message.local_id))
+        if connection is None or connection.route != route:
+            return None
+        if connection.context_guid and connection.context_guid != message.context_guid:
+            return None
+        # A REJ for an unknown connection has no id of its own.
+        if connection.remote_id and message.local_id not in (0, connection.remote_id):
+            return None
+        return connection
+
+    def _answer_unknown(self, message: CmMessage, route: Route) -> None:
+        self.stats.dropped_unknown += 1
+        if message.kind is CmMessageKind.DREQ:
+            self._send(route, self._answer_to(message, CmMessageKind.DREP))
+        elif message.kind is CmMessageKind.REP:
+            self._send(
+                route, self._answer_to(message, CmMessageKind.REJ, RejectReason.INVALID_COMM_ID)
+            )
+
+    def _receive_known(self, connection: CmConnection, message: CmMessage, now_ns: int) -> None:
+        kind, state = message.kind, connection.state
+        if kind is CmMessageKind.REJ:
+            self._receive_rejection(connection, message)
+        elif kind is CmMessageKind.DREQ:
+            self._receive_dreq(connection, message, now_ns)
+        elif kind is CmMessageKind.DREP and state is CmState.DREQ_SENT:
+            self._end(connection, CmEventKind.DISCONNECTED, message)
+        elif kind is CmMessageKind.MRA and state is CmState.REQ_SENT:
+            connection.tries = min(connection.tries, self.settings.tries_max - 1)
+        elif kind is CmMessageKind.RTU and state is CmState.REP_SENT:
+            self._establish(connection, message, now_ns)
+        elif kind in (CmMessageKind.REP, CmMessageKind.SIDR_REP) and connection.is_requester:
+            self._receive_reply(connection, message, now_ns)
+        else:
+            self.stats.dropped_misplaced += 1
+
+    def _receive_reply(self, connection: CmConnection, message: CmMessage, now_ns: int) -> None:
+        if connection.is_datagram != (message.kind is CmMessageKind.SIDR_REP):
+            self.stats.dropped_misplaced += 1
+            return
+        if connection.state is CmState.REQ_SENT:
+            connection.remote_id, connection.context_guid = message.local_id, message.context_guid
+            connection.peer_offer = message.offer
+            self._establish(connection, message, now_ns)
+        elif connection.state is not CmState.ESTABLISHED:
+            return  # DREQ sent: it tells the listener's side
+        if message.kind is CmMessageKind.REP:
+            self._put(connection, self._message(connection, CmMessageKind.RTU).emit())
+
+    def _receive_rejection(self, connection: CmConnection, message: CmMessage) -> None:
+        state, words = connection.state, message.reason.name.lower().replace("_", " ")
+        if state is CmState.REQ_SENT:
+            kind = _END_OF_REASON.get(message.reason, CmEventKind.ERROR)
+            self._end(connection, kind, message, words)
+        else:
+            self._lose(connection, f"peer says: {words}")
+
+    def _receive_dreq(self, connection: CmConnection, message: CmMessage, now_ns: int) -> None:
+        self._put(connection, self._message(connection, CmMessageKind.DREP).emit())
+        if connection.state is CmState.REP_SENT:
+            self._establish(connection, None, now_ns)  # a DREQ implies our answer
+        if connection.state not in (CmState.ESTABLISHED, CmState.DREQ_SENT):
+            self._lose(connection, "peer has left already")
+        elif message.reason is RejectReason.BROKEN and connection.state is CmState.ESTABLISHED:
+            self._lose(connection, "peer's queue pair failed")
+        else:
+            self._end(connection, CmEventKind.DISCONNECTED, message)
+
+    # -- deadlines
+
+    def _handle_due(self, connection: CmConnection, now_ns: int) -> None:
+        state = connection.state
+        if state is CmState.REQUESTED:
+            self._tell(connection, CmEventKind.ERROR, reason="not answered in time")
+            self._reject_request(connection, RejectReason.TIMEOUT)
+        elif not self._is_given_up(connection, now_ns):
+            self.stats.retries += connection.tries > 0
+            self._send_with_retry(connection, now_ns)
+        elif state is CmState.REQ_SENT:
+            self._cancel(connection, CmEventKind.UNREACHABLE, "no answer")
+        elif state is CmState.REP_SENT:
+            self._send_rejection(connection, RejectReason.TIMEOUT)
+            self._end(connection, CmEventKind.ERROR, reason="the answer was not confirmed")
+        else:
+            self._end(connection, CmEventKind.DISCONNECTED, reason="peer did not confirm")
+
+    def _is_given_up(self, connection: CmConnection, now_ns: int) -> bool:
+        late = connection.give_up_ns is not None and now_ns >= connection.give_up_ns
+        return connection.tries >= self.settings.tries_max or (
+            late and connection.state is CmState.REQ_SENT
+        )
+
+    def _send_with_retry(self, connection: CmConnection, now_ns: int) -> None:
+        """Send the message that waits for an answer, and schedule its retry."""
+        assert connection.state in _REPEATED, connection.state
+        self._put(connection, connection.data)
+        wait_ns = min(self.settings.retry_first_ns << connection.tries, self.settings.retry_max_ns)
+        connection.tries += 1
+        deadline_ns = now_ns + wait_ns
+        if connection.give_up_ns is not None and connection.state is CmState.REQ_SENT:
+            deadline_ns = min(deadline_ns, max(connection.give_up_ns, now_ns))
+        self._deadlines.set(connection.local_id, deadline_ns)
+
+    # -- changes of state
+
+    def _establish(self, connection: CmConnection, message: CmMessage | None, now_ns: int) -> None:
+        connection.state, connection.data = CmState.ESTABLISHED, b""
+        self._deadlines.cancel(connection.local_id)
+        self.stats.established += 1
+        self._tell(connection, CmEventKind.ESTABLISHED, message)
+        if connection.is_datagram:
+            self._drop(connection)
+        else:
+            self._peers.join(connection, now_ns)
+
+    def _leave(
+        self, connection: CmConnection, reason: RejectReason, now_ns: int, wait_ns: int = 0
+    ) -> None:
+        connection.data = self._message(connection, CmMessageKind.DREQ, reason=reason).emit()
+        connection.state, connection.tries = CmState.DREQ_SENT, 0
+        self._peers.leave(connection)
+        if wait_ns:
+            self._deadlines.set(connection.local_id, now_ns + wait_ns)
+        else:
+            self._send_with_retry(connection, now_ns)
+
+    def _reject_request(
+        self, connection: CmConnection, reason: RejectReason, private_data: bytes = b""
+    ) -> None:
+        """Reject a request that the owner had, and remember the answer for its duplicates."""
+        rejection = self._message(
+            connection, CmMessageKind.REJ, reason=reason, private_data=private_data
+        )
+        data = rejection.emit()
+        self._put(connection, data)
+        self._remember(connection, data)
+        self._drop(connection)
+
+    def _cancel(self, connection: CmConnection, kind: CmEventKind, reason: str) -> None:
+        """Cancel a request of this side, and tell the listener if it can be reached."""
+        self._send_rejection(connection, RejectReason.TIMEOUT)
+        self._end(connection, kind, reason=reason)
+
+    def _lose(self, connection: CmConnection, reason: str) -> None:
+        """End a connection that the peer no longer holds."""
+        if connection.state is CmState.ESTABLISHED:
+            self.stats.broken += 1
+            self._end(connection, CmEventKind.BROKEN, reason=reason)
+        elif connection.state is CmState.DREQ_SENT:
+            self._end(connection, CmEventKind.DISCONNECTED, reason=reason)
+        else:
+            self._end(connection, CmEventKind.ERROR, reason=reason)
+
+    def _end(
+        self,
+        connection: CmConnection,
+        kind: CmEventKind,
+        message: CmMessage | None = None,
+        reason: str = "",
+    ) -> None:
+        self._tell(connection, kind, message, reason)
+        self._drop(connection)
+
+    def _answered(self, connection: CmConnection) -> None:
+        """Remove a request from those that wait for the owner."""
+        if connection.state is CmState.REQUESTED and connection.listener is not None:
+            connection.listener.pending -= 1
+            self._pending -= 1
+
+    def _add(self, connection: CmConnection) -> None:
+        self._connections[connection.local_id] = connection
+        self._routes[connection.route] += 1
+
+    def _drop(self, connection: CmConnection) -> None:
+        if self._connections.pop(connection.local_id, None) is None:
+            return
+        self._routes[connection.route] -= 1
+        if not self._routes[connection.route]:
+            del self._routes[connection.route]
+        self._answered(connection)
+        connection.state = CmState.OVER
+        self._remember(connection)
+        self._peers.leave(connection)
+        self._deadlines.cancel(connection.local_id)
+        for table, number in (
+            (self._requests, connection.remote_id),
+            (self._queue_pairs, connection.peer_offer.qpn),
+        ):
+            key = (connection.context_guid, number)
+            if table.get(key) is connection:
+                del table[key]
+
+    def _remember(self, connection: CmConnection, data: bytes = b"") -> None:
+        if not connection.is_requester:
+            self._past.setdefault((connection.context_guid, connection.remote_id), data)
+            while len(self._past) > self.settings.past_max:
+                self._past.popitem(last=False)
+
+    # -- leaves
+
+    def _listener(self, space: int, local: HostPort) -> CmListener | None:
+        host, port = local
+        exact = self._listeners.get((space, host, port))
+        return exact or self._listeners.get((space, _ANY_HOSTS[":" in host], port))
+
+    def _new_id(self) -> int:
+        while True:  # ends: at most `connections_max` of 2**32 numbers are in use
+            number = self._random.getrandbits(32)
+            if number and number not in self._connections:
+                return number
+
+    def _message(
+        self,
+        connection: CmConnection,
+        kind: CmMessageKind,
+        *,
+        offer: Offer | None = None,
+        private_data: bytes = b"",
+        reason: RejectReason = RejectReason.NONE,
+    ) -> CmMessage:
+        return CmMessage(
+            kind=kind,
+            context_guid=self.context_guid,
+            local_id=connection.local_id,
+            remote_id=connection.remote_id,
+            private_data=private_data,
+            offer=offer or Offer(),
+            reason=reason,
+        )
+
+    def _answer_to(
+        self, message: CmMessage, kind: CmMessageKind, reason: RejectReason = RejectReason.NONE
+    ) -> CmMessage:
+        """Answer a message for an unknown connection."""
+        return CmMessage(
+            kind=kind,
+            context_guid=self.context_guid,
+            local_id=message.remote_id,
+            remote_id=message.local_id,
+            reason=reason,
+        )
+
+    def _send_rejection(self, connection: CmConnection, reason: RejectReason) -> None:
+        self._put(connection, self._message(connection, CmMessageKind.REJ, reason=reason).emit())
+
+    def _put(self, connection: CmConnection, data: bytes) -> None:
+        self._put_bytes(connection.route, data)
+
+    def _send(self, route: Route, message: CmMessage) -> None:
+        self._put_bytes(route, message.emit())
+
+    def _put_bytes(self, route: Route, data: bytes) -> None:
+        if data:
+            self._outgoing.append((route, data))
+
+    def _tell(
+        self,
+        connection: CmConnection,
+        kind: CmEventKind,
+        message: CmMessage | None = None,
+        reason: str = "",
+    ) -> None:
+        if not connection.is_silent:
+            self._events.append(CmEvent(kind, connection, message, reason))
+
 
 @lru_cache(1024)
-def _host(octets: bytes) -> str:
-    address = IPv6Address(octets)
+def _host(data: bytes) -> str:
+    address = IPv6Address(data)
     return str(address.ipv4_mapped or address)

@@ -1,13 +1,12 @@
-"""Messages of the connection manager: octets <-> frozen records; pure.
+"""Messages of the connection manager: bytes <-> frozen records; pure.
 
-They play the parts of InfiniBand's connection management (verbs-and-roce.md 14) and keep its
-numbers for kinds and reasons, in a layout of their own: a header that names both ends of a
-connection and the opening that speaks, the fields of the kind, private data. Packet providers
+They correspond to InfiniBand's connection management (docs/reference/verbs-and-roce.md 14) and keep
+its numbers for kinds and reasons, in a layout of their own: a header that names both ends of a
+connection and the sender's device context, the fields of the kind, private data. Packet providers
 carry them as datagrams of the queue pair `CM_QPN`, as InfiniBand does.
 
-A parsed record is a valid one: sizes and ranges are checked; reserved octets are sent as zeros and
-ignored, so that they can mean something later. Integers are big-endian. Nothing here knows what a
-connection is.
+A parsed record is a valid one: sizes and ranges are checked; reserved bytes are sent as zeros and
+ignored. Integers are big-endian.
 """
 
 from collections.abc import Callable
@@ -15,25 +14,25 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Self
 
-from urds.errors import WireError
-from urds.wire.layout import Layout
+from urds.common.errors import WireError
+from urds.common.struct_layout import Layout
 
-CM_QPN: Final = 1  # Source: verbs-and-roce.md 14.1
+CM_QPN: Final = 1  # Source: docs/reference/verbs-and-roce.md 14.1
 CM_QKEY: Final = 0x8001_0000
 PRIVATE_DATA_BYTES_MAX: Final = 196
-OPENING_BYTES: Final = 8
+CONTEXT_GUID_BYTES: Final = 8
 READS_MAX: Final = 128  # outstanding reads and atomics, either way
 QPN_MAX: Final = (1 << 24) - 2  # 0xFFFFFF means multicast in InfiniBand
 MTU_BYTES_MIN: Final = 256
 
-_MAGIC: Final = b"uCM\x01"  # the last octet is the version
+_MAGIC: Final = b"uCM\x01"  # the last byte is the version
 
 
-class MessageKind(IntEnum):
-    """What a message is. The gap at 0x19 are alternate paths, which nobody here has."""
+class CmMessageKind(IntEnum):
+    """Kinds of message. The gap at 0x19 are alternate paths, which are not supported."""
 
     REQ = 0x10
-    MRA = 0x11  # "message received": the request is being considered
+    MRA = 0x11  # "message received": the application has the request
     REJ = 0x12
     REP = 0x13
     RTU = 0x14  # "ready to use": the requester has seen the REP
@@ -41,25 +40,25 @@ class MessageKind(IntEnum):
     DREP = 0x16
     SIDR_REQ = 0x17  # the pair that looks up a datagram queue pair
     SIDR_REP = 0x18
-    ALIVE = 0x40  # ours: does this opening still run?
+    ALIVE = 0x40  # ours: is this device context still open?
     ALIVE_ANSWER = 0x41
 
 
-class Reason(IntEnum):
-    """Why a message refuses or ends something. Source: verbs-and-roce.md 14.2."""
+class RejectReason(IntEnum):
+    """Why a message rejects or ends a connection. Source: docs/reference/verbs-and-roce.md 14.2."""
 
     NONE = 0
     NO_RESOURCES = 3  # the backlog is full
     TIMEOUT = 4  # the requester gave up
     INVALID_COMM_ID = 6
-    INVALID_SERVICE = 8  # nobody listens
-    CONSUMER = 28  # the application said no
+    INVALID_SERVICE = 8  # no listener
+    CONSUMER = 28  # the application rejected it
     BROKEN = 0x100  # ours, in a DREQ: a queue pair failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a side brings to a connection: in REQ, SIDR_REQ, REP and SIDR_REP."""
+    """The parameters of one side of a connection: in REQ, SIDR_REQ, REP and SIDR_REP."""
 
     qpn: int = 0
     sequence_start: int = 0  # the first PSN that this side will send
@@ -73,16 +72,16 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class CmMessage:
     """One message. Fields that its kind does not carry keep their defaults.
 
-    `local_id` is the sender's name of the connection, `remote_id` the receiver's (0: not known
-    yet). Addresses are 16 octets, IPv4 mapped into IPv6; they and the ports are what the
-    requester believes, and only a provider without addresses of its own goes by them.
+    `local_id` is the sender's number of the connection, `remote_id` the receiver's (0: not known
+    yet). Addresses are 16 bytes, IPv4 mapped into IPv6; they and the ports are the requester's
+    view, used only by a provider without addresses of its own.
     """
 
-    kind: MessageKind
-    opening: bytes
+    kind: CmMessageKind
+    context_guid: bytes
     local_id: int = 0
     remote_id: int = 0
     private_data: bytes = b""
@@ -92,43 +91,43 @@ class Message:
     source_port: int = 0
     target: bytes = bytes(16)
     target_port: int = 0
-    reason: Reason = Reason.NONE
+    reason: RejectReason = RejectReason.NONE
 
     @classmethod
-    def parse(cls, octets: bytes) -> Self:
-        """Read one message that fills `octets`. Raises WireError if they are none."""
-        magic, kind, private_bytes, local_id, remote_id, opening = _HEADER.unpack(
-            octets[: _HEADER.octets]
+    def parse(cls, data: bytes) -> Self:
+        """Read one message that fills `data`. Raises WireError if it is not one."""
+        magic, kind, private_bytes, local_id, remote_id, context_guid = _HEADER.unpack(
+            data[: _HEADER.size_bytes]
         )
         if magic != _MAGIC:
             raise WireError(f"connection message begins with {magic!r}, not {_MAGIC!r}")
         if kind not in _BODIES:
             raise WireError(f"connection message of unknown kind {kind:#x}")
-        layout, parse_body, _ = _BODIES[MessageKind(kind)]
-        private_at = _HEADER.octets + layout.octets
-        if len(octets) != private_at + private_bytes:
+        layout, parse_body, _ = _BODIES[CmMessageKind(kind)]
+        private_at = _HEADER.size_bytes + layout.size_bytes
+        if len(data) != private_at + private_bytes:
             raise WireError(
-                f"{MessageKind(kind).name} of {len(octets)} octets, not {private_at}"
+                f"{CmMessageKind(kind).name} of {len(data)} bytes, not {private_at}"
                 f" and {private_bytes} of private data"
             )
         if private_bytes > PRIVATE_DATA_BYTES_MAX:
             raise WireError(
-                f"private data of {private_bytes} octets, limit {PRIVATE_DATA_BYTES_MAX}"
+                f"private data of {private_bytes} bytes, limit {PRIVATE_DATA_BYTES_MAX}"
             )
         return cls(
-            kind=MessageKind(kind),
-            opening=opening,
+            kind=CmMessageKind(kind),
+            context_guid=context_guid,
             local_id=local_id,
             remote_id=remote_id,
-            private_data=octets[private_at:],
-            **parse_body(*layout.unpack(octets[_HEADER.octets : private_at])),
+            private_data=data[private_at:],
+            **parse_body(*layout.unpack(data[_HEADER.size_bytes : private_at])),
         )
 
     def emit(self) -> bytes:
-        """Write the octets. Raises WireError if a field does not fit."""
+        """Write the bytes. Raises WireError if a field does not fit."""
         if len(self.private_data) > PRIVATE_DATA_BYTES_MAX:
             raise WireError(
-                f"private data of {len(self.private_data)} octets, limit {PRIVATE_DATA_BYTES_MAX}"
+                f"private data of {len(self.private_data)} bytes, limit {PRIVATE_DATA_BYTES_MAX}"
             )
         layout, _, fields_of = _BODIES[self.kind]
         header = _HEADER.pack(
@@ -137,7 +136,7 @@ class Message:
             len(self.private_data),
             self.local_id,
             self.remote_id,
-            self.opening,
+            self.context_guid,
         )
         return header + layout.pack(*fields_of(self)) + self.private_data
 
@@ -149,7 +148,7 @@ def _offer(*fields: int) -> Offer:
     if sequence_start >> 24:
         raise WireError(f"starting sequence {sequence_start:#x} has more than 24 bits")
     if mtu_bytes < MTU_BYTES_MIN:
-        raise WireError(f"mtu of {mtu_bytes} octets, at least {MTU_BYTES_MIN}")
+        raise WireError(f"mtu of {mtu_bytes} bytes, at least {MTU_BYTES_MIN}")
     if max(responder, initiator) > READS_MAX:
         raise WireError(f"{max(responder, initiator)} outstanding reads, limit {READS_MAX}")
     if max(retries, rnr) > 7:
@@ -196,7 +195,7 @@ def _parse_request(
     }
 
 
-def _request_fields(message: Message) -> tuple[object, ...]:
+def _request_fields(message: CmMessage) -> tuple[object, ...]:
     return (
         message.space,
         message.source_port,
@@ -209,22 +208,22 @@ def _request_fields(message: Message) -> tuple[object, ...]:
 
 def _parse_reason(reason: int) -> dict[str, Any]:
     try:
-        return {"reason": Reason(reason)}
+        return {"reason": RejectReason(reason)}
     except ValueError:
         raise WireError(f"reason {reason} is unknown") from None
 
 
 # magic kind (1 reserved) private_bytes local_id remote_id opening
-_HEADER: Final = Layout("connection message", ">4sBxHII8s", octets=24)
+_HEADER: Final = Layout("connection message", ">4sBxHII8s", size_bytes=24)
 # qpn sequence_start mtu_bytes responder initiator retries rnr acceptance (3 reserved) qkey
 _OFFER_FORMAT: Final = "IIIBBBBB3xI"
 # space source_port target_port (2 reserved) source target, offer
-_REQUEST: Final = Layout("request", ">HHH2x16s16s" + _OFFER_FORMAT, octets=64)
-_REPLY: Final = Layout("reply", ">" + _OFFER_FORMAT, octets=24)
-_REASON: Final = Layout("reason", ">H2x", octets=4)
-_NOTHING: Final = Layout("nothing", ">", octets=0)
+_REQUEST: Final = Layout("request", ">HHH2x16s16s" + _OFFER_FORMAT, size_bytes=64)
+_REPLY: Final = Layout("reply", ">" + _OFFER_FORMAT, size_bytes=24)
+_REASON: Final = Layout("reason", ">H2x", size_bytes=4)
+_NOTHING: Final = Layout("nothing", ">", size_bytes=0)
 
-_Body = tuple[Layout, Callable[..., dict[str, Any]], Callable[[Message], tuple[object, ...]]]
+_Body = tuple[Layout, Callable[..., dict[str, Any]], Callable[[CmMessage], tuple[object, ...]]]
 _REQUEST_BODY: Final[_Body] = (_REQUEST, _parse_request, _request_fields)
 _REPLY_BODY: Final[_Body] = (
     _REPLY,
@@ -234,19 +233,19 @@ _REPLY_BODY: Final[_Body] = (
 _REASON_BODY: Final[_Body] = (_REASON, _parse_reason, lambda message: (message.reason,))
 _NO_BODY: Final[_Body] = (_NOTHING, dict, lambda _message: ())
 
-_BODIES: Final[dict[MessageKind, _Body]] = {
-    MessageKind.REQ: _REQUEST_BODY,
-    MessageKind.MRA: _NO_BODY,
-    MessageKind.REJ: _REASON_BODY,
-    MessageKind.REP: _REPLY_BODY,
-    MessageKind.RTU: _NO_BODY,
-    MessageKind.DREQ: _REASON_BODY,
-    MessageKind.DREP: _NO_BODY,
-    MessageKind.SIDR_REQ: _REQUEST_BODY,
-    MessageKind.SIDR_REP: _REPLY_BODY,
-    MessageKind.ALIVE: _NO_BODY,
-    MessageKind.ALIVE_ANSWER: _NO_BODY,
+_BODIES: Final[dict[CmMessageKind, _Body]] = {
+    CmMessageKind.REQ: _REQUEST_BODY,
+    CmMessageKind.MRA: _NO_BODY,
+    CmMessageKind.REJ: _REASON_BODY,
+    CmMessageKind.REP: _REPLY_BODY,
+    CmMessageKind.RTU: _NO_BODY,
+    CmMessageKind.DREQ: _REASON_BODY,
+    CmMessageKind.DREP: _NO_BODY,
+    CmMessageKind.SIDR_REQ: _REQUEST_BODY,
+    CmMessageKind.SIDR_REP: _REPLY_BODY,
+    CmMessageKind.ALIVE: _NO_BODY,
+    CmMessageKind.ALIVE_ANSWER: _NO_BODY,
 }
-assert _BODIES.keys() == set(MessageKind), "each kind has its layout"
+assert _BODIES.keys() == set(CmMessageKind), "each kind has its layout"
 
-MESSAGE_BYTES_MAX: Final = _HEADER.octets + _REQUEST.octets + PRIVATE_DATA_BYTES_MAX
+MESSAGE_BYTES_MAX: Final = _HEADER.size_bytes + _REQUEST.size_bytes + PRIVATE_DATA_BYTES_MAX

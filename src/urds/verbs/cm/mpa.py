@@ -1,18 +1,18 @@
 """MPA connection set-up: the request and the reply that turn a TCP connection into an iWARP stream.
 
-`MpaConnection` is the value machine of one side: octets, calls and `now_ns` go in, octets and
-events come out. It knows no socket and no queue pair. After it has ended well the octets of the
-stream are FPDUs; those that came together with the last frame are in `remainder`.
+`MpaConnection` is the value machine of one side: bytes, calls and `now_ns` go in, bytes and
+events come out. It knows no socket and no queue pair. After success the bytes of the stream are
+FPDUs; those that came together with the last frame are in `remainder`.
 
-A frame is a key of 16 octets, 16 bits of flags and revision, the length of the private data and
-the data itself, at most 512 octets. In revision 2 the data start with four octets: how many reads
+A frame is a key of 16 bytes, 16 bits of flags and revision, the length of the private data and
+the data itself, at most 512 bytes. In revision 2 the data start with four bytes: how many reads
 the sender serves (IRD) and wants to make (ORD), and whether the side that accepts may be the first
 to send. Source: RFC 5044 section 7.1 (frames), RFC 6581 section 9 (revision 2),
-verbs-and-roce.md section 16 (what linux siw sends).
+docs/reference/verbs-and-roce.md 16 (what linux siw sends).
 
-Own nodes know each other by two of the flag bits that RFC 5044 reserves: the request carries
-OWN_REQUEST, the reply OWN_REPLY in its place. Two different bits, for linux v6.12 siw answers with
-the request's own flag word, and a peer that merely echoes must not pass for one of ours. ADR 7.
+Two `urds` peers recognise each other by two of the flag bits that RFC 5044 reserves: the request
+carries URDS_REQUEST, the reply URDS_REPLY in its place. Two different bits, since linux v6.12 siw
+answers with the request's own flag word: a peer that echoes is not a `urds` peer. ADR 7.
 """
 
 from collections import deque
@@ -21,11 +21,11 @@ from enum import IntEnum, IntFlag
 from struct import Struct
 from typing import Final
 
-from urds.errors import LocalProtocolError, WireError
+from urds.common.errors import LocalProtocolError, WireError
 
 PRIVATE_BYTES_MAX: Final = 512  # of the frame; revision 2 spends four of them
 ENHANCED_BYTES: Final = 4
-READS_MAX: Final = 128  # what we serve or make at once; a peer that asks for more is bounded by it
+READS_MAX: Final = 128  # served or made at once; a peer that asks for more gets this many
 READS_UNSPECIFIED: Final = 0x3FFF  # "not negotiated here". Source: RFC 6581 section 9.1
 
 _KEYS: Final = (b"MPA ID Req Frame", b"MPA ID Rep Frame")
@@ -36,19 +36,19 @@ _COUNT_MASK: Final = 0x3FFF
 
 
 class MpaFlag(IntFlag):
-    """Flags of a frame; the low octet of the same word is the revision."""
+    """Flags of a frame; the low byte of the same word is the revision."""
 
     NONE = 0
-    MARKERS = 0x8000  # the sender wants markers in what it receives; we refuse them
+    MARKERS = 0x8000  # the sender wants markers in what it receives; not supported
     CRC = 0x4000  # either side's wish binds both
     REJECT = 0x2000
     ENHANCED = 0x1000  # the private data start with IRD and ORD
-    OWN_REQUEST = 0x0400
-    OWN_REPLY = 0x0200
+    URDS_REQUEST = 0x0400
+    URDS_REPLY = 0x0200
 
 
-class FirstFrame(IntFlag):
-    """What the initiator can send first so that the responder may speak. Source: RFC 6581 9."""
+class MpaFirstFrame(IntFlag):
+    """First frames of the initiator after which the responder may send. Source: RFC 6581 9."""
 
     NONE = 0
     EMPTY_FPDU = 0x4000  # in the IRD word
@@ -57,7 +57,7 @@ class FirstFrame(IntFlag):
 
 
 _PEER_TO_PEER: Final = 0x8000  # in the IRD word
-_OURS: Final = (FirstFrame.NONE, FirstFrame.WRITE)  # what a reply to our request may choose
+_OURS: Final = (MpaFirstFrame.NONE, MpaFirstFrame.WRITE)  # what a reply to our request may choose
 
 
 class MpaError(IntEnum):
@@ -71,7 +71,7 @@ class MpaError(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpaFrame:
-    """One request or reply. `ird` and `ord` count reads and mean something in revision 2 only."""
+    """One request or reply. `ird` and `ord` count reads and are valid in revision 2 only."""
 
     is_reply: bool = False
     flags: MpaFlag = MpaFlag.NONE
@@ -79,7 +79,7 @@ class MpaFrame:
     ird: int = 0
     ord: int = 0
     peer_to_peer: bool = False
-    first_frames: FirstFrame = FirstFrame.NONE
+    first_frames: MpaFirstFrame = MpaFirstFrame.NONE
     private_data: bytes = b""  # without IRD and ORD
 
     def emit(self) -> bytes:
@@ -89,34 +89,34 @@ class MpaFrame:
             ird = self.ird | (self.first_frames & 0xFFFF) | _PEER_TO_PEER * self.peer_to_peer
             data = _ENHANCED.pack(ird, self.ord | self.first_frames >> 16) + data
         if len(data) > PRIVATE_BYTES_MAX:
-            raise WireError(f"private data of {len(data)} octets, limit {PRIVATE_BYTES_MAX}")
+            raise WireError(f"private data of {len(data)} bytes, limit {PRIVATE_BYTES_MAX}")
         return _HEADER.pack(_KEYS[self.is_reply], self.flags | self.revision, len(data)) + data
 
     @classmethod
-    def parse(cls, octets: bytes | bytearray | memoryview) -> "tuple[MpaFrame, int] | None":
-        """Read one frame from the front; return it and its octets, `None` while some are missing.
+    def parse(cls, data: bytes | bytearray | memoryview) -> "tuple[MpaFrame, int] | None":
+        """Read one frame from the front; return it and its length, `None` while bytes are missing.
 
-        Raises WireError as soon as the octets cannot become a frame: a stranger who speaks
-        something else is known by his first octet.
+        Raises WireError as soon as the bytes cannot become a frame: a client of another protocol is
+        recognised by its first byte.
         """
-        front = bytes(octets[:16])
+        front = bytes(data[:16])
         if not any(key.startswith(front) for key in _KEYS):
             raise WireError(f"no MPA key: {front[:16]!r}")
-        if len(octets) < _HEADER.size:
+        if len(data) < _HEADER.size:
             return None
-        key, word, data_bytes = _HEADER.unpack_from(octets)
+        key, word, data_bytes = _HEADER.unpack_from(data)
         if data_bytes > PRIVATE_BYTES_MAX:
-            raise WireError(f"private data of {data_bytes} octets, limit {PRIVATE_BYTES_MAX}")
+            raise WireError(f"private data of {data_bytes} bytes, limit {PRIVATE_BYTES_MAX}")
         end = _HEADER.size + data_bytes
-        if len(octets) < end:
+        if len(data) < end:
             return None
-        # Bits that nobody defined are ignored, as RFC 5044 asks.
+        # Undefined bits are ignored, as RFC 5044 asks.
         flags = MpaFlag(word & ~_REVISION_MASK & sum(MpaFlag))
         frame = cls(
             is_reply=key == _KEYS[True],
             flags=flags,
             revision=word & _REVISION_MASK,
-            private_data=bytes(octets[_HEADER.size : end]),
+            private_data=bytes(data[_HEADER.size : end]),
         )
         return frame._with_counts(), end
 
@@ -124,37 +124,37 @@ class MpaFrame:
         if MpaFlag.ENHANCED not in self.flags:
             return self
         if len(self.private_data) < ENHANCED_BYTES:
-            raise WireError(f"{len(self.private_data)} octets hold no IRD and ORD")
+            raise WireError(f"{len(self.private_data)} bytes hold no IRD and ORD")
         ird, ord_ = _ENHANCED.unpack_from(self.private_data)
         return replace(
             self,
             ird=ird & _COUNT_MASK,
             ord=ord_ & _COUNT_MASK,
             peer_to_peer=bool(ird & _PEER_TO_PEER),
-            first_frames=FirstFrame(ird & 0x4000 | (ord_ & 0xC000) << 16),
+            first_frames=MpaFirstFrame(ird & 0x4000 | (ord_ & 0xC000) << 16),
             private_data=self.private_data[ENHANCED_BYTES:],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpaTerms:
-    """What this side brings: reads it serves and wants to make, whether it insists on CRC."""
+    """The parameters of this side: reads it serves and wants to make, whether it requires CRC."""
 
     ird: int = 16
     ord: int = 16
     crc: bool = False
     private_data: bytes = b""
-    own: bool = True  # offer, or take, the manners of our own nodes
+    urds_peer: bool = True  # offer, or take, the manners of our own nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpaRequested:
-    """A request came in: `accept` or `reject` it. Counts are the initiator's view."""
+    """A request came in: `accept` or `reject` it. Counts are from the initiator's view."""
 
     private_data: bytes
     ird: int
     ord: int
-    own: bool
+    urds_peer: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,21 +165,21 @@ class MpaEstablished:
     ird: int
     ord: int
     crc: bool
-    own: bool
+    urds_peer: bool
     revision: int
-    first_frame: FirstFrame  # what the initiator has to send before anything else
+    first_frame: MpaFirstFrame  # what the initiator has to send before anything else
 
 
 @dataclass(frozen=True, slots=True)
 class MpaRejected:
-    """The peer's application said no."""
+    """The peer's application rejected the request."""
 
     private_data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MpaFailed:
-    """The set-up broke: drop the connection."""
+    """The set-up failed: drop the connection."""
 
     reason: str
     error: MpaError = MpaError.INVALID_FRAME
@@ -197,20 +197,20 @@ class MpaConnection:
         self._deadline_ns: int | None = deadline_ns
         self._received = bytearray()
         self._request: MpaFrame | None = None
-        self._octets: deque[bytes] = deque()
+        self._bytes: deque[bytes] = deque()
         self._events: deque[MpaEvent] = deque()
         self._ended = False
         self.remainder = b""
         if terms is not None:
-            self._octets.append(_request_of(terms).emit())
+            self._bytes.append(_request_of(terms).emit())
 
     # -- the five calls
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take octets of the connection; at most one frame of 532 octets is kept."""
+        """Process bytes of the connection; at most one frame of 532 bytes is kept."""
         if self._ended or self._request is not None:
-            # Nothing may follow a request before its reply, and after the end nobody asks us.
-            self._fail(f"{len(data)} octets behind the request")
+            # Nothing may follow a request before its reply, or the end.
+            self._fail(f"{len(data)} bytes behind the request")
             return
         self._received += data
         try:
@@ -232,31 +232,31 @@ class MpaConnection:
             self._handle_request(frame)
 
     def handle_timeout(self, now_ns: int) -> None:
-        """Give up if the peer has not said its part by the deadline."""
+        """Fail if the peer has not sent its frame by the deadline."""
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._fail("no whole MPA frame in time")
 
     def poll_timeout(self) -> int | None:
-        """Return the deadline; none runs while our own application thinks about a request."""
+        """Return the deadline; none runs while the local application has the request."""
         return self._deadline_ns
 
     def poll_transmit(self) -> bytes | None:
-        """Return octets to send."""
-        return self._octets.popleft() if self._octets else None
+        """Return bytes to send."""
+        return self._bytes.popleft() if self._bytes else None
 
     def poll_event(self) -> MpaEvent | None:
-        """Return what happened next; the last event is anything but `MpaRequested`."""
+        """Return the next event; the last one is anything but `MpaRequested`."""
         return self._events.popleft() if self._events else None
 
     # -- answers of the responder
 
     def accept(self, terms: MpaTerms) -> None:
-        """Answer the request well. Raises WireError for private data beyond the limit."""
+        """Accept the request. Raises WireError for private data beyond the limit."""
         request = self._answerable()
         reply = _reply_to(request, terms)
-        octets = reply.emit()
+        data = reply.emit()
         self._ended = True
-        self._octets.append(octets)
+        self._bytes.append(data)
         enhanced = MpaFlag.ENHANCED in request.flags
         self._events.append(
             MpaEstablished(
@@ -264,20 +264,20 @@ class MpaConnection:
                 ird=reply.ird if enhanced else terms.ird,
                 ord=reply.ord if enhanced else terms.ord,
                 crc=MpaFlag.CRC in reply.flags,
-                own=MpaFlag.OWN_REPLY in reply.flags,
+                urds_peer=MpaFlag.URDS_REPLY in reply.flags,
                 revision=reply.revision,
                 first_frame=reply.first_frames,
             )
         )
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Answer the request with a refusal. Raises WireError for too much private data."""
+        """Reject the request. Raises WireError for too much private data."""
         request = self._answerable()
         flags = MpaFlag.REJECT | request.flags & MpaFlag.ENHANCED
         reply = MpaFrame(
             is_reply=True, flags=flags, revision=request.revision, private_data=private_data
         )
-        self._octets.append(reply.emit())
+        self._bytes.append(reply.emit())
         self._ended = True
 
     def _answerable(self) -> MpaFrame:
@@ -290,7 +290,7 @@ class MpaConnection:
     def _handle_request(self, frame: MpaFrame) -> None:
         self._request = frame
         if MpaFlag.MARKERS in frame.flags:
-            # Nobody sends them by choice; linux v6.12 siw refuses them as well.
+            # Senders avoid markers; linux v6.12 siw rejects them as well.
             self.reject()
             self._events.append(MpaFailed("the peer wants markers"))
         elif frame.revision not in (1, 2):
@@ -303,7 +303,7 @@ class MpaConnection:
                     private_data=frame.private_data,
                     ird=_bounded(frame, frame.ird),
                     ord=_bounded(frame, frame.ord),
-                    own=MpaFlag.OWN_REQUEST in frame.flags,
+                    urds_peer=MpaFlag.URDS_REQUEST in frame.flags,
                 )
             )
 
@@ -332,9 +332,9 @@ class MpaConnection:
                     ird=max(terms.ird, _bounded(frame, frame.ord)) if enhanced else terms.ird,
                     ord=min(terms.ord, _bounded(frame, frame.ird)) if enhanced else terms.ord,
                     crc=terms.crc or MpaFlag.CRC in frame.flags,
-                    own=terms.own and MpaFlag.OWN_REPLY in frame.flags,
+                    urds_peer=terms.urds_peer and MpaFlag.URDS_REPLY in frame.flags,
                     revision=frame.revision,
-                    first_frame=frame.first_frames if frame.peer_to_peer else FirstFrame.NONE,
+                    first_frame=frame.first_frames if frame.peer_to_peer else MpaFirstFrame.NONE,
                 )
             )
 
@@ -349,8 +349,8 @@ def _request_of(terms: MpaTerms) -> MpaFrame:
     flags = MpaFlag.ENHANCED
     if terms.crc:
         flags |= MpaFlag.CRC
-    if terms.own:
-        flags |= MpaFlag.OWN_REQUEST
+    if terms.urds_peer:
+        flags |= MpaFlag.URDS_REQUEST
     # Peer to peer is always offered: it costs an empty write, and without it the side that
     # accepts must stay silent until we have sent something.
     return MpaFrame(
@@ -358,7 +358,7 @@ def _request_of(terms: MpaTerms) -> MpaFrame:
         ird=terms.ird,
         ord=terms.ord,
         peer_to_peer=True,
-        first_frames=FirstFrame.WRITE,
+        first_frames=MpaFirstFrame.WRITE,
         private_data=terms.private_data,
     )
 
@@ -367,10 +367,14 @@ def _reply_to(request: MpaFrame, terms: MpaTerms) -> MpaFrame:
     flags = request.flags & MpaFlag.ENHANCED
     if terms.crc or MpaFlag.CRC in request.flags:
         flags |= MpaFlag.CRC
-    own = terms.own and MpaFlag.OWN_REQUEST in request.flags
-    if own:
-        flags |= MpaFlag.OWN_REPLY
-    first = _chosen(request.first_frames) if request.peer_to_peer and not own else FirstFrame.NONE
+    urds_peer = terms.urds_peer and MpaFlag.URDS_REQUEST in request.flags
+    if urds_peer:
+        flags |= MpaFlag.URDS_REPLY
+    first = (
+        _chosen(request.first_frames)
+        if request.peer_to_peer and not urds_peer
+        else MpaFirstFrame.NONE
+    )
     return MpaFrame(
         is_reply=True,
         flags=flags,
@@ -384,15 +388,15 @@ def _reply_to(request: MpaFrame, terms: MpaTerms) -> MpaFrame:
 
 
 def _bounded(frame: MpaFrame, count: int) -> int:
-    """Return how many reads a count of the peer stands for, within our limit."""
+    """Return how many reads a peer's count allows, within our limit."""
     if MpaFlag.ENHANCED not in frame.flags or count == READS_UNSPECIFIED:
         return READS_MAX
     return min(count, READS_MAX)
 
 
-def _chosen(offered: FirstFrame) -> FirstFrame:
+def _chosen(offered: MpaFirstFrame) -> MpaFirstFrame:
     """Return the cheapest of the first frames that a peer offers."""
-    for choice in (FirstFrame.WRITE, FirstFrame.READ, FirstFrame.EMPTY_FPDU):
+    for choice in (MpaFirstFrame.WRITE, MpaFirstFrame.READ, MpaFirstFrame.EMPTY_FPDU):
         if choice in offered:
             return choice
-    return FirstFrame.NONE
+    return MpaFirstFrame.NONE

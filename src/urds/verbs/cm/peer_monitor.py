@@ -1,15 +1,15 @@
-"""Who still runs: one record per opening of a device that we have connections with.
+"""Liveness of peers: one record per peer's device context that has connections here.
 
-A datagram link says nothing when a process dies. So a peer that was silent for a while is asked;
-after some questions without an answer all connections with it are broken. One record serves all
-connections with the same opening, so that a thousand of them cost one question. Whatever arrives
-from a peer counts as a sign of life.
+A datagram link says nothing when a process dies. So a peer that was silent for a while is probed;
+after some probes without an answer all its connections are broken. One record serves all
+connections with the same device context, so that a thousand of them cost one probe. Any message or
+packet from a peer counts as a sign of life.
 """
 
 from typing import TYPE_CHECKING
 
-from urds.verbs.cm.deadlines import Deadlines
-from urds.verbs.cm.messages import Message, MessageKind
+from urds.common.timers import Deadlines
+from urds.verbs.cm.messages import CmMessage, CmMessageKind
 from urds.verbs.cm.records import CmConnection, CmPeer, CmSettings, CmStats, Route
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 PeerKey = tuple[Route, bytes]
 
 
-class Peers:
+class PeerMonitor:
     """The peers of one connection manager; `send` queues a message."""
 
     def __init__(
         self,
         *,
-        opening: bytes,
+        context_guid: bytes,
         settings: CmSettings,
         stats: CmStats,
         random: "Random",
         deadlines: "Deadlines[PeerKey]",
-        send: "Callable[[Route, Message], None]",
+        send: "Callable[[Route, CmMessage], None]",
     ) -> None:
-        self._opening = opening
+        self._context_guid = context_guid
         self._settings = settings
         self._stats = stats
         self._random = random
@@ -46,69 +46,72 @@ class Peers:
         return len(self._peers)
 
     def join(self, connection: CmConnection, now_ns: int) -> None:
-        """Count an established connection, and watch its peer from the first one on."""
-        key = (connection.route, connection.opening)
+        """Add an established connection; its first one starts the monitoring of its peer."""
+        key = (connection.route, connection.context_guid)
         peer = self._peers.get(key)
         if peer is None:
-            peer = self._peers[key] = CmPeer(connection.route, connection.opening, now_ns)
+            peer = self._peers[key] = CmPeer(connection.route, connection.context_guid, now_ns)
             self._at.setdefault(connection.route, set()).add(key)
             if self._settings.alive_idle_ns is not None:
                 self._deadlines.set(key, now_ns + self._settings.alive_idle_ns)
         peer.heard_ns = now_ns
         peer.connections.add(connection)
-        connection.life = peer
+        connection.monitored_peer = peer
 
     def leave(self, connection: CmConnection) -> None:
-        """Count a connection no more; the peer of the last one is forgotten."""
-        peer, connection.life = connection.life, None
+        """Remove a connection; the last one ends the monitoring of its peer."""
+        peer, connection.monitored_peer = connection.monitored_peer, None
         if peer is None:
             return
         peer.connections.discard(connection)
         if not peer.connections:
-            key = (peer.route, peer.opening)
+            key = (peer.route, peer.context_guid)
             del self._peers[key]
             self._deadlines.cancel(key)
             self._at[peer.route].discard(key)
             if not self._at[peer.route]:
                 del self._at[peer.route]
 
-    def handle_message(self, message: Message, route: Route, now_ns: int) -> list[CmConnection]:
-        """Note that an opening speaks; return connections whose peer is another one by now.
+    def handle_message(self, message: CmMessage, route: Route, now_ns: int) -> list[CmConnection]:
+        """Record a sign of life; return connections whose peer has restarted.
 
-        Another opening that answers our question lives where the old one was: the process was
-        started anew.
+        Another device context that answers a probe has replaced the old one: the process restarted.
         """
-        if message.kind is MessageKind.ALIVE:
+        if message.kind is CmMessageKind.ALIVE:
             self._stats.alive_received += 1
-            answer = Message(
-                kind=MessageKind.ALIVE_ANSWER, opening=self._opening, remote_id=message.local_id
+            answer = CmMessage(
+                kind=CmMessageKind.ALIVE_ANSWER,
+                context_guid=self._context_guid,
+                remote_id=message.local_id,
             )
             self._send(route, answer)
         gone: list[CmConnection] = []
         for key in self._at.get(route, ()):
             peer = self._peers[key]
-            if peer.opening == message.opening:
-                peer.heard_ns, peer.is_hasty = now_ns, False
-            elif message.kind is MessageKind.ALIVE_ANSWER and message.remote_id == peer.nonce != 0:
+            if peer.context_guid == message.context_guid:
+                peer.heard_ns, peer.is_suspect = now_ns, False
+            elif (
+                message.kind is CmMessageKind.ALIVE_ANSWER and message.remote_id == peer.nonce != 0
+            ):
                 gone += peer.connections
         return gone
 
-    def handle_doubt(self, route: Route, now_ns: int) -> None:
-        """Ask the peers of a route at once: something says that nobody is there."""
+    def handle_suspicion(self, route: Route, now_ns: int) -> None:
+        """Probe the peers of a route at once: a host reports that the port is closed."""
         if self._settings.alive_idle_ns is None:
             return
         for key in self._at.get(route, ()):
             peer = self._peers[key]
-            if not peer.is_hasty:
-                peer.is_hasty = True
+            if not peer.is_suspect:
+                peer.is_suspect = True
                 peer.heard_ns = now_ns - self._settings.alive_idle_ns
                 peer.tries = max(peer.tries, self._settings.alive_tries_max - 2)
                 self._deadlines.set(key, now_ns)
 
     def handle_due(self, key: PeerKey, now_ns: int) -> list[CmConnection]:
-        """Ask a silent peer again; return its connections when it was asked often enough."""
+        """Probe a silent peer again; return its connections after the last try."""
         peer, settings = self._peers[key], self._settings
-        assert settings.alive_idle_ns is not None, "a peer nobody asks has no deadline"
+        assert settings.alive_idle_ns is not None, "a peer without probes has no deadline"
         if now_ns - peer.heard_ns < settings.alive_idle_ns:
             peer.tries, peer.nonce = 0, 0
             self._deadlines.set(key, peer.heard_ns + settings.alive_idle_ns)
@@ -118,8 +121,10 @@ class Peers:
         peer.tries += 1
         peer.nonce = peer.nonce or self._random.getrandbits(32) or 1
         self._stats.alive_sent += 1
-        question = Message(kind=MessageKind.ALIVE, opening=self._opening, local_id=peer.nonce)
-        self._send(peer.route, question)
-        wait_ns = settings.alive_hasty_ns if peer.is_hasty else settings.alive_retry_ns
+        probe = CmMessage(
+            kind=CmMessageKind.ALIVE, context_guid=self._context_guid, local_id=peer.nonce
+        )
+        self._send(peer.route, probe)
+        wait_ns = settings.alive_suspect_ns if peer.is_suspect else settings.alive_retry_ns
         self._deadlines.set(key, now_ns + wait_ns)
         return []

@@ -1,14 +1,14 @@
-"""What the connection manager keeps and tells: settings, counters, connections, events."""
+"""Records of the connection manager: settings, counters, connections, events."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
 
-from urds.verbs.cm.messages import Message, Offer
+from urds.common.types import HostPort
+from urds.verbs.cm.messages import CmMessage, Offer
 
 Route = Hashable  # where a provider sends to; the core only compares it
-Address = tuple[str, int]
 
 DATAGRAM_SPACE: Final = 0x0111  # port space of rdma_cm whose connections are look-ups
 
@@ -17,8 +17,8 @@ DATAGRAM_SPACE: Final = 0x0111  # port space of rdma_cm whose connections are lo
 class CmSettings:
     """Times and limits of one connection manager.
 
-    Linux asks again after 6.1 s, 15 times (verbs-and-roce.md 14.3). Duplicates are harmless, so we
-    ask sooner and give up after 9.4 s.
+    Linux retries after 6.1 s, 15 times (docs/reference/verbs-and-roce.md 14.3). Duplicates are
+    harmless, so this retries sooner and gives up after 9.4 s.
     """
 
     retry_first_ns: int = 200_000_000  # doubles with each try
@@ -28,10 +28,10 @@ class CmSettings:
     past_max: int = 4096  # ended requests that are remembered
     pending_max: int = 4096  # unanswered requests of all listeners
     connections_max: int = 65_536
-    error_grace_ns: int = 20_000_000  # lets the queue pair's last answer go before the news
-    alive_idle_ns: int | None = 2_000_000_000  # silence before we ask; None: the link tells
+    error_grace_ns: int = 20_000_000  # lets the queue pair's last answer go first
+    alive_idle_ns: int | None = 2_000_000_000  # silence before a probe; None: the link reports ends
     alive_retry_ns: int = 1_000_000_000
-    alive_hasty_ns: int = 100_000_000  # after a hint that the peer is gone
+    alive_suspect_ns: int = 100_000_000  # after a hint that the peer is gone
     # Ten seconds in all, so that a queue pair with work under way fails first and says why.
     alive_tries_max: int = 8
 
@@ -42,36 +42,36 @@ class CmStats:
 
     requests_sent: int = 0
     requests_received: int = 0
-    requests_repeated: int = 0  # duplicates received
-    repeats: int = 0  # messages sent again
+    requests_duplicate: int = 0  # duplicates received
+    retries: int = 0  # messages sent again
     established: int = 0
     established_by_data: int = 0  # the RTU was late or lost
-    refused_no_listener: int = 0
-    refused_backlog: int = 0
-    refused_pending: int = 0
-    refused_connections: int = 0
+    rejected_no_listener: int = 0
+    rejected_backlog: int = 0
+    rejected_pending: int = 0
+    rejected_connections: int = 0
     stale: int = 0  # connections replaced by a new one of the same queue pair
     broken: int = 0
     dropped_malformed: int = 0
-    dropped_unknown: int = 0  # about connections that nobody here knows
+    dropped_unknown: int = 0  # about unknown connections
     dropped_misplaced: int = 0  # kind that does not fit the state
     alive_sent: int = 0
     alive_received: int = 0
 
 
 class CmState(IntEnum):
-    """Life of a connection, as one side sees it."""
+    """States of a connection, as one side sees it."""
 
-    REQUEST_SENT = 1
+    REQ_SENT = 1
     REQUESTED = 2  # the owner has it and has not answered
-    REPLY_SENT = 3
+    REP_SENT = 3
     ESTABLISHED = 4
-    LEAVING = 5  # DREQ sent
+    DREQ_SENT = 5  # DREQ sent
     OVER = 6
 
 
 class CmEventKind(Enum):
-    """What a connection tells its owner. All but the first two are ends."""
+    """Events of a connection. All but the first two end it."""
 
     REQUEST = auto()
     ESTABLISHED = auto()
@@ -85,7 +85,7 @@ class CmEventKind(Enum):
 
 @dataclass(slots=True, eq=False)
 class CmListener:
-    """One listening port of one space; `host` may be the address that means any."""
+    """One listening port of one space; `host` may be the wildcard address."""
 
     space: int
     host: str
@@ -97,37 +97,37 @@ class CmListener:
 
 @dataclass(slots=True, eq=False)
 class CmPeer:
-    """One opening of a device that we have connections with, and when it was heard last."""
+    """One peer's device context that has connections here, and when it was heard last."""
 
     route: Route
-    opening: bytes
+    context_guid: bytes
     heard_ns: int
     connections: set["CmConnection"] = field(default_factory=set)
     tries: int = 0
     nonce: int = 0
-    is_hasty: bool = False
+    is_suspect: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class CmConnection:
-    """One connection of one side. Only the core changes it; `owner` belongs to the owner."""
+    """One side of a connection. Only the core changes it; `owner` belongs to the owner."""
 
     local_id: int
     route: Route
     space: int
     is_requester: bool
-    local: Address
-    peer: Address
+    local: HostPort
+    peer: HostPort
     state: CmState
     offer: Offer = field(default_factory=Offer)
     peer_offer: Offer = field(default_factory=Offer)
     remote_id: int = 0
-    opening: bytes = b""  # the peer's; empty while unknown
+    context_guid: bytes = b""  # the peer's; empty while unknown
     listener: CmListener | None = None
     owner: Any = None
-    is_silent: bool = False  # the owner has forgotten it: no events
-    life: CmPeer | None = None
-    octets: bytes = b""  # what is repeated until the peer answers
+    is_silent: bool = False  # forgotten by its owner: no events
+    monitored_peer: CmPeer | None = None
+    data: bytes = b""  # what is repeated until the peer answers
     tries: int = 0
     give_up_ns: int | None = None
 
@@ -139,9 +139,9 @@ class CmConnection:
 
 @dataclass(frozen=True, slots=True)
 class CmEvent:
-    """One event. `message` is the peer's that made it, if one did."""
+    """One event. `message` is the peer's message that caused it, if any."""
 
     kind: CmEventKind
     connection: CmConnection
-    message: Message | None = None
+    message: CmMessage | None = None
     reason: str = ""

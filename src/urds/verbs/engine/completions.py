@@ -1,11 +1,11 @@
 """The completion queue: a bounded queue of work completions with a one-shot notification.
 
-Queue pairs push, the application polls. `arm` asks for one event at the next completion that
-qualifies; the race rule of its users is: poll, arm, poll again. A completion that finds no room
-is lost and the queue says so once: its owner breaks the queue pairs that use it, since their
-owner can no longer know what happened. Source: verbs-and-roce.md section 12.
+Queue pairs push, the application polls. `arm` requests one event for the next completion that
+qualifies; the race rule is: poll, arm, poll again. A completion that finds no room is lost and
+`on_overflow` is called once: the owner then moves the queue pairs that use the queue to ERR.
+Source: docs/reference/verbs-and-roce.md 12.
 
-The queue knows no lock; its adapter's lock guards it and the callbacks run with it held.
+The queue takes no lock; its adapter's lock guards it and the callbacks run with it held.
 """
 
 import errno
@@ -24,7 +24,7 @@ class _Armed(Enum):
 
 
 def _nothing() -> None:
-    """Stand in for a callback that nobody has set."""
+    """Stand in for a callback that is not set."""
 
 
 class CompletionQueue:
@@ -73,10 +73,10 @@ class CompletionQueue:
         return [entries.popleft() for _ in range(min(count, len(entries)))]
 
     def arm(self, solicited_only: bool = False) -> None:
-        """Ask for one event at the next completion, or at the next solicited one.
+        """Request one event for the next completion, or for the next solicited one.
 
-        Asked for both before either came, any completion fires. Entries that are queued already
-        fire nothing.
+        If both are requested before either came, any completion fires. Entries that are queued
+        already fire nothing.
         """
         if not solicited_only:
             self._armed = _Armed.ANY

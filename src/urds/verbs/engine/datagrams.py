@@ -1,19 +1,20 @@
-"""Datagrams: the sending and receiving of a queue pair of kind UD.
+"""Datagrams: the sending and receiving of a queue pair of type UD.
 
-A datagram goes once and may be lost; it is complete when it is on its way. Who receives it needs
-the right Q_Key and a posted receive, else it is dropped without a word. Its data begin after 40
-octets, in which the receiver finds the sender's address: the GRH area, laid out as an IPv6 header
-whose flow label carries the port of the sender's `AddressVector`.
+A datagram is sent once and may be lost; its request completes when it is sent. The receiver needs
+the right Q_Key and a posted receive, else the datagram is dropped silently. The data follow 40
+bytes that hold the sender's address: the GRH area, laid out as an IPv6 header whose flow label
+carries the port of the sender's `AddressVector`.
 
 A datagram that is longer than its receive completes that receive with LOC_LEN_ERR and the queue
-pair goes on: a stranger must not be able to end it. Source: verbs-and-roce.md section 12.
+pair continues: an unknown sender must not be able to end it.
+Source: docs/reference/verbs-and-roce.md 12.
 """
 
 from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
     GRH_BYTES,
@@ -28,7 +29,7 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.pieces import scatter
 from urds.verbs.engine.receives import ReceiveQueue
-from urds.verbs.engine.requests import WC_OPCODE, Request
+from urds.verbs.engine.requests import WC_OPCODE, SendRequest
 from urds.verbs.engine.work import WC, AddressVector, RecvWR
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
 
 
 def emit_grh(source: AddressVector, target_gid: bytes, payload_bytes: int) -> bytes:
-    """Return the 40 octets before the data of a received datagram."""
+    """Return the 40 bytes before the data of a received datagram."""
     return _GRH.pack(
         _VERSION_6 | source.port & _PORT_MASK,
         payload_bytes & 0xFFFF,
@@ -60,23 +61,23 @@ def emit_grh(source: AddressVector, target_gid: bytes, payload_bytes: int) -> by
     )
 
 
-def parse_grh(octets: bytes | bytearray | memoryview) -> AddressVector:
-    """Return where a received datagram came from. Raises WireError for octets that are no GRH."""
-    if len(octets) < GRH_BYTES:
-        raise WireError(f"GRH of {len(octets)} octets, it has {GRH_BYTES}")
-    label, _, next_header, _, source_gid, _ = _GRH.unpack_from(octets)
+def parse_grh(data: bytes | bytearray | memoryview) -> AddressVector:
+    """Return where a received datagram came from. Raises WireError for bytes that are no GRH."""
+    if len(data) < GRH_BYTES:
+        raise WireError(f"GRH of {len(data)} bytes, it has {GRH_BYTES}")
+    label, _, next_header, _, source_gid, _ = _GRH.unpack_from(data)
     if label >> 28 != _VERSION_6 >> 28 or next_header != _NEXT_HEADER:
         raise WireError(f"GRH of version {label >> 28} before header {next_header:#x}")
     return AddressVector(source_gid, label & _PORT_MASK)
 
 
-class Datagrams:
-    """Both halves of a queue pair of kind UD."""
+class UdTransport:
+    """Both halves of a queue pair of type UD."""
 
     def __init__(self, qp: "QueuePair", queue: ReceiveQueue) -> None:
         self._qp = qp
         self._queue = queue
-        self._posted: deque[Request] = deque()
+        self._posted: deque[SendRequest] = deque()
         self._next_psn = 0
 
     def __len__(self) -> int:
@@ -86,8 +87,8 @@ class Datagrams:
         """Set the PSN of the next datagram."""
         self._next_psn = first_psn
 
-    def post(self, request: Request) -> None:
-        """Queue a datagram that was found to be valid."""
+    def post(self, request: SendRequest) -> None:
+        """Queue a datagram that passed the checks."""
         self._posted.append(request)
 
     def poll(self) -> Packet | None:
@@ -97,7 +98,7 @@ class Datagrams:
             return None
         request = self._posted.popleft()
         try:
-            payload = request.octets(qp.keys, qp.pd, 0, request.length)
+            payload = request.data(qp.keys, qp.pd, 0, request.length)
         except AccessError as fault:
             self._push(request, fault.status)
             qp.enter_send_error()
@@ -123,7 +124,7 @@ class Datagrams:
         return packet
 
     def receive(self, packet: Packet, source: AddressVector | None) -> None:
-        """Take in a datagram, or drop it: wrong Q_Key, too long for the link, no receive."""
+        """Deliver a datagram, or drop it: wrong Q_Key, too long for the link, no receive."""
         qp = self._qp
         size = len(packet.payload)
         if packet.qkey != qp.attr.qkey or size > qp.link.mtu_bytes:
@@ -171,7 +172,7 @@ class Datagrams:
             WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self._qp.qpn)
         )
 
-    def _push(self, request: Request, status: WCStatus) -> None:
+    def _push(self, request: SendRequest, status: WCStatus) -> None:
         self._qp.send_cq.push(
             WC(request.wr_id, status, WC_OPCODE[request.opcode], qp_num=self._qp.qpn)
         )

@@ -1,14 +1,14 @@
-"""Keys: who may touch which octets. Every access to an application's memory passes here.
+"""Keys: every access to registered memory passes here.
 
 A key is 32 bits: a 24-bit index and an 8-bit variant. Memory regions take their indices from one
-range, memory windows from another, and no key is 0. With a source of chance both parts are drawn,
-so that nobody can tell one key from another; without it indices count up, an index that comes back
-gets its next variant, and freed indices wait in line as long as fresh ones are left. A region may
-also ask for a key that its owner chose, so that several adapters know his memory by the same one.
+range, memory windows from another, and no key is 0. With an `rng` both parts are random, so that a
+peer cannot guess keys; without it indices count up, a reused index gets its next variant, and freed
+indices wait as long as fresh ones are left. A region may also have a key chosen by its owner, so
+that several adapters know the memory by the same one.
 
 An access that is allowed gets a slice of the region's view, and only that: nothing outside a
 region can be touched, whatever a peer writes into its packets. The table knows no queue pair and
-no lock; its adapter's lock guards it. Source: verbs-and-roce.md section 11.
+takes no lock; its adapter's lock guards it. Source: docs/reference/verbs-and-roce.md 11.
 """
 
 import errno
@@ -44,21 +44,21 @@ _MW_BIND: Final = int(AccessFlag.MW_BIND)
 class NestedDomain:
     """A protection domain within another: its queue pairs reach the memory of both.
 
-    So one queue pair serves memory that is for every peer, and memory that is for its own alone.
+    One queue pair serves memory that is for every peer, and memory that is for its peer alone.
     """
 
     outer: object
 
 
 def reaches(pd: object, owner: object) -> bool:
-    """Tell whether queue pairs of the domain `pd` may use what is of the domain `owner`."""
+    """Return whether queue pairs of the domain `pd` may use what belongs to the domain `owner`."""
     return owner is pd or (type(pd) is NestedDomain and owner is pd.outer)
 
 
 class AccessError(Exception):
     """An access that its key does not allow.
 
-    `status` is what a local user sees in his completion, `syndrome` what a responder answers.
+    `status` is that of a local completion, `syndrome` what a responder answers.
     """
 
     def __init__(self, message: str, *, status: WCStatus, syndrome: Syndrome) -> None:
@@ -69,10 +69,10 @@ class AccessError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Registered memory: `length` octets that peers and work requests call `address` and up."""
+    """Registered memory: `length` bytes that peers and work requests address from `address` on."""
 
     pd: object
-    view: memoryview  # of octets; empty once the region is gone
+    view: memoryview  # of bytes; empty once the region is gone
     address: int
     length: int
     access: AccessFlag
@@ -85,11 +85,11 @@ class Region:
 
 
 @dataclass(slots=True, eq=False)
-class Window:
+class MemoryWindow:
     """A part of a region with a remote key of its own. Bound while `region` is not `None`."""
 
     pd: object
-    kind: int  # 1: any queue pair of the domain may use it; 2: only the one that bound it
+    kind: int  # 1: for any queue pair of the domain; 2: for the one that bound it
     rkey: int
     region: Region | None = None
     address: int = 0
@@ -100,7 +100,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowBinding:
-    """What a BIND_MW asks for: `SendWR.bind`. Length 0 unbinds a window of kind 1."""
+    """The parameters of a BIND_MW: `SendWR.bind`. Length 0 unbinds a window of kind 1."""
 
     region: Region
     address: int
@@ -115,19 +115,19 @@ class _Indices:
     first: int
     end: int
     count_max: int
-    chance: "Random | None" = None
+    rng: "Random | None" = None
     fresh: int = 0  # how many were counted up to, in use or not
     freed: OrderedDict[int, int] = field(default_factory=OrderedDict)  # to the last key it had
     used: set[int] = field(default_factory=set)
 
     def take(self) -> int:
         self._demand_room()
-        key = self._count_on() if self.chance is None else self._draw(self.chance)
+        key = self._count_on() if self.rng is None else self._draw(self.rng)
         self.used.add(key >> VARIANT_BITS)
         return key
 
     def choose(self, key: int) -> None:
-        """Take the index of this very key. Raises OSError: EEXIST if any key has that index."""
+        """Take the index of this key. Raises OSError: EEXIST if any key has that index."""
         index = key >> VARIANT_BITS
         if index in self.used:
             raise OSError(errno.EEXIST, f"key {key:#x}: its index is in use")
@@ -136,11 +136,11 @@ class _Indices:
         self.freed.pop(index, None)
 
     def give_back(self, key: int) -> None:
-        """Take a number back with the last key that it had."""
+        """Free an index, with the last key that it had."""
         index = key >> VARIANT_BITS
         self.used.remove(index)
         # One that was chosen ahead of the count is not remembered: chosen ones have no bound.
-        if self.chance is None and index < self.first + self.fresh:
+        if self.rng is None and index < self.first + self.fresh:
             self.freed[index] = key
 
     def _count_on(self) -> int:
@@ -151,11 +151,11 @@ class _Indices:
                 return index << VARIANT_BITS
         return next_variant(self.freed.popitem(last=False)[1])
 
-    def _draw(self, chance: "Random") -> int:
+    def _draw(self, rng: "Random") -> int:
         # At most an eighth of the range is in use, so this ends after few tries.
-        while (index := chance.randrange(self.first, self.end)) in self.used:
+        while (index := rng.randrange(self.first, self.end)) in self.used:
             pass
-        return index << VARIANT_BITS | chance.randrange(1 << VARIANT_BITS)
+        return index << VARIANT_BITS | rng.randrange(1 << VARIANT_BITS)
 
     def _demand_room(self) -> None:
         if len(self.used) >= self.count_max:
@@ -165,8 +165,8 @@ class _Indices:
 class KeyTable:
     """All regions and windows of one adapter, by key.
 
-    chance: where keys are drawn from; an adapter that meets strangers gives one that nobody can
-    foresee. Without it keys count up.
+    rng: draws the keys; an adapter that peers of other users reach passes an unpredictable one.
+    Without it keys count up.
     """
 
     def __init__(
@@ -174,12 +174,12 @@ class KeyTable:
         *,
         regions_max: int = REGIONS_MAX,
         windows_max: int = WINDOWS_MAX,
-        chance: "Random | None" = None,
+        rng: "Random | None" = None,
     ) -> None:
         self._regions: dict[int, Region] = {}
-        self._windows: dict[int, Window] = {}
-        self._region_indices = _Indices(REGION_INDEX_FIRST, WINDOW_INDEX_FIRST, regions_max, chance)
-        self._window_indices = _Indices(WINDOW_INDEX_FIRST, INDEX_END, windows_max, chance)
+        self._windows: dict[int, MemoryWindow] = {}
+        self._region_indices = _Indices(REGION_INDEX_FIRST, WINDOW_INDEX_FIRST, regions_max, rng)
+        self._window_indices = _Indices(WINDOW_INDEX_FIRST, INDEX_END, windows_max, rng)
 
     @property
     def region_count(self) -> int:
@@ -201,21 +201,21 @@ class KeyTable:
         *,
         key: int | None = None,
     ) -> Region:
-        """Register a C-contiguous view; `address` names its first octet.
+        """Register a C-contiguous view; `address` names its first byte.
 
         key: one of REGION_KEYS, which becomes both keys; without it the region gets a fresh one.
-        Raises OSError: EINVAL for access flags, an address or a key that cannot be, EEXIST while
-        the index of the chosen key is in use, ENOMEM at the limit.
+        Raises OSError: EINVAL for invalid access flags, address or key, EEXIST while the index of
+        the chosen key is in use, ENOMEM at the limit.
         """
-        octets, bits = _checked(view, address, access)
+        data, bits = _checked(view, address, access)
         if key is None:
             key = self._region_indices.take()
         elif key in REGION_KEYS:
             self._region_indices.choose(key)
         else:
-            raise OSError(errno.EINVAL, f"key {key:#x} is none that a region may have")
+            raise OSError(errno.EINVAL, f"key {key:#x} is not one that a region may have")
         region = Region(
-            pd, octets, address, octets.nbytes, AccessFlag(bits), key, key, access_bits=bits
+            pd, data, address, data.nbytes, AccessFlag(bits), key, key, access_bits=bits
         )
         self._regions[key] = region
         return region
@@ -229,28 +229,28 @@ class KeyTable:
         address: int | None = None,
         access: AccessFlag | None = None,
     ) -> None:
-        """Change what is given; the region gets new keys and the old ones fail from here on.
+        """Change what is given; the region gets new keys and the old ones become invalid.
 
         Raises OSError: EBUSY while windows are bound, EINVAL as `register`. Then nothing changes.
         """
         self._demand_free_of_windows(region)
-        octets, bits = _checked(
+        data, bits = _checked(
             region.view if view is None else view,
             region.address if address is None else address,
             region.access if access is None else access,
         )
         del self._regions[region.lkey]
         region.pd = region.pd if pd is None else pd
-        region.view, region.length = octets, octets.nbytes
+        region.view, region.length = data, data.nbytes
         region.address = region.address if address is None else address
         region.access, region.access_bits = AccessFlag(bits), bits
         region.lkey = region.rkey = next_variant(region.lkey)
         self._regions[region.lkey] = region
 
     def deregister(self, region: Region) -> None:
-        """Forget a region; its view becomes empty.
+        """Remove a region; its view becomes empty.
 
-        Raises OSError: EBUSY while windows are bound, EINVAL if it is gone already.
+        Raises OSError: EBUSY while windows are bound, EINVAL if it was removed before.
         """
         self._demand_free_of_windows(region)
         del self._regions[region.lkey]
@@ -258,7 +258,7 @@ class KeyTable:
         region.view, region.length = memoryview(b""), 0
 
     def local(self, lkey: int, address: int, length: int, *, pd: object, write: bool) -> memoryview:
-        """Return the octets that a work request of this side names. No octets need no key.
+        """Return the bytes that a local work request names. Zero bytes need no key.
 
         Raises AccessError (LOC_PROT_ERR): key, protection domain, right to write, range.
         """
@@ -289,7 +289,7 @@ class KeyTable:
         access: AccessFlag,
         qpn: int,
     ) -> memoryview:
-        """Return the octets that a peer of queue pair `qpn` names. No octets need no key.
+        """Return the bytes that the peer of queue pair `qpn` names. Zero bytes need no key.
 
         Raises AccessError (NAK_REMOTE_ACCESS): key, protection domain, rights, range.
         """
@@ -324,17 +324,17 @@ class KeyTable:
 
     # -- windows
 
-    def new_window(self, pd: object, *, kind: int = 1) -> Window:
+    def new_window(self, pd: object, *, kind: int = 1) -> MemoryWindow:
         """Make an unbound window of kind 1 or 2. Raises OSError: EINVAL, ENOMEM at the limit."""
         if kind not in (1, 2):
             raise OSError(errno.EINVAL, f"memory window of kind {kind}, known are 1 and 2")
-        window = Window(pd, kind, self._window_indices.take())
+        window = MemoryWindow(pd, kind, self._window_indices.take())
         self._windows[window.rkey] = window
         return window
 
     def bind(
         self,
-        window: Window,
+        window: MemoryWindow,
         region: Region,
         address: int,
         length: int,
@@ -347,9 +347,7 @@ class KeyTable:
         A window of kind 1 may be bound again, and length 0 unbinds it; one of kind 2 has to be
         invalidated first. Raises AccessError (MW_BIND_ERR); then nothing changes.
         """
-        if (
-            refusal := self._bind_refusal(window, region, address, length, int(access))
-        ) is not None:
+        if (refusal := self._bind_error(window, region, address, length, int(access))) is not None:
             raise AccessError(
                 f"memory window {window.rkey:#x}: {refusal}",
                 status=WCStatus.MW_BIND_ERR,
@@ -365,14 +363,14 @@ class KeyTable:
         self._windows[window.rkey] = window
         return window.rkey
 
-    def free(self, window: Window) -> None:
-        """Forget a window, bound or not."""
+    def free(self, window: MemoryWindow) -> None:
+        """Remove a window, bound or not."""
         self._unbind(window)
         del self._windows[window.rkey]
         self._window_indices.give_back(window.rkey)
 
     def invalidate(self, rkey: int, *, pd: object, qpn: int) -> None:
-        """Unbind the window of kind 2 that `rkey` names; the key fails from here on.
+        """Unbind the window of kind 2 that `rkey` names; the key becomes invalid.
 
         Regions of applications and windows of kind 1 cannot be invalidated by key. Raises
         AccessError: LOC_QP_OP_ERR for a local user, NAK_INVALID_REQUEST for a responder.
@@ -388,22 +386,22 @@ class KeyTable:
             self._unbind(window)
             return
         raise AccessError(
-            f"key {rkey:#x} is no window of kind 2 that queue pair {qpn:#x} has bound",
+            f"key {rkey:#x} is not a window of kind 2 bound by queue pair {qpn:#x}",
             status=WCStatus.LOC_QP_OP_ERR,
             syndrome=Syndrome.NAK_INVALID_REQUEST,
         )
 
     def unbind_all(self, region: Region) -> None:
-        """Unbind every window of a region, so that it can go."""
+        """Unbind every window of a region, so that it can be deregistered."""
         if region.windows:
             for window in self._windows.values():
                 if window.region is region:
                     self._unbind(window)
 
-    # -- inside
+    # -- private
 
-    def _bind_refusal(
-        self, window: Window, region: Region, address: int, length: int, bits: int
+    def _bind_error(
+        self, window: MemoryWindow, region: Region, address: int, length: int, bits: int
     ) -> str | None:
         if window.kind == 2 and window.region is not None:
             return "bound already: invalidate it first"
@@ -425,7 +423,7 @@ class KeyTable:
             return f"{_extent(address, length)} outside {_extent(region.address, region.length)}"
         return None
 
-    def _unbind(self, window: Window) -> None:
+    def _unbind(self, window: MemoryWindow) -> None:
         if window.region is not None:
             window.region.windows -= 1
             window.region, window.length, window.access_bits = None, 0, 0
@@ -440,38 +438,40 @@ class KeyTable:
 
 
 def next_variant(key: int) -> int:
-    """Return the key of the same index with the next variant; 255 is followed by 0."""
+    """Return the key of the same index with the next variant; 0 follows 255."""
     variant = (key + 1) & ((1 << VARIANT_BITS) - 1)
     return key >> VARIANT_BITS << VARIANT_BITS | variant
 
 
 def _checked(view: memoryview, address: int, access: AccessFlag) -> tuple[memoryview, int]:
-    """Return the view as octets and the access bits that count."""
+    """Return the view as bytes and the access bits that count."""
     bits = int(access) & ~_OPTIONAL_ACCESS
     if bits & ~_KNOWN_ACCESS:
         raise OSError(errno.EINVAL, f"access flags {int(access):#x}, known are {_KNOWN_ACCESS:#x}")
     if bits & _REMOTE_CHANGE and not bits & _LOCAL_WRITE:
-        raise OSError(errno.EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE beside them")
+        raise OSError(errno.EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE")
     if view.readonly and bits & _LOCAL_WRITE:
         raise OSError(errno.EINVAL, "LOCAL_WRITE for a buffer that cannot be written")
-    octets = view.cast("B") if view.ndim != 1 or view.format != "B" else view
-    if not 0 <= address <= ADDRESS_END - octets.nbytes:
-        raise OSError(errno.EINVAL, f"{_extent(address, octets.nbytes)} outside 64 bits")
-    return octets, bits
+    data = view.cast("B") if view.ndim != 1 or view.format != "B" else view
+    if not 0 <= address <= ADDRESS_END - data.nbytes:
+        raise OSError(errno.EINVAL, f"{_extent(address, data.nbytes)} outside 64 bits")
+    return data, bits
 
 
-def _offset(found: Region | Window, address: int, length: int) -> int:
-    """Return where `length` octets at `address` begin in what was found, -1 if not inside.
+def _offset(found: Region | MemoryWindow, address: int, length: int) -> int:
+    """Return where `length` bytes at `address` begin in what was found, -1 if not inside.
 
-    Integers have no width here, so a sum cannot wrap round to a valid one.
+    Integers have no width here, so a sum cannot wrap to a valid one.
     """
     start = address - found.address
     return start if start >= 0 and 0 <= length <= found.length - start else -1
 
 
-def _reason(found: Region | Window | None, pd: object, address: int, length: int, bits: int) -> str:
-    """Say why an access was refused."""
-    if found is None or (isinstance(found, Window) and found.region is None):
+def _reason(
+    found: Region | MemoryWindow | None, pd: object, address: int, length: int, bits: int
+) -> str:
+    """Return why an access is rejected."""
+    if found is None or (isinstance(found, MemoryWindow) and found.region is None):
         return "not valid"
     if not reaches(pd, found.pd):
         return "of another protection domain"
@@ -484,4 +484,4 @@ def _reason(found: Region | Window | None, pd: object, address: int, length: int
 
 
 def _extent(address: int, length: int) -> str:
-    return f"{length} octets at {address:#x}"
+    return f"{length} bytes at {address:#x}"

@@ -1,20 +1,20 @@
 """Numbers of the verbs interface, one enum per family, with the names that libibverbs users know.
 
-Source: verbs-and-roce.md sections 9 to 12 (linux v6.1 include/uapi/rdma/ib_user_verbs.h values).
+Source: docs/reference/verbs-and-roce.md 9-12 (linux v6.1 include/uapi/rdma/ib_user_verbs.h values).
 """
 
 from enum import IntEnum, IntFlag
 
 
 class QPType(IntEnum):
-    """Kinds of queue pair. 3 is UC, which no provider of ours offers."""
+    """Types of queue pair. 3 is UC, which no provider supports."""
 
     RC = 2
     UD = 4
 
 
 class QPState(IntEnum):
-    """States of a queue pair; the table of what leads where is `engine.qp_state`."""
+    """States of a queue pair; `engine.qp_state` has the table of transitions."""
 
     RESET = 0
     INIT = 1
@@ -26,7 +26,7 @@ class QPState(IntEnum):
 
 
 class QPAttrMask(IntFlag):
-    """Which fields of a `QPAttr` a modify means."""
+    """Which fields of a `QPAttr` a modify sets."""
 
     STATE = 1 << 0
     CUR_STATE = 1 << 1
@@ -49,14 +49,14 @@ class QPAttrMask(IntFlag):
 
 
 class SRQAttrMask(IntFlag):
-    """Which fields of an `SRQAttr` a modify means."""
+    """Which fields of an `SRQAttr` a modify sets."""
 
     MAX_WR = 1
     LIMIT = 2
 
 
 class AccessFlag(IntFlag):
-    """What may be done with a memory region. Reading it locally is always allowed."""
+    """Access rights of a memory region. Local reading is always allowed."""
 
     LOCAL_WRITE = 1
     REMOTE_WRITE = 2
@@ -66,7 +66,7 @@ class AccessFlag(IntFlag):
 
 
 class WROpcode(IntEnum):
-    """What a send work request does. Gaps are opcodes that no provider of ours offers."""
+    """Opcodes of send work requests. Gaps are opcodes that no provider supports."""
 
     RDMA_WRITE = 0
     RDMA_WRITE_WITH_IMM = 1
@@ -83,16 +83,16 @@ class WROpcode(IntEnum):
 
 
 class SendFlag(IntFlag):
-    """How a send work request is carried out."""
+    """Flags of a send work request."""
 
     FENCE = 1  # wait for all earlier reads and atomics of this queue pair
     SIGNALED = 2  # complete it even when it succeeds
-    SOLICITED = 4  # its receive wakes a waiter who asked for solicited ones only
+    SOLICITED = 4  # its receive wakes a waiter armed for solicited ones
     INLINE = 8  # copy the data now: the buffer is free again when the post returns
 
 
 class WCStatus(IntEnum):
-    """How a work request ended. 3, 17, 18 and from 22 up belong to kinds that nobody here makes."""
+    """How a work request ended. No provider reports 3, 17, 18, or 22 and above."""
 
     SUCCESS = 0
     LOC_LEN_ERR = 1
@@ -130,7 +130,7 @@ class WCOpcode(IntEnum):
 
 
 class WCFlag(IntFlag):
-    """What else a work completion carries."""
+    """Optional contents of a work completion."""
 
     GRH = 1
     WITH_IMM = 2
@@ -138,7 +138,7 @@ class WCFlag(IntFlag):
 
 
 class AsyncEventType(IntEnum):
-    """What happens to an object outside any work request."""
+    """Events of an object outside any work request."""
 
     CQ_ERR = 0
     QP_FATAL = 1
@@ -158,7 +158,7 @@ class AsyncEventType(IntEnum):
 
 
 class MTU(IntEnum):
-    """Codes of the path MTU; `1 << (code + 7)` octets."""
+    """Codes of the path MTU; `1 << (code + 7)` bytes."""
 
     MTU_256 = 1
     MTU_512 = 2
@@ -170,19 +170,20 @@ class MTU(IntEnum):
 class Acceptance(IntEnum):
     """What a responder does with a packet that arrives ahead of others."""
 
-    IN_ORDER = 0  # refuse it: the requester goes back N. Receive buffers never have gaps
-    BY_ARRIVAL = 1  # keep it; its message takes a buffer when its first octet arrives
+    IN_ORDER = 0  # drop it: the requester goes back N. Receive buffers never have gaps
+    BY_ARRIVAL = 1  # keep it; its message takes a buffer when its first byte arrives
     FILL_GAPS = 2  # keep it; messages below it take their buffers at once as well
 
 
-CELL_MASK = (1 << 64) - 1  # of the eight octets that an atomic operation changes
+CELL_MASK = (1 << 64) - 1  # of the eight bytes that an atomic operation changes
 PSN_BITS = 24
 PSN_MASK = (1 << PSN_BITS) - 1
 MESSAGE_BYTES_MAX = 1 << 31
-GRH_BYTES = 40  # what precedes the data of a datagram in the first receive buffer
+GRH_BYTES = 40  # before the data of a datagram in the first receive buffer
 RNR_RETRY_FOREVER = 7
 
-# Code of `min_rnr_timer` to the time that it stands for, in nanoseconds (verbs-and-roce.md 2).
+# Code of `min_rnr_timer` to the time that it stands for, in nanoseconds
+# (docs/reference/verbs-and-roce.md 2).
 _RNR_10_US = (
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
     256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

@@ -1,12 +1,12 @@
-"""Octets of the engine's packets, for providers that carry packets.
+"""Bytes of the engine's packets, for providers that carry packets.
 
-The layout is ours alone: 12 octets that every packet has, fields that its kind has, the payload,
-and a CRC-32 where the provider asks for one because nothing below it checks. All big-endian.
+The layout is private: 12 bytes that every packet has, fields that its kind has, the payload,
+and a CRC-32 if the provider requests one because no lower layer checks. All big-endian.
 
     version 1 | kind 1 | flags 1 | count of selective ranges 1 | target_qpn 4 | psn 4
 
-A parsed packet is a valid record: its numbers fit their fields and nothing is left over. Whether
-it makes sense at this moment is for the queue pair to say.
+A parsed packet is a valid record: its numbers fit their fields and no byte is left over. The
+queue pair decides whether it makes sense in its state.
 """
 
 from operator import attrgetter
@@ -14,7 +14,8 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from urds.errors import WireError
+from urds.common.errors import WireError
+from urds.common.types import BytesLike
 from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 
@@ -59,11 +60,9 @@ _FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 
 _WITH_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE)
 _PLACED: Final = int(PacketFlag.PLACED)
 
-Octets = bytes | bytearray | memoryview
 
-
-def emit_packet(packet: Packet, *, checksum: bool = False) -> list[Octets]:
-    """Return a packet's octets in parts, ready for a gathering write; no payload is copied.
+def emit_packet(packet: Packet, *, checksum: bool = False) -> list[BytesLike]:
+    """Return a packet's bytes in parts, for a gathering write; no payload is copied.
 
     With `checksum` the last part is the CRC-32 of all others.
     """
@@ -79,7 +78,7 @@ def emit_packet(packet: Packet, *, checksum: bool = False) -> list[Octets]:
         head += _LONG.pack(packet.length)
     for first, last in selective:
         head += _RANGE.pack(first, last)
-    parts: list[Octets] = [head]
+    parts: list[BytesLike] = [head]
     if len(packet.payload):
         parts.append(packet.payload)
     if checksum:
@@ -88,16 +87,16 @@ def emit_packet(packet: Packet, *, checksum: bool = False) -> list[Octets]:
     return parts
 
 
-def parse_packet(octets: Octets, *, checksum: bool = False) -> Packet:
-    """Read one packet; its payload is a view of `octets`.
+def parse_packet(data: BytesLike, *, checksum: bool = False) -> Packet:
+    """Read one packet; its payload is a view of `data`.
 
-    Raises WireError for octets that are no packet, and for a CRC-32 that does not match.
+    Raises WireError for bytes that are not a packet, and for a CRC-32 that does not match.
     """
-    view = memoryview(octets)
+    view = memoryview(data)
     if checksum:
         view = _checked(view)
     if len(view) < HEADER_BYTES:
-        raise WireError(f"packet of {len(view)} octets, its header has {HEADER_BYTES}")
+        raise WireError(f"packet of {len(view)} bytes, its header has {HEADER_BYTES}")
     version, kind_number, flags, range_count, qpn, psn = _HEADER.unpack_from(view)
     kind = _KINDS.get(kind_number)
     if version != VERSION or kind is None:
@@ -111,14 +110,14 @@ def parse_packet(octets: Octets, *, checksum: bool = False) -> Packet:
     if range_count:
         rest = _parse_selective(packet, rest, range_count)
     if len(rest) and (kind not in _WITH_PAYLOAD or flags & _PLACED):
-        raise WireError(f"{len(rest)} octets after a packet of kind {kind.name}")
+        raise WireError(f"{len(rest)} bytes after a packet of kind {kind.name}")
     packet.payload = rest
     return packet
 
 
 def _checked(view: memoryview) -> memoryview:
     if len(view) < CHECKSUM_BYTES:
-        raise WireError(f"packet of {len(view)} octets, its checksum has {CHECKSUM_BYTES}")
+        raise WireError(f"packet of {len(view)} bytes, its checksum has {CHECKSUM_BYTES}")
     (expected,) = _CHECKSUM.unpack_from(view, len(view) - CHECKSUM_BYTES)
     body = view[:-CHECKSUM_BYTES]
     if crc32(body) != expected:
@@ -127,12 +126,12 @@ def _checked(view: memoryview) -> memoryview:
 
 
 def _parse_fields(packet: Packet, view: memoryview, flags: int) -> memoryview:
-    """Fill in what the kind and the flags carry; return what is left."""
+    """Set the fields of the kind and the flags; return what is left."""
     structure, names = _FIELDS[packet.kind]
     tail_bytes = (4 if flags & _WITH_IMMEDIATE else 0) + (4 if flags & _PLACED else 0)
     if len(view) < structure.size + tail_bytes:
         raise WireError(
-            f"{packet.kind.name} with {len(view)} octets of fields, "
+            f"{packet.kind.name} with {len(view)} bytes of fields, "
             f"it has {structure.size + tail_bytes}"
         )
     for name, value in zip(names, structure.unpack_from(view), strict=True):
@@ -151,7 +150,7 @@ def _parse_selective(packet: Packet, view: memoryview, count: int) -> memoryview
     end = count * _RANGE.size
     if packet.kind is not PacketKind.ACK or count > SELECTIVE_MAX or len(view) < end:
         raise WireError(
-            f"{packet.kind.name} with {count} ranges in {len(view)} octets, limit {SELECTIVE_MAX}"
+            f"{packet.kind.name} with {count} ranges in {len(view)} bytes, limit {SELECTIVE_MAX}"
         )
     ranges = tuple(_RANGE.iter_unpack(view[:end]))
     if any(psn > PSN_MASK for pair in ranges for psn in pair):

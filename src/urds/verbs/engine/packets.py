@@ -1,10 +1,10 @@
-"""Packets: what the engines of two queue pairs say to each other, as records.
+"""Packets: the records that the engines of two queue pairs exchange.
 
-The shape is RoCE's transport header with the two numbers of DDP that it lacks: which receive a
-packet's message consumes (`msn`) and where in the message its octets belong (`offset`), and each
+The layout is RoCE's transport header with the two numbers of DDP that it lacks: which receive a
+packet's message consumes (`msn`) and where in the message its bytes belong (`offset`), and each
 packet of a write names its own target address. So a packet can be placed whenever it arrives,
 and a responder that accepts selectively knows what is missing. `engine.packet_codec` turns the
-record into octets for providers that carry packets; the `tcp` provider speaks iWARP instead.
+record into bytes for providers that carry packets; the `tcp` provider speaks iWARP instead.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from urds.verbs.engine.work import AddressVector
 
 
 class PacketKind(IntEnum):
-    """What a packet is. Requests up to MASKED_ADD, then answers, then the datagram."""
+    """Kinds of packet. Requests up to MASKED_ADD, then responses, then the datagram."""
 
     SEND = 0
     WRITE = 1
     READ_REQUEST = 2
     ATOMIC_SWAP = 3
     ATOMIC_ADD = 4
-    # Kinds of their own, as in ConnectX: who does not know them still understands plain ones.
+    # Separate kinds, as in ConnectX: a peer that does not know them still understands plain ones.
     MASKED_SWAP = 5
     MASKED_ADD = 6
     READ_RESPONSE = 8
     ATOMIC_RESPONSE = 9
-    ACK = 10  # also every negative one: see `syndrome`
+    ACK = 10  # also negative ones: see `syndrome`
     DATAGRAM = 16
 
 
@@ -45,7 +45,7 @@ ANSWERED: Final = ATOMICS | {PacketKind.READ_REQUEST}
 
 
 class PacketFlag(IntFlag):
-    """Marks of a packet. FIRST and LAST: of its message; an only packet has both."""
+    """Flags of a packet. FIRST and LAST: of its message; an only packet has both."""
 
     FIRST = 1
     LAST = 2
@@ -53,11 +53,11 @@ class PacketFlag(IntFlag):
     ACK_REQUEST = 8
     IMMEDIATE = 16  # `immediate` counts, on the last packet
     INVALIDATE = 32  # `immediate` is a remote key to invalidate, on the last packet of a send
-    PLACED = 64  # the sender has written the octets itself (shared memory): payload is empty
+    PLACED = 64  # the sender has written the bytes itself (shared memory): payload is empty
 
 
 class Syndrome(IntEnum):
-    """What an ACK says. RNR: the timer code is added (0 to 31). Source: AETH, section 2."""
+    """What an ACK means. RNR: the timer code is added (0 to 31). Source: AETH, section 2."""
 
     ACK = 0x1F
     RNR_NAK = 0x20
@@ -78,11 +78,11 @@ class Packet:
     request's PSN plus the index of the response packet (on a lossless link just the request's).
     msn: ordinal of the receive that this message consumes, from 1, 32 bits (SEND, and WRITE with
     IMMEDIATE); in an answer: how many messages the responder has completed.
-    offset: octets of the message before this packet.  length: all octets of a READ_REQUEST, or of
-    a WRITE whose octets are PLACED.
-    address, rkey: target of this packet's first octet (WRITE), source (READ), cell (atomics).
+    offset: bytes of the message before this packet.  length: all bytes of a READ_REQUEST, or of
+    a WRITE whose bytes are PLACED.
+    address, rkey: target of this packet's first byte (WRITE), source (READ), cell (atomics).
     compare_add, swap: operands; `compare_add` of an ATOMIC_RESPONSE is the value before.
-    compare_mask, swap_mask, boundary: of masked operations, see `engine.atomics`.
+    compare_mask, swap_mask, boundary: of masked operations, see `engine.responder`.
     selective: ranges [first, last] of PSNs beyond `psn` that arrived (ACK of a responder that
     accepts selectively), at most 8.
     source_qpn, qkey: DATAGRAM.

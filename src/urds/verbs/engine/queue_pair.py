@@ -1,21 +1,20 @@
 """One queue pair as a value machine: work requests, packets and `now_ns` in; packets out.
 
 The queue pair holds what its parts share and what an application sees of it: state, attributes,
-queues, events. What it says to its peer is said by its parts: `Requester` and `Responder` of a
-connected one, `Datagrams` of a datagram one. It knows no lock; its adapter's lock guards it, and
-the callbacks of its completion queues may call back into it.
+queues, events. Its parts do the protocol: `Requester` and `Responder` of a connected queue pair,
+`UdTransport` of a datagram one. It takes no lock; its adapter's lock guards it, and the callbacks
+of its completion queues may call back into it.
 """
 
 import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
+from urds.common.types import BytesLike
+from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap, adopt, check_values
 from urds.verbs.engine.completions import CompletionQueue
-from urds.verbs.engine.datagrams import GID_BYTES, Datagrams
-from urds.verbs.engine.incoming import IncomingMessages
+from urds.verbs.engine.datagrams import GID_BYTES, UdTransport
 from urds.verbs.engine.keys import AccessError, KeyTable
-from urds.verbs.engine.modifying import adopt, check_values
 from urds.verbs.engine.numbers import (
     Acceptance,
     AsyncEventType,
@@ -27,14 +26,17 @@ from urds.verbs.engine.numbers import (
     WCStatus,
 )
 from urds.verbs.engine.packets import Packet, PacketKind
-from urds.verbs.engine.pieces import Octets
-from urds.verbs.engine.posting import check_send
 from urds.verbs.engine.qp_state import check_modify
-from urds.verbs.engine.receives import ReceiveQueue, ReceiveTracker, SharedReceiveQueue
+from urds.verbs.engine.receives import (
+    IncomingMessages,
+    ReceiveQueue,
+    ReceiveTracker,
+    SharedReceiveQueue,
+)
 from urds.verbs.engine.requester import Requester
-from urds.verbs.engine.requests import WC_OPCODE, Request, copy_inline
+from urds.verbs.engine.requests import WC_OPCODE, SendRequest, check_send, copy_inline
 from urds.verbs.engine.responder import Responder
-from urds.verbs.engine.work import WC, AddressVector, AsyncEvent, RecvWR, SendWR
+from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR
 
 if TYPE_CHECKING:
     import random
@@ -49,7 +51,7 @@ _EVENTS_MAX: Final = 64
 
 
 class QueuePair:
-    """A queue pair of kind RC or UD. Not safe for threads: its adapter's lock guards it."""
+    """A queue pair of type RC or UD. Not thread-safe: its adapter's lock guards it."""
 
     def __init__(
         self,
@@ -77,29 +79,29 @@ class QueuePair:
         self.link = link
         self.acceptance = acceptance
         self.sq_sig_all = sq_sig_all
-        self.random = random  # for parts that want chance; none does today
-        self.gid = bytes(GID_BYTES)  # of its port: a provider may set it; the GRH tells it
+        self.random = random  # not used today
+        self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it
         self.state = QPState.RESET
         self.attr = QPAttr(cap=cap)
         self.mtu_bytes = link.mtu_bytes
         self.tracker = ReceiveTracker()
         self.peer: AddressVector | None = None
-        # Shared memory: write octets straight to the peer's key and address; True if done.
-        self.place_remote: Callable[[QueuePair, int, int, Octets], bool] | None = None
+        # Shared memory: writes bytes straight to the peer's key and address; True if done.
+        self.place_remote: Callable[[QueuePair, int, int, BytesLike], bool] | None = None
         self.placed_bytes_min = 1  # shorter ones always go in packets
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
-        self._events: list[AsyncEvent] = []  # most have none, ever: a deque takes 700 octets
+        self._events: list[EngineEvent] = []  # most have none, ever: a deque takes 700 bytes
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         self._queue: ReceiveQueue = own if srq is None else srq  # an empty one is false
         self._forget()
 
     def _forget(self) -> None:
-        """Be as new: no work, no connection."""
+        """Start over: no work, no connection."""
         self._incoming = IncomingMessages(self, self._queue, shared=self.srq is not None)
         is_datagram = self.qp_type is QPType.UD
-        self._datagrams = Datagrams(self, self._queue) if is_datagram else None
+        self._datagrams = UdTransport(self, self._queue) if is_datagram else None
         self._requester = Requester(self, 0)
         self._responder: Responder | None = None
         self._is_established = False  # a packet has come since RTR
@@ -151,7 +153,7 @@ class QueuePair:
         self._forget()
 
     def enter_error(self) -> None:
-        """Break off: everything that is posted completes as flushed. Safe twice."""
+        """Go to ERR: all posted work completes as flushed. Safe twice."""
         if self.state is QPState.ERR:
             return
         self.state = self.attr.qp_state = QPState.ERR
@@ -165,15 +167,15 @@ class QueuePair:
             self._incoming.flush()
 
     def enter_send_error(self) -> None:
-        """Stop sending after a failed datagram; receiving goes on."""
+        """Go to SQE after a failed datagram: sending stops, receiving continues."""
         assert self._datagrams is not None, "only datagram queue pairs have this state"
         self.state = self.attr.qp_state = QPState.SQE
         self._datagrams.flush_sends()
 
     # -- work
 
-    def post_send(self, wr: SendWR, now_ns: int) -> Request | None:
-        """Queue a request; return what is kept of it, `None` if it was flushed at once.
+    def post_send(self, wr: SendWR, now_ns: int) -> SendRequest | None:
+        """Queue a request; return its record, `None` if it was flushed at once.
 
         Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
         """
@@ -194,7 +196,7 @@ class QueuePair:
         except AccessError as fault:
             raise OSError(errno.EINVAL, f"inline data: {fault}") from fault
         signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
-        request = Request(wr, signalled=signalled, inline=inline, on_detach=self.on_detach)
+        request = SendRequest(wr, signalled=signalled, inline=inline, on_detach=self.on_detach)
         if self._datagrams is not None:
             self._datagrams.post(request)
         else:
@@ -224,7 +226,7 @@ class QueuePair:
     def receive_packet(
         self, packet: Packet, now_ns: int, source: AddressVector | None = None
     ) -> None:
-        """Take in a packet that arrived for this queue pair; one that does not fit is dropped."""
+        """Process a packet that arrived for this queue pair; one that does not fit is dropped."""
         if self._datagrams is not None:
             if packet.kind is PacketKind.DATAGRAM and self.state in _RECEIVING:
                 self._datagrams.receive(packet, source)
@@ -253,7 +255,7 @@ class QueuePair:
         return self._requester.poll(now_ns) if self.state in _SENDING else None
 
     def handle_timeout(self, now_ns: int) -> None:
-        """Do what is due."""
+        """Run the timers that are due."""
         if self.state in _SENDING:
             self._requester.handle_timeout(now_ns)
 
@@ -266,23 +268,23 @@ class QueuePair:
     def emit_event(self, event_type: AsyncEventType) -> None:
         """Queue an asynchronous event."""
         if len(self._events) < _EVENTS_MAX:
-            self._events.append(AsyncEvent(event_type, self))
+            self._events.append(EngineEvent(event_type, self))
 
-    def poll_event(self) -> AsyncEvent | None:
+    def poll_event(self) -> EngineEvent | None:
         """Return the next asynchronous event, `None` when there is none."""
         return self._events.pop(0) if self._events else None
 
     def set_recv_watermarks(self, soft: int | None, hard: int | None) -> None:
-        """Set and arm both marks of held receive buffers; `None` is no mark.
+        """Set and arm both watermarks of held receive buffers; `None` is none.
 
-        Above the soft one an event follows, once; above the hard one the queue pair breaks off.
-        Source: dat.md section 14.
+        Above the soft one an event follows, once; above the hard one the queue pair goes to ERR.
+        Source: docs/reference/dat.md 14.
         """
         self.tracker.set_marks(soft, hard)
         self.check_marks()
 
     def check_marks(self) -> None:
-        """Act on marks that are passed. Posted receives of an own queue are not held ones."""
+        """Act on watermarks that are passed. Posted receives of an own queue are not held ones."""
         tracker = self.tracker
         if self.srq is None or (tracker.soft_max is None and tracker.hard_max is None):
             return
@@ -293,7 +295,7 @@ class QueuePair:
             self.enter_error()
 
     def recv_query(self) -> tuple[int, int]:
-        """Return how many receive buffers are held, and over how many messages they reach."""
+        """Return how many receive buffers are held, and the span of messages that they cover."""
         return self.tracker.snapshot()
 
     @property

@@ -1,21 +1,35 @@
-"""Receive queues, and the account of which message holds which receive buffer.
+"""Receive queues, and which message holds which receive buffer.
 
-A queue pair takes receives from a queue of its own or from one that it shares. The tracker beside
-it numbers messages by MSN, the ordinal of a message among those that consume a receive: when the
-queue pair accepts messages ahead of others, buffers are held out of order and gaps exist.
-`ReceiveTracker.snapshot` counts both: how many buffers are held, and how far they reach.
-Source: verbs-and-roce.md section 12; dat.md sections 13.1, 13.5 and 14.
+A queue pair takes receives from its own queue or from a shared one. The tracker numbers messages
+by MSN, the ordinal of a message among those that consume a receive: when the queue pair accepts
+messages ahead of others, buffers are held out of order and gaps exist. `ReceiveTracker.snapshot`
+counts both: how many buffers are held, and the span that they cover. A message takes its buffer
+when its first byte is accepted; it completes in message order, whenever its buffer was taken.
+Source: docs/reference/verbs-and-roce.md 12; docs/reference/dat.md 12.1, 13.1, 13.5 and 14.
 
-Nothing here knows a lock: the adapter's lock guards it, so that one snapshot describes one set of
+Nothing here takes a lock: the adapter's lock guards it, so that one snapshot describes one set of
 buffers.
 """
 
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from urds.verbs.engine.work import RecvWR
+from urds.verbs.engine.keys import AccessError
+from urds.verbs.engine.numbers import (
+    Acceptance,
+    AsyncEventType,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+)
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.pieces import scatter
+from urds.verbs.engine.work import WC, RecvWR
+
+if TYPE_CHECKING:
+    from urds.verbs.engine.queue_pair import QueuePair
 
 MSN_BITS: Final = 32  # on the wire; inside, message numbers have no width
 _MSN_COUNT: Final = 1 << MSN_BITS
@@ -61,7 +75,7 @@ class ReceiveQueue:
 
 
 class SharedReceiveQueue(ReceiveQueue):
-    """A receive queue of several queue pairs, with an alarm for running low.
+    """A receive queue of several queue pairs, with an event for running low.
 
     `on_limit` is called once per `arm_limit`, when fewer receives than the limit wait.
     `on_taken` is called after each receive that a queue pair takes.
@@ -87,7 +101,7 @@ class SharedReceiveQueue(ReceiveQueue):
         return wr
 
     def arm_limit(self, limit: int) -> None:
-        """Ask for one call when fewer than `limit` receives wait; at once if so. 0 disarms.
+        """Request one call when fewer than `limit` receives wait; at once if so. 0 disarms.
 
         Raises OSError: EINVAL for a limit below 0 or above the capacity; the old one stays.
         """
@@ -110,7 +124,7 @@ class SharedReceiveQueue(ReceiveQueue):
 
 
 class ReceiveTracker:
-    """Which messages of one connection hold a receive buffer now.
+    """Which messages of one connection hold a receive buffer.
 
     A buffer counts from `allocate` (taken from the shared queue, or posted to the queue pair's
     own) until `complete` (its completion is generated). Completions come in message order.
@@ -130,10 +144,10 @@ class ReceiveTracker:
         self._soft_armed = self._hard_armed = False
 
     def snapshot(self) -> tuple[int, int]:
-        """Return how many buffers are held, and the span of messages that they reach over.
+        """Return how many buffers are held, and the span of messages that they cover.
 
         The span runs from the last completed message to the highest that holds a buffer, so it is
-        never below the count; (0, 0) when nothing is held. Costs the same for any number.
+        never below the count; (0, 0) when nothing is held. Takes constant time.
         """
         count = len(self._allocated)
         return (count, self._highest - self.last_completed) if count else (0, 0)
@@ -153,7 +167,7 @@ class ReceiveTracker:
         """Count a buffer for the message after all others and return its number.
 
         For a queue pair with a receive queue of its own: what is posted belongs to the messages
-        that come next. Source: dat.md section 13.3.
+        that come next. Source: docs/reference/dat.md 13.3.
         """
         msn = max(self._highest, self.last_completed) + 1
         self.allocate(msn)
@@ -171,14 +185,14 @@ class ReceiveTracker:
         self.last_completed = max(self.last_completed, self._highest)
 
     def reset(self) -> None:
-        """Begin a new connection: nothing held, the next message is number 1. Marks stay."""
+        """Start a new connection: nothing held, the next message is number 1. Watermarks stay."""
         self._allocated.clear()
         self.last_completed = self._highest = 0
 
     def unwrap(self, msn32: int) -> int:
-        """Return the message number that a 32-bit one means: the nearest to the last completed.
+        """Return the message number of a 32-bit one: the nearest to the last completed.
 
-        May be 0 or negative for a repeat from before the first wrap: such a message is completed.
+        May be 0 or negative for a retry from before the first wrap: such a message is completed.
         """
         ahead = (msn32 - self.last_completed) % _MSN_COUNT
         if ahead >= _MSN_COUNT // 2:
@@ -188,7 +202,7 @@ class ReceiveTracker:
     # -- marks
 
     def set_marks(self, soft: int | None, hard: int | None) -> None:
-        """Set both marks and arm them; `None` is no mark. Source: dat.md section 14."""
+        """Set both watermarks and arm them; `None` is none. Source: docs/reference/dat.md 14."""
         self.soft_max, self.hard_max = soft, hard
         self._soft_armed, self._hard_armed = soft is not None, hard is not None
 
@@ -205,3 +219,140 @@ class ReceiveTracker:
             return False
         self._hard_armed = False
         return True
+
+
+_IMMEDIATE = int(PacketFlag.IMMEDIATE)
+_INVALIDATE = int(PacketFlag.INVALIDATE)
+_SOLICITED = int(PacketFlag.SOLICITED)
+
+
+class IncomingMessages:
+    """The receives of one connected queue pair that have been taken and not yet completed."""
+
+    __slots__ = ("_held", "_qp", "_queue", "_shared", "_taken", "_taken_up_to", "_tracker")
+
+    def __init__(self, qp: "QueuePair", queue: ReceiveQueue, *, shared: bool) -> None:
+        self._qp = qp
+        self._queue = queue
+        self._shared = shared
+        self._tracker: ReceiveTracker = qp.tracker
+        # Taken receives by message number; the numbers may have gaps with BY_ARRIVAL only.
+        self._taken: dict[int, RecvWR] = {}
+        self._taken_up_to = 0  # without gaps: the highest message that has a receive
+        self._held: list[tuple[int, WC, bool]] = []  # no deque: see SendQueue
+
+    def take(self, msn: int, acceptance: Acceptance) -> bool:
+        """Assign a receive to message `msn` if it has none; return whether it has one now.
+
+        The receives of a queue pair's own queue belong to the next messages in posting order, so
+        those of earlier messages are taken as well. All that are needed, or none.
+        """
+        if msn in self._taken:
+            return True
+        if msn == self._taken_up_to + 1:
+            wr = self._queue.take()  # the usual case
+            if wr is None:
+                return False
+            self._taken[msn], self._taken_up_to = wr, msn
+            if self._shared:
+                self._tracker.allocate(msn)
+            return True
+        if self._shared and acceptance is Acceptance.BY_ARRIVAL:
+            wanted = range(msn, msn + 1)
+        else:
+            wanted = range(self._taken_up_to + 1, msn + 1)
+        if len(self._queue) < len(wanted):
+            return False
+        for number in wanted:
+            wr = self._queue.take()
+            assert wr is not None, "the queue has as many as it said"
+            self._taken[number] = wr
+            self._taken_up_to = max(self._taken_up_to, number)
+            if self._shared:
+                self._tracker.allocate(number)
+        return True
+
+    def place(self, packet: Packet, msn: int) -> None:
+        """Copy the bytes of a SEND packet into the receive of its message.
+
+        Raises AccessError: LOC_LEN_ERR for a receive that is too small, LOC_PROT_ERR.
+        """
+        qp = self._qp
+        pd = qp.pd if qp.srq is None or qp.srq.pd is None else qp.srq.pd
+        scatter(qp.keys, pd, self._taken[msn].sg, packet.offset, packet.payload)
+
+    def finish(self, packet: Packet, msn: int, message_bytes: int) -> None:
+        """Complete the receive of message `msn`: all packets up to its last have arrived."""
+        bits = int(packet.flags)
+        wc = WC(
+            self._taken.pop(msn).wr_id,
+            WCStatus.SUCCESS,
+            WCOpcode.RECV if packet.kind is PacketKind.SEND else WCOpcode.RECV_RDMA_WITH_IMM,
+            byte_len=message_bytes,
+            qp_num=self._qp.qpn,
+            src_qp=self._qp.attr.dest_qp_num,
+            imm_data=packet.immediate,
+            wc_flags=_wc_flags(bits),
+        )
+        self._held.append((msn, wc, bool(bits & _SOLICITED)))
+        if not self._qp.hold_receives:
+            self.release()
+
+    def release(self) -> None:
+        """Deliver the completions that were held back."""
+        while self._held:
+            msn, wc, solicited = self._held.pop(0)
+            self._tracker.complete(msn)
+            self._qp.recv_cq.push(wc, solicited=solicited)
+
+    def fail(self, msn: int, fault: AccessError) -> None:
+        """Complete the receive of message `msn`, the next in order, with a local error."""
+        self.release()
+        wr = self._taken.pop(msn, None)
+        if wr is None:
+            return  # a callback of the completion queue has ended the queue pair: it was flushed
+        self._tracker.complete(msn)
+        self._qp.recv_cq.push(WC(wr.wr_id, fault.status, qp_num=self._qp.qpn))
+
+    def flush(self) -> None:
+        """Complete all receives as flushed, in message order; those of a shared queue stay there.
+
+        Completions that are held back are delivered first.
+        """
+        self.release()
+        self._tracker.flush()
+        for msn in sorted(self._taken):
+            self._push_flushed(self._taken.pop(msn))
+        while not self._shared and (wr := self._queue.take()) is not None:
+            self._push_flushed(wr)
+        if self._shared:
+            self._qp.emit_event(AsyncEventType.QP_LAST_WQE_REACHED)
+
+    def flush_one(self, wr: RecvWR) -> None:
+        """Complete a receive that was posted after the end."""
+        self._push_flushed(wr)
+
+    def forget(self) -> None:
+        """Drop everything without a completion: the queue pair is reset."""
+        self._taken.clear()
+        self._held.clear()
+        self._taken_up_to = 0
+        self._tracker.reset()
+        while not self._shared and self._queue.take() is not None:
+            pass
+
+    def _push_flushed(self, wr: RecvWR) -> None:
+        self._qp.recv_cq.push(
+            WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self._qp.qpn)
+        )
+
+
+def _wc_flags(bits: int) -> WCFlag:
+    if bits & _IMMEDIATE:
+        return WCFlag.WITH_IMM
+    if bits & _INVALIDATE:
+        return WCFlag.WITH_INV
+    return _NO_FLAGS
+
+
+_NO_FLAGS = WCFlag(0)

@@ -1,16 +1,16 @@
-"""When a requester repeats without being asked: a timer that learns the round trip.
+"""The retry timer of a requester: it learns the round trip.
 
 The attribute `timeout` of a queue pair is often seconds, so that a lost last packet would stall
-the connection for as long. The timer here follows the measured round trip instead (as RFC 6298
+the connection for as long. This timer follows the measured round trip instead (as RFC 6298
 does, with 1 ms as the least) and doubles with each expiry up to that attribute. The attribute
-keeps its meaning for giving up: `retry_cnt` repeats, one `timeout` apart, must all have failed,
-so patience lasts (retry_cnt + 1) timeouts without any progress. Source: verbs-and-roce.md
-section 8, which allows local timers.
+keeps its meaning for giving up: `retry_cnt` retries, one `timeout` apart, must all have failed,
+so the requester gives up after (retry_cnt + 1) timeouts without any progress.
+Source: docs/reference/verbs-and-roce.md 8, which allows local timers.
 
-A link without loss still drops what is sent to a queue pair that is not there, or not yet. There
-the timer does not learn: an answer that is late says that the peer is busy, not that a packet is
-lost. It repeats once per `timeout`, as hardware does, at least 20 ms apart, and with `timeout` 0
-it does not run at all.
+A link without loss still drops what is sent to a queue pair that does not exist, or not yet. There
+the timer does not learn: a late answer means that the peer is busy, not that a packet is lost. It
+retries once per `timeout`, as hardware does, at least 20 ms apart, and with `timeout` 0 it does
+not run at all.
 """
 
 from typing import Final
@@ -23,12 +23,12 @@ TIMEOUT_UNIT_NS: Final = 4096
 
 
 def timeout_ns(code: int) -> int | None:
-    """Return what a code of the attribute `timeout` stands for; `None` for 0, no timeout."""
+    """Return the duration of a code of the attribute `timeout`; `None` for 0, no timeout."""
     return TIMEOUT_UNIT_NS << code if code else None
 
 
 class LossTimer:
-    """One timer for all that is unanswered. `deadline_ns` is `None` while nothing is."""
+    """One timer for all unanswered packets. `deadline_ns` is `None` while there are none."""
 
     __slots__ = (
         "_backoff", "_learns", "_most_ns", "_patience_ns", "_probe", "_since_ns", "_smooth_ns",
@@ -49,7 +49,7 @@ class LossTimer:
         self._probe: tuple[int, int] | None = None  # a PSN, and when it was sent for the first time
 
     def configure(self, period_ns: int | None, retry_count: int, *, lossless: bool) -> None:
-        """Set the longest wait, `None` for no bound, and how many repeats must fail."""
+        """Set the longest wait, `None` for no bound, and how many retries must fail."""
         self._learns = not lossless
         self.is_used = self._learns or period_ns is not None
         least_ns = LEAST_NS if self._learns else FIRST_NS
@@ -67,13 +67,13 @@ class LossTimer:
 
     @property
     def overdue_ns(self) -> int:
-        """Return the age from which an answer that others have overtaken does not come any more."""
+        """Return the age from which an overtaken answer counts as lost."""
         return self.round_trip_ns + 2 * self._variation_ns
 
-    def note_sent(self, psn: int, now_ns: int, *, is_repeat: bool) -> None:
-        """Take note of a packet; the timer runs from the first one on."""
-        if is_repeat:
-            # Whose answer comes cannot be told any more (Karn's rule).
+    def note_sent(self, psn: int, now_ns: int, *, is_retry: bool) -> None:
+        """Record a sent packet; the timer runs from the first one on."""
+        if is_retry:
+            # An answer may be to either transmission (Karn's rule).
             if self._probe is not None and self._probe[0] >= psn:
                 self._probe = None
         elif self._probe is None and self._learns:
@@ -83,14 +83,14 @@ class LossTimer:
             self._arm(now_ns)
 
     def note_answered(self, psn: int, now_ns: int) -> None:
-        """Take note that a PSN was answered."""
+        """Record that a PSN was answered."""
         if self._probe is not None and psn >= self._probe[0]:
             sample_ns = now_ns - self._probe[1]
             self._probe = None
             self._measure(sample_ns)
 
     def note_progress(self, now_ns: int, *, is_idle: bool) -> None:
-        """Begin anew after progress; stop when nothing is unanswered."""
+        """Restart after progress; stop when nothing is unanswered."""
         self._backoff = 0
         self._since_ns = now_ns
         if is_idle:
@@ -103,8 +103,8 @@ class LossTimer:
         self.deadline_ns = None
 
     def expire(self, now_ns: int) -> bool:
-        """Take an expiry; return whether patience is over."""
-        # That the timer is late is this side's delay: the peer's answer may wait to be read.
+        """Handle an expiry; return whether to give up."""
+        # A late timer is a delay of this side: the peer's answer may wait to be read.
         self._since_ns += max(0, now_ns - (self.deadline_ns or now_ns))
         if self._patience_ns is not None and now_ns - self._since_ns >= self._patience_ns:
             self.deadline_ns = None

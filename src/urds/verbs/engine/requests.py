@@ -1,23 +1,30 @@
-"""Send work requests on their way: what the requester keeps of each, and the packets it makes.
+"""Send work requests: the checks at posting, the record that the requester keeps, and its packets.
 
-The packets of a request have consecutive PSNs and each can be made anew from its PSN, so nothing
-is kept for a repeat but the request itself and, of inline data, the octets.
+The packets of a request have consecutive PSNs and each can be rebuilt from its PSN, so a retry
+needs only the request itself and, of inline data, the bytes. Posting checks sizes; keys are
+checked when the bytes are used, except those of inline data, which is copied while posting. What
+depends on memory or on the peer fails with a completion.
 """
 
+import errno
 from collections.abc import Callable
 from typing import Final
 
-from urds.verbs.engine.attributes import LinkTraits
-from urds.verbs.engine.keys import KeyTable
+from urds.common.types import BytesLike
+from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
+from urds.verbs.engine.keys import KeyTable, WindowBinding
 from urds.verbs.engine.numbers import (
+    CELL_MASK,
+    MESSAGE_BYTES_MAX,
     PSN_MASK,
+    QPType,
     SendFlag,
     WCOpcode,
     WCStatus,
     WROpcode,
 )
 from urds.verbs.engine.packets import ANSWERED, ATOMICS, Packet, PacketFlag, PacketKind
-from urds.verbs.engine.pieces import Octets, gather, message_bytes, total_bytes
+from urds.verbs.engine.pieces import gather, message_bytes, total_bytes
 from urds.verbs.engine.work import SendWR
 
 ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
@@ -31,7 +38,7 @@ _SOLICITED: Final = int(SendFlag.SOLICITED)
 _INLINE: Final = int(SendFlag.INLINE)
 _FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
 _MSN_MASK: Final = (1 << 32) - 1
-_ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses what no memory can be
+_ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer rejects invalid ones
 
 _KIND: Final = {
     WROpcode.SEND: PacketKind.SEND,
@@ -72,8 +79,8 @@ _TAKES_RECEIVE: Final = {
 _CHANGES: Final = ATOMICS | {PacketKind.WRITE}
 
 
-class Request:
-    """One posted send work request, copied: whoever posts may use his record again.
+class SendRequest:
+    """One posted send work request, copied: the caller may reuse its record.
 
     PSNs and message numbers are counted without wrapping.
     """
@@ -108,8 +115,8 @@ class Request:
         self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
         self.length = message_bytes(wr)
         self.signalled = signalled
-        self.inline = inline  # octets that no key stands for: a copy, or the caller's own
-        self.on_detach = on_detach  # of a provider that keeps views of payloads: copy them now
+        self.inline = inline  # bytes that no key stands for: a copy, or the caller's own
+        self.on_detach = on_detach  # of a provider that keeps views of payloads: it copies them
         self.is_answered = self.kind in ANSWERED  # by data that it brings back
         self.is_placed = False  # by the provider itself, into shared memory
         self.failed: WCStatus | None = None
@@ -117,7 +124,7 @@ class Request:
         self.msn = 0
         self.sent = 0  # PSNs that were sent at least once
         self.unanswered = 0
-        self.received = 0  # octets of a read, on a link without loss
+        self.received = 0  # bytes of a read, on a link without loss
         self.portions_left: dict[int, int] = {}  # of a read: answers that are missing, by portion
 
     @property
@@ -127,20 +134,20 @@ class Request:
 
     @property
     def is_overtakable(self) -> bool:
-        """Return whether octets that a provider places itself could land before its own."""
+        """Return whether bytes that a provider places itself could land before its own."""
         return self.kind in _CHANGES and not self.is_placed and self.length > 0
 
     def start(self, psn: int, msn: int, psn_count: int) -> None:
-        """Give it its numbers: from here on it is on its way."""
+        """Assign its numbers; it is in flight from here on."""
         self.psn, self.msn, self.psn_count = psn, msn, psn_count
         self.unanswered = psn_count
 
     def detach(self) -> int:
-        """Leave the caller's memory alone from here on; return how many octets were copied for it.
+        """Stop using the caller's memory; return how many bytes were copied for that.
 
-        For a request with `SendWR.octets`: on return they are the caller's again, over every
-        provider. Nothing is copied of what is answered, or was placed by the provider. Call it
-        with the adapter's lock held, after the `kick` that sends what can be sent at once.
+        For a request with `SendWR.data`: on return the caller owns it again, over every provider.
+        Nothing is copied of what is answered, or was placed by the provider. Call it with the
+        adapter's lock held, after the `progress_qp` that sends what can be sent at once.
         """
         inline = self.inline
         if not isinstance(inline, memoryview) or self.is_placed:
@@ -151,28 +158,28 @@ class Request:
             self.on_detach()
         return len(self.inline)
 
-    def octets(self, keys: KeyTable, pd: object, offset: int, length: int) -> Octets:
-        """Return octets of the message. Raises AccessError."""
+    def data(self, keys: KeyTable, pd: object, offset: int, length: int) -> BytesLike:
+        """Return bytes of the message. Raises AccessError."""
         if self.inline is not None:
             return memoryview(self.inline)[offset : offset + length]
         return gather(keys, pd, self.sg, offset, length)
 
 
 def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | None:
-    """Return what a request carries beside its pieces: a copy with INLINE. Raises AccessError.
+    """Return what a request carries outside its pieces: a copy with INLINE. Raises AccessError.
 
-    Octets that the request brings itself are used as they are without the flag. `None`: they
-    stay in the pieces until they are sent.
+    Without the flag, the request's own data is used as it is. `None`: the bytes stay in the
+    pieces until they are sent.
     """
-    if wr.octets is not None:
-        return bytes(wr.octets) if int(wr.send_flags) & _INLINE else wr.octets
+    if wr.data is not None:
+        return bytes(wr.data) if int(wr.send_flags) & _INLINE else wr.data
     if not int(wr.send_flags) & _INLINE:
         return None
     return bytes(gather(keys, pd, wr.sg, 0, total_bytes(wr.sg)))
 
 
-def psn_count(request: Request, link: LinkTraits, mtu_bytes: int) -> int:
-    """Return how many PSNs a request takes: one per packet, of a read one per answer."""
+def psn_count(request: SendRequest, link: LinkTraits, mtu_bytes: int) -> int:
+    """Return how many PSNs a request takes: one per packet, of a read one per response."""
     if request.is_placed or request.kind in ATOMICS:
         return 1
     if request.kind is PacketKind.READ_REQUEST and link.lossless:
@@ -181,7 +188,7 @@ def psn_count(request: Request, link: LinkTraits, mtu_bytes: int) -> int:
 
 
 def build_data(
-    request: Request, psn: int, payload: Octets, *, target_qpn: int, mtu_bytes: int
+    request: SendRequest, psn: int, payload: BytesLike, *, target_qpn: int, mtu_bytes: int
 ) -> Packet:
     """Return the packet of a SEND or WRITE that has the given PSN."""
     index = psn - request.psn
@@ -214,9 +221,9 @@ def build_data(
 
 
 def build_read(
-    request: Request, psn: int, count: int, *, target_qpn: int, mtu_bytes: int
+    request: SendRequest, psn: int, count: int, *, target_qpn: int, mtu_bytes: int
 ) -> Packet:
-    """Return a READ_REQUEST for the octets of `count` PSNs, the whole rest if that is all."""
+    """Return a READ_REQUEST for the bytes of `count` PSNs, the whole rest if that is all."""
     offset = (psn - request.psn) * mtu_bytes
     is_rest = psn + count == request.psn + request.psn_count
     return Packet(
@@ -230,7 +237,7 @@ def build_read(
     )
 
 
-def build_atomic(request: Request, *, target_qpn: int) -> Packet:
+def build_atomic(request: SendRequest, *, target_qpn: int) -> Packet:
     """Return the packet of an atomic operation."""
     kind = request.kind
     assert kind is not None
@@ -251,3 +258,96 @@ def build_atomic(request: Request, *, target_qpn: int) -> Packet:
     if kind is PacketKind.MASKED_SWAP:
         packet.compare_mask, packet.swap_mask = request.compare_mask, request.swap_mask
     return packet
+
+
+ATOMIC_BYTES = 8
+
+_OPCODES = frozenset(WROpcode)
+_DATAGRAM = {WROpcode.SEND, WROpcode.SEND_WITH_IMM}
+_OPERANDS = {
+    WROpcode.ATOMIC_CMP_AND_SWP: ("compare_add", "swap"),
+    WROpcode.ATOMIC_FETCH_AND_ADD: ("compare_add",),
+    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: ("compare_add", "swap", "compare_mask", "swap_mask"),
+    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: ("compare_add", "boundary"),
+}
+_CARRIES = frozenset(
+    {
+        WROpcode.SEND,
+        WROpcode.SEND_WITH_IMM,
+        WROpcode.SEND_WITH_INV,
+        WROpcode.RDMA_WRITE,
+        WROpcode.RDMA_WRITE_WITH_IMM,
+    }
+)
+_BRINGS_DATA = {*_OPERANDS, WROpcode.RDMA_READ}
+
+
+def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: LinkTraits) -> None:
+    """Check a send work request. Raises OSError: EINVAL."""
+    if wr.opcode not in _OPCODES:
+        raise _invalid(f"opcode {wr.opcode!r}")
+    if wr.data is not None:
+        _check_bytes(wr)
+    length = message_bytes(wr)
+    if len(wr.sg) > cap.max_send_sge:
+        raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
+    for piece in wr.sg:
+        if piece.length < 0:
+            raise _invalid("a piece of negative length")
+    if length > MESSAGE_BYTES_MAX:
+        raise _invalid(f"message of {length} bytes, limit {MESSAGE_BYTES_MAX}")
+    if int(wr.send_flags) & _INLINE:
+        if wr.opcode in _BRINGS_DATA:
+            raise _invalid(f"{wr.opcode.name} cannot be inline")
+        if length > cap.max_inline_data:
+            raise _invalid(f"{length} bytes inline, limit {cap.max_inline_data} (max_inline_data)")
+    if qp_type is QPType.UD:
+        _check_datagram(wr, length, link)
+    else:
+        _check_connected(wr, length, attr)
+
+
+def _check_bytes(wr: SendWR) -> None:
+    """Check data that a request brings itself: of a SEND or WRITE, and plain bytes."""
+    if wr.opcode not in _CARRIES:
+        raise _invalid(f"{wr.opcode.name} with data of its own")
+    data = wr.data
+    if isinstance(data, memoryview):
+        if data.format != "B" or data.ndim != 1 or not data.contiguous:
+            raise _invalid(
+                f"bytes of format {data.format!r}, {data.ndim} dimensions: not plain bytes"
+            )
+    elif not isinstance(data, bytes):
+        raise _invalid(f"bytes of type {type(data).__name__}, neither bytes nor memoryview")
+
+
+def _check_datagram(wr: SendWR, length: int, link: LinkTraits) -> None:
+    if wr.opcode not in _DATAGRAM:
+        raise _invalid(f"{wr.opcode.name} on a datagram queue pair")
+    if wr.ah is None:
+        raise _invalid("datagram without an address handle")
+    if length > link.mtu_bytes:
+        raise _invalid(f"datagram of {length} bytes, limit {link.mtu_bytes} (mtu)")
+
+
+def _check_connected(wr: SendWR, length: int, attr: QPAttr) -> None:
+    if wr.opcode in _BRINGS_DATA and not attr.max_rd_atomic:
+        raise _invalid(f"{wr.opcode.name} with max_rd_atomic 0")
+    if (operands := _OPERANDS.get(wr.opcode)) is not None:
+        _check_atomic(wr, length, operands)
+    if wr.opcode is WROpcode.BIND_MW and not (
+        wr.window is not None and isinstance(wr.bind, WindowBinding)
+    ):
+        raise _invalid("BIND_MW without a window and its WindowBinding")
+
+
+def _check_atomic(wr: SendWR, length: int, operands: tuple[str, ...]) -> None:
+    if length != ATOMIC_BYTES:
+        raise _invalid(f"room of {length} bytes for an atomic result of {ATOMIC_BYTES}")
+    for name in operands:
+        if not 0 <= (value := getattr(wr, name)) <= CELL_MASK:
+            raise _invalid(f"{name} {value:#x} of {wr.opcode.name} outside 64 bits")
+
+
+def _invalid(message: str) -> OSError:
+    return OSError(errno.EINVAL, message)

@@ -1,24 +1,32 @@
-"""The responder of a connected queue pair: it takes requests in and answers them.
+"""The responder of a connected queue pair: it executes requests and answers them.
 
 Requests take effect in the order of their PSNs. A packet at the expected PSN is checked, placed
-and carried out. One behind it is a repeat: sends and writes are only acknowledged again, reads
-are read again, atomic operations answered from memory and never done twice. One ahead is refused
-(the requester goes back), or, with selective acceptance, its octets are placed at once and the
-rest waits for what is missing. A packet ahead that breaks a rule counts as not arrived: it is
-judged when it is next.
+and executed. One behind it is a duplicate: sends and writes are only acknowledged again, reads
+are read again, atomic operations answered from memory and never executed twice. One ahead is
+dropped (the requester goes back), or, with selective acceptance, its bytes are placed at once and
+the rest waits for what is missing. A packet ahead that breaks a rule counts as not arrived: it is
+checked again when it is next.
 
-A request that breaks a rule is answered with the reason and ends the queue pair; the reason is
-repeated as long as the peer asks, for it may get lost. Source: verbs-and-roce.md sections 6, 7.
+A request that breaks a rule is answered with a NAK and ends the queue pair; the NAK is repeated
+for each further request, since it may get lost.
+Source: docs/reference/verbs-and-roce.md 6 and 7.
+
+Of what arrives ahead, the bytes of a send are placed at once: its receive is not visible before it
+completes. The record is kept for what must wait: the check of its place in the message, the
+completion of a receive, an invalidation. Reads, atomic operations and writes wait as a whole,
+since what is missing before them may be written to the same place.
+
+Atomics: a plain compare-and-swap is a masked one with all bits in both masks, a plain fetch-and-add
+a masked one without boundaries. Source: commit 5e80ba8ff0bd of linux v2.6.35; RFC 7306 section 5.
 """
 
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from urds.verbs.engine.atomics import value_after
-from urds.verbs.engine.incoming import IncomingMessages
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
+    CELL_MASK,
     MESSAGE_BYTES_MAX,
     PSN_BITS,
     PSN_MASK,
@@ -28,6 +36,7 @@ from urds.verbs.engine.numbers import (
     QPState,
     WCStatus,
 )
+from urds.verbs.engine.packet_codec import SELECTIVE_MAX
 from urds.verbs.engine.packets import (
     ANSWERED,
     ATOMICS,
@@ -36,7 +45,7 @@ from urds.verbs.engine.packets import (
     PacketKind,
     Syndrome,
 )
-from urds.verbs.engine.selective import AHEAD_MAX, AheadPackets
+from urds.verbs.engine.receives import IncomingMessages
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -72,22 +81,37 @@ class _NoReceive(_NotNow):
 class _Reading:
     """A read that is being answered."""
 
-    __slots__ = ("is_repeat", "offset", "psn", "request")
+    __slots__ = ("is_duplicate", "offset", "psn", "request")
 
-    def __init__(self, request: Packet, psn: int, *, is_repeat: bool) -> None:
+    def __init__(self, request: Packet, psn: int, *, is_duplicate: bool) -> None:
         self.request = request
         self.psn = psn  # of the next answer
-        self.offset = 0  # of the octets answered
-        self.is_repeat = is_repeat
+        self.offset = 0  # of the bytes answered
+        self.is_duplicate = is_duplicate
 
 
 class Responder:
     """The half of a queue pair that serves its peer."""
 
     __slots__ = (
-        "_ack_due", "_ahead", "_answers", "_atomic_results", "_expected", "_final", "_final_due",
-        "_gap_due", "_gap_told", "_incoming", "_messages_done", "_open", "_open_bytes", "_qp",
-        "_reads_open", "_receives_done", "_refused_psn", "_told",
+        "_ack_due",
+        "_ahead",
+        "_answers",
+        "_atomic_results",
+        "_expected",
+        "_final",
+        "_final_due",
+        "_gap_due",
+        "_gap_told",
+        "_incoming",
+        "_messages_done",
+        "_open",
+        "_open_bytes",
+        "_qp",
+        "_reads_open",
+        "_receives_done",
+        "_reported_psn",
+        "_rnr_psn",
     )  # fmt: skip
 
     def __init__(self, qp: "QueuePair", incoming: IncomingMessages, expected_psn: int) -> None:
@@ -97,13 +121,13 @@ class Responder:
         self._ahead = AheadPackets()
         self._messages_done = 0
         self._receives_done = 0  # of them those that consumed a receive: the last MSN
-        # The message whose packets come next: kind and octets so far; None between messages.
+        # The message whose packets come next: kind and bytes so far; None between messages.
         self._open: PacketKind | None = None
         self._open_bytes = 0
-        self._told = expected_psn  # the expected PSN when it was last told
+        self._reported_psn = expected_psn  # the expected PSN when it was last told
         self._ack_due = False
         self._gap_due = self._gap_told = False
-        self._refused_psn: int | None = None  # an RNR NAK to send
+        self._rnr_psn: int | None = None  # an RNR NAK to send
         self._final: Packet | None = None  # what ended this queue pair
         self._final_due = False
         self._answers: list[_Reading | Packet] = []  # no deque: see SendQueue
@@ -113,7 +137,7 @@ class Responder:
     # -- packets in
 
     def receive(self, packet: Packet) -> None:
-        """Take in one request packet."""
+        """Process one request packet."""
         if self._qp.state is QPState.ERR:
             self._final_due = self._final is not None
             return
@@ -121,7 +145,7 @@ class Responder:
         if ahead == 0:
             self._accept_in_order(packet)
         elif ahead < 0:
-            self._repeat(packet, self._expected + ahead)
+            self._handle_duplicate(packet, self._expected + ahead)
         elif self._qp.acceptance is Acceptance.IN_ORDER:
             # Told once, until the sequence goes on. Without loss it is a resend that is awaited.
             if not self._gap_told and not self._qp.link.lossless:
@@ -130,14 +154,14 @@ class Responder:
             self._accept_ahead(packet, self._expected + ahead)
 
     def _accept_in_order(self, packet: Packet) -> None:
-        """Carry out the expected packet, then those that waited for it."""
+        """Execute the expected packet, then those that waited for it."""
         try:
             self._check(packet)
             self._check_place(packet)
             self._place(packet)
             self._carry_out(packet)
         except _NoReceive:
-            self._refuse(self._expected)
+            self._plan_rnr_nak(self._expected)
         except _NotNow:
             return
         except AccessError as fault:
@@ -146,7 +170,7 @@ class Responder:
             self._carry_out_following()
 
     def _carry_out_following(self) -> None:
-        """Carry out what arrived ahead and is next now."""
+        """Execute what arrived ahead and is next now."""
         # A completion may have ended the queue pair: its owner was called back.
         while self._ahead and self._qp.state is not QPState.ERR:
             packet = self._ahead.take(self._expected)
@@ -161,7 +185,7 @@ class Responder:
                 self._fail(self._expected, fault)
 
     def _accept_ahead(self, packet: Packet, psn: int) -> None:
-        """Keep a packet that arrived before others; the octets of a send are placed at once.
+        """Keep a packet that arrived before others; the bytes of a send are placed at once.
 
         Those of a write wait: a missing one before it may have the same target.
         """
@@ -178,14 +202,14 @@ class Responder:
                     return
                 self._place_message(packet)
         except _NoReceive:
-            self._refuse(psn)
+            self._plan_rnr_nak(psn)
         except (_NotNow, AccessError):
             return
         else:
             self._ahead.keep(psn, _to_keep(packet))
 
-    def _repeat(self, packet: Packet, psn: int) -> None:
-        """Answer a packet that was carried out before."""
+    def _handle_duplicate(self, packet: Packet, psn: int) -> None:
+        """Answer a packet that was executed before."""
         self._ack_due = True
         if packet.kind not in ANSWERED or len(self._answers) >= ANSWERS_MAX:
             return
@@ -199,7 +223,7 @@ class Responder:
         except (_NotNow, AccessError):
             return
         end = psn + self._psn_count(packet)
-        self._answers.append(_Reading(packet, psn, is_repeat=end <= self._expected))
+        self._answers.append(_Reading(packet, psn, is_duplicate=end <= self._expected))
         self._reads_open += 1
         if end > self._expected:
             # Asked in other portions than before: what is new of this one is done as well.
@@ -210,7 +234,7 @@ class Responder:
     # -- checks
 
     def _check(self, packet: Packet) -> None:
-        """Judge a packet by itself. Raises AccessError, _NotNow."""
+        """Check a packet by itself. Raises AccessError, _NotNow."""
         kind, attr = packet.kind, self._qp.attr
         needed = _ACCESS.get(kind, 0)
         if needed and not int(attr.qp_access_flags) & needed:
@@ -229,18 +253,18 @@ class Responder:
             if kind is not PacketKind.READ_REQUEST and packet.address % ATOMIC_BYTES:
                 raise _invalid(f"atomic operation at {packet.address:#x}, not a multiple of 8")
             if packet.length > MESSAGE_BYTES_MAX:
-                raise _invalid(f"read of {packet.length} octets, limit {MESSAGE_BYTES_MAX}")
+                raise _invalid(f"read of {packet.length} bytes, limit {MESSAGE_BYTES_MAX}")
             return
         payload_bytes = len(packet.payload)
         if int(packet.flags) & _PLACED and (payload_bytes or kind is PacketKind.SEND):
-            raise _invalid(f"{kind.name} of {payload_bytes} octets that claims to be placed")
+            raise _invalid(f"{kind.name} of {payload_bytes} bytes that claims to be placed")
         if payload_bytes > self._qp.mtu_bytes:
-            raise _invalid(f"payload of {payload_bytes} octets, limit {self._qp.mtu_bytes}")
+            raise _invalid(f"payload of {payload_bytes} bytes, limit {self._qp.mtu_bytes}")
         if packet.offset + _placed_bytes(packet) > MESSAGE_BYTES_MAX:
-            raise _invalid(f"message beyond {MESSAGE_BYTES_MAX} octets")
+            raise _invalid(f"message beyond {MESSAGE_BYTES_MAX} bytes")
 
     def _check_place(self, packet: Packet) -> None:
-        """Judge a packet as the next of its message. Raises AccessError."""
+        """Check a packet as the next of its message. Raises AccessError."""
         kind, bits = packet.kind, int(packet.flags)
         if kind in ANSWERED:
             if self._open is not None:
@@ -259,7 +283,7 @@ class Responder:
     # -- effects
 
     def _place(self, packet: Packet) -> None:
-        """Put the octets of a packet where they belong. Raises AccessError, _NotNow."""
+        """Put the bytes of a packet where they belong. Raises AccessError, _NotNow."""
         if packet.kind in ANSWERED:
             return
         if _takes_receive(packet):
@@ -279,7 +303,7 @@ class Responder:
             target[:] = packet.payload
 
     def _place_message(self, packet: Packet) -> None:
-        """Take a receive for the message of a packet; put the octets of a send into it."""
+        """Take a receive for the message of a packet; put the bytes of a send into it."""
         qp = self._qp
         msn = qp.tracker.unwrap(packet.msn)
         if not self._incoming.take(msn, qp.acceptance):
@@ -291,13 +315,13 @@ class Responder:
             self._incoming.place(packet, msn)
 
     def _carry_out(self, packet: Packet) -> None:
-        """Do what a packet asks, now that everything before it is done. Raises AccessError."""
+        """Execute a packet, all before it being done. Raises AccessError."""
         bits = int(packet.flags)
         psn = self._expected
         self._gap_told = False
         if packet.kind is PacketKind.READ_REQUEST:
             self._source(packet, 0, packet.length)
-            self._answers.append(_Reading(packet, psn, is_repeat=False))
+            self._answers.append(_Reading(packet, psn, is_duplicate=False))
             self._reads_open += 1
             self._expected += self._psn_count(packet)
             self._ahead.forget_before(self._expected)
@@ -327,7 +351,7 @@ class Responder:
             self._incoming.finish(packet, self._receives_done, message_bytes)
 
     def _change_cell(self, packet: Packet, psn: int) -> int:
-        """Carry out an atomic operation and remember its result, the value before."""
+        """Execute an atomic operation; keep and return the value before."""
         qp = self._qp
         cell = qp.keys.remote(
             packet.rkey,
@@ -345,7 +369,7 @@ class Responder:
         return before
 
     def _source(self, request: Packet, offset: int, length: int) -> memoryview:
-        """Return octets that a read asks for. Raises AccessError."""
+        """Return bytes that a read asks for. Raises AccessError."""
         return self._qp.keys.remote(
             request.rkey,
             request.address + offset,
@@ -361,14 +385,14 @@ class Responder:
             return 1
         return max(1, -(-request.length // self._qp.mtu_bytes))
 
-    def _refuse(self, psn: int) -> None:
-        """Ask the peer to repeat a packet later: there is no receive for its message."""
-        self._ack_due = self._ack_due or self._told != self._expected
+    def _plan_rnr_nak(self, psn: int) -> None:
+        """Answer a packet with an RNR NAK: its message has no receive."""
+        self._ack_due = self._ack_due or self._reported_psn != self._expected
         self._gap_told = True  # the peer goes back to the refused packet anyway
-        self._refused_psn = psn if self._refused_psn is None else min(psn, self._refused_psn)
+        self._rnr_psn = psn if self._rnr_psn is None else min(psn, self._rnr_psn)
 
     def _fail(self, psn: int, fault: AccessError) -> None:
-        """End the queue pair over a request that breaks a rule."""
+        """End the queue pair after a request that breaks a rule."""
         self._final = self._answer(psn, fault.syndrome)
         self._final_due = True
         # A receive that cannot take its message says so itself; anything else is an event.
@@ -392,29 +416,29 @@ class Responder:
             return self._final
         if self._gap_due:
             self._gap_due = self._ack_due = False
-            self._told = self._expected
+            self._reported_psn = self._expected
             return self._answer(self._expected, Syndrome.NAK_SEQUENCE)
         if self._ack_due:
             self._ack_due = False
-            self._told = self._expected
+            self._reported_psn = self._expected
             packet = self._answer(self._expected - 1, Syndrome.ACK)
             if self._ahead:
                 packet.selective = self._ahead.ranges()
             return packet
-        if self._refused_psn is not None:
-            psn, self._refused_psn = self._refused_psn, None
+        if self._rnr_psn is not None:
+            psn, self._rnr_psn = self._rnr_psn, None
             return self._answer(psn, Syndrome.RNR_NAK + self._qp.attr.min_rnr_timer)
         return None
 
     def abandon(self) -> None:
-        """Give up what is not carried out: the queue pair is over.
+        """Drop what is not executed: the queue pair has failed.
 
         Reads before a request that ended it were good and are answered still.
         """
         if self._final is None:
             self._answers = [answer for answer in self._answers if isinstance(answer, Packet)]
         self._ahead.clear()
-        self._refused_psn = None
+        self._rnr_psn = None
 
     def _next_answer(self) -> Packet | None:
         reading = self._answers[0]
@@ -424,14 +448,14 @@ class Responder:
         request, offset = reading.request, reading.offset
         end = min(request.length, offset + self._qp.mtu_bytes)
         try:
-            octets = self._source(request, offset, end - offset)
+            data = self._source(request, offset, end - offset)
         except AccessError as fault:  # the memory went away since the request came
             self._finish_reading()
-            if not reading.is_repeat and self._final is None:
+            if not reading.is_duplicate and self._final is None:
                 self._fail(reading.psn, fault)
             return None
         packet = self._answer(reading.psn)
-        packet.kind, packet.offset, packet.payload = PacketKind.READ_RESPONSE, offset, octets
+        packet.kind, packet.offset, packet.payload = PacketKind.READ_RESPONSE, offset, data
         is_last = end == request.length
         packet.flags = _ANSWER_FLAGS[(0 if offset else _FIRST) | (_LAST if is_last else 0)]
         reading.offset = end
@@ -469,14 +493,14 @@ def _takes_receive(packet: Packet) -> bool:
 
 
 def _placed_bytes(packet: Packet) -> int:
-    """Return how many octets of its message a packet stands for."""
+    """Return how many bytes of its message a packet covers."""
     return packet.length if int(packet.flags) & _PLACED else len(packet.payload)
 
 
 def _to_keep(packet: Packet) -> Packet:
-    """Return what is kept of a packet ahead: of a send just the record, its octets are placed.
+    """Return what is kept of a packet ahead: of a send just the record, its bytes are placed.
 
-    Those of a write are copied: the packet's own may be gone by then.
+    Those of a write are copied, since the packet's buffer is reused.
     """
     if packet.kind is PacketKind.SEND:
         flags = packet.flags | PacketFlag.PLACED
@@ -488,3 +512,77 @@ def _invalid(message: str) -> AccessError:
     return AccessError(
         message, status=WCStatus.REM_INV_REQ_ERR, syndrome=Syndrome.NAK_INVALID_REQUEST
     )
+
+
+AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stays within 128
+
+
+class AheadPackets:
+    """Packets by PSN (counted without wrapping), at most `AHEAD_MAX` beyond the expected."""
+
+    __slots__ = ("_packets",)
+
+    def __init__(self) -> None:
+        self._packets: dict[int, Packet] = {}
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    def __contains__(self, psn: int) -> bool:
+        return psn in self._packets
+
+    def keep(self, psn: int, packet: Packet) -> None:
+        """Keep a packet until it is next."""
+        self._packets[psn] = packet
+
+    def take(self, psn: int) -> Packet | None:
+        """Remove and return the packet of a PSN, `None` if it did not arrive."""
+        return self._packets.pop(psn, None)
+
+    def forget_before(self, psn: int) -> None:
+        """Drop what lies before a PSN: a read has taken these numbers for its responses."""
+        for stale in [found for found in self._packets if found < psn]:
+            del self._packets[stale]
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._packets.clear()
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return the PSNs held as ranges of wire PSNs, lowest first, at most `SELECTIVE_MAX`.
+
+        Ranges beyond the limit are reported later: the requester may retry them meanwhile.
+        """
+        found: list[list[int]] = []
+        for psn in sorted(self._packets):
+            if found and psn == found[-1][1] + 1:
+                found[-1][1] = psn
+            elif len(found) == SELECTIVE_MAX:
+                break
+            else:
+                found.append([psn, psn])
+        return tuple((first & PSN_MASK, last & PSN_MASK) for first, last in found)
+
+
+_ADDS: Final = {PacketKind.ATOMIC_ADD, PacketKind.MASKED_ADD}
+_TOP: Final = 1 << 63
+
+
+def value_after(packet: Packet, before: int) -> int:
+    """Return the value of the cell after the atomic operation of a packet."""
+    if packet.kind in _ADDS:
+        return add_in_fields(before, packet.compare_add, boundary=packet.boundary)
+    if (before ^ packet.compare_add) & packet.compare_mask:
+        return before
+    return before & ~packet.swap_mask | packet.swap & packet.swap_mask
+
+
+def add_in_fields(value: int, addend: int, *, boundary: int) -> int:
+    """Add within fields: each bit of `boundary` is the highest of one, and no carry leaves it.
+
+    The highest of all 64 bits always ends a field. All fields are added at once: without their
+    highest bits they cannot overflow, and these add to the carry like single digits.
+    """
+    highest = boundary | _TOP
+    others = CELL_MASK & ~highest
+    return ((value & others) + (addend & others)) ^ ((value ^ addend) & highest)

@@ -1,7 +1,7 @@
 """Work requests and completions: what an application posts and what it gets back.
 
-The names are libibverbs' and pyverbs' (verbs-and-roce.md 18). The records carry no octets: a
-scatter/gather entry names memory by address and key, and the engine looks it up when it is used.
+The names are libibverbs' and pyverbs' (docs/reference/verbs-and-roce.md 18). The records carry no
+bytes: a scatter/gather entry names memory by address and key, resolved when it is used.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from urds.verbs.engine.numbers import (
 
 @dataclass(frozen=True, slots=True)
 class SGE:
-    """One piece of registered memory: `length` octets from `addr`, under the local key."""
+    """One piece of registered memory: `length` bytes from `addr`, under the local key."""
 
     addr: int
     length: int
@@ -29,7 +29,7 @@ class SGE:
 
 @dataclass(slots=True)
 class RecvWR:
-    """Room for one message; its octets fill the pieces in order."""
+    """Room for one message; its bytes fill the pieces in order."""
 
     wr_id: int = 0
     sg: list[SGE] = field(default_factory=list)
@@ -40,12 +40,12 @@ class RecvWR:
 class SendWR:
     """One request. Fields that its opcode does not use are ignored.
 
-    `imm_data` is a 32-bit integer; `invalidate_rkey` serves SEND_WITH_INV and LOCAL_INV;
+    `imm_data` is a 32-bit integer; `invalidate_rkey` is for SEND_WITH_INV and LOCAL_INV;
     `compare_add` and `swap` are 64-bit, as are the masks of MASKED_ATOMIC_*; `window` and `bind`
-    serve BIND_MW. `octets`, if given,
-    are what a SEND or WRITE carries instead of `sg`, for layers above the verbs objects: bytes, or
-    a contiguous view of format B. No key is asked for, and nothing is copied without INLINE: they
-    stay unchanged until the request completes or is detached (`Request.detach`).
+    are for BIND_MW. `data`, if given, is what a SEND or WRITE carries instead of `sg`, for layers
+    above the verbs objects: bytes, or a contiguous view of format B. It needs no key and is not
+    copied without INLINE: it must not change until the request completes or is detached
+    (`SendRequest.detach`).
     """
 
     wr_id: int = 0
@@ -68,7 +68,7 @@ class SendWR:
     # Memory windows
     window: Any = None
     bind: Any = None
-    octets: bytes | memoryview | None = None
+    data: bytes | memoryview | None = None
     next_wr: "SendWR | None" = None  # posted after this one by the same call
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
@@ -81,7 +81,7 @@ class SendWR:
         self.remote_qpn, self.remote_qkey = qpn, qkey
 
     def set_wr_atomic(self, rkey: int, addr: int, compare_add: int, swap: int = 0) -> None:
-        """Name the eight remote octets of an atomic operation and its operands."""
+        """Name the eight remote bytes of an atomic operation and its operands."""
         self.rkey, self.remote_addr = rkey, addr
         self.compare_add, self.swap = compare_add, swap
 
@@ -103,7 +103,7 @@ class SendWR:
 
 @dataclass(frozen=True, slots=True)
 class AddressVector:
-    """Where packets go: the port's GID there (16 octets) and, for providers on IP, its UDP port."""
+    """Where packets go: the port's GID there (16 bytes) and, for providers on IP, its UDP port."""
 
     dgid: bytes
     port: int = 0
@@ -113,7 +113,7 @@ _NO_FLAGS = WCFlag(0)
 
 
 class WC(NamedTuple):
-    """One work completion. On failure only `wr_id`, `status` and `qp_num` mean anything.
+    """One work completion. On failure only `wr_id`, `status` and `qp_num` are valid.
 
     A tuple, since one is made per message: a frozen dataclass takes three times as long.
     """
@@ -130,8 +130,8 @@ class WC(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AsyncEvent:
-    """Something that happened to `element`: the engine's queue pair, queue or shared queue."""
+class EngineEvent:
+    """An event of `element`: the engine's queue pair, completion queue or shared receive queue."""
 
     event_type: AsyncEventType
     element: Any

@@ -1,15 +1,15 @@
-"""The contract of a verbs provider: what the objects of `urds.verbs` stand on.
+"""The contract of a verbs provider, which the objects of `urds.verbs` use.
 
 An *adapter* is one open device. It owns the lock, the keys and the queue pairs of that opening,
-moves what the queue pairs say, and makes connections. Everything of an adapter, its engine
-objects included, is touched with `lock` held; callbacks run with it held and must not wait.
+moves their packets, and makes connections. An adapter and its engine objects are used with `lock`
+held; callbacks run with it held and must not wait.
 
-**Whose octets they are.** Memory behind keys is the device's until its request completes. So are
-`SendWR.octets`, unless their owner needs them back before: `QueuePair.post_send` returns the
-request, and `Request.detach()` gives them back, after the `kick`. It copies what may be sent still
-or again, which is nothing of a WRITE that `shm` has placed. All providers but `tcp` have copied a
-packet's octets when `kick` returns; the out-queue of `tcp` holds views of what the connection did
-not take yet, and copies those with the detach.
+**Ownership of data.** Memory behind keys is the device's until its request completes. So is
+`SendWR.data`, unless its owner needs it earlier: `QueuePair.post_send` returns the request, and
+`SendRequest.detach()` gives the data back, after the `progress_qp`. It copies what may still be
+sent or retried, which is nothing of a WRITE that `shm` has placed. All providers but `tcp` have
+copied a packet's bytes when `progress_qp` returns; the out-queue of `tcp` holds views of what the
+connection did not take yet, and copies those with the detach.
 """
 
 import threading
@@ -19,15 +19,16 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any
 
+from urds.common.types import HostPort
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import Acceptance, AccessFlag
 from urds.verbs.engine.queue_pair import LinkTraits, QueuePair
-from urds.verbs.engine.work import AddressVector, AsyncEvent
+from urds.verbs.engine.work import AddressVector, EngineEvent
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttributes:
-    """What a device is and can do. Names after `ibv_device_attr`; sizes in octets."""
+    """Attributes and capabilities of a device. Names after `ibv_device_attr`; sizes in bytes."""
 
     name: str
     provider: str
@@ -53,7 +54,7 @@ class DeviceAttributes:
     max_inline_data: int = 65_536
     max_msg_sz: int = 1 << 31
     max_private_data: int = 196
-    # Capabilities: the conformance suite runs what is stated and expects a refusal of the rest.
+    # Capabilities: the conformance suite runs what is stated and expects errors for the rest.
     atomics: bool = True
     masked_atomics: bool = True
     datagrams: bool = True
@@ -67,32 +68,33 @@ class DeviceAttributes:
 
 
 class PortSpace(IntEnum):
-    """What kind of connection: reliable, or datagrams. Values of rdma_cm."""
+    """Kind of connection: reliable, or datagrams. Values of rdma_cm."""
 
     TCP = 0x0106
     UDP = 0x0111
 
 
 class ConnectionEventKind(Enum):
-    """What a connection tells its owner. Each ends in exactly one of the last six."""
+    """Events of a connection. Each connection ends with exactly one of the last six."""
 
     REQUEST = auto()  # to a listener: `connection` waits for accept or reject
     ESTABLISHED = auto()
     REJECTED = auto()  # by the peer's application: `private_data`
-    REFUSED = auto()  # nobody listens there, or its backlog is full
+    REFUSED = auto()  # no listener there, or its backlog is full
     UNREACHABLE = auto()  # no answer
     ERROR = auto()  # the connection broke before it was established
     DISCONNECTED = auto()  # by either side, in order
-    BROKEN = auto()  # peer gone without a word
+    BROKEN = auto()  # peer gone without DREQ
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectParameters:
     """What either side says when it connects or accepts. Counts of outstanding reads, 0 to 128.
 
-    In an event these are the peer's, seen from here: its depth is what we have to serve. Each side
-    says how often the *other* repeats a send that finds no receive (rnr_retry_count), as in
-    InfiniBand; retry_count is the requester's for both. Source: verbs-and-roce.md 14.2.
+    In an event these are the peer's, converted: its depth is what this side has to serve. Each side
+    says how often the *other* retries a send that finds no receive (rnr_retry_count), as in
+    InfiniBand; retry_count is the requester's for both.
+    Source: docs/reference/verbs-and-roce.md 14.2.
     """
 
     private_data: bytes = b""
@@ -104,33 +106,32 @@ class ConnectParameters:
 
 
 @dataclass(slots=True)
-class ConnectionEvent:
+class VerbsConnectionEvent:
     """One event of a connection, given to its `on_event`."""
 
     kind: ConnectionEventKind
-    connection: "Connection"
+    connection: "VerbsConnection"
     parameters: ConnectParameters = field(default_factory=ConnectParameters)
     qpn: int = 0  # datagrams: the peer's queue pair
     vector: AddressVector | None = None  # datagrams: where that queue pair is
     reason: str = ""  # for people
 
 
-Address = tuple[str, int]  # numeric IP (IPv6 with %scope if it needs one) and port
-OnConnectionEvent = Callable[[ConnectionEvent], None]
+OnConnectionEvent = Callable[[VerbsConnectionEvent], None]
 
 
-class Connection(ABC):
+class VerbsConnection(ABC):
     """One connection, on either side. All calls with the adapter's lock held; none waits."""
 
-    local: Address
-    peer: Address
+    local: HostPort
+    peer: HostPort
     space: PortSpace
     on_event: OnConnectionEvent  # the owner sets its own on a REQUEST before it answers
     context: Any = None
 
     @abstractmethod
     def accept(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
-        """Answer a request with a queue pair in RESET or INIT; it is led to RTS from here.
+        """Accept a request with a queue pair in RESET or INIT, which goes to RTS.
 
         With PortSpace.UDP the queue pair only gives its number. Raises OSError: EINVAL in the
         wrong state, ENOMEM for private data beyond the limit. ESTABLISHED follows, or an end.
@@ -138,7 +139,7 @@ class Connection(ABC):
 
     @abstractmethod
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse a request. The connection is over without another event."""
+        """Reject a request. The connection is over without another event."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -146,29 +147,29 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Forget the connection now, told or not; no event comes any more."""
+        """Forget the connection now; no event follows."""
 
 
 class Listener(ABC):
     """One listening address."""
 
-    local: Address
+    local: HostPort
 
     @abstractmethod
     def close(self) -> None:
-        """Stop listening. Requests already given stay valid; later ones are refused."""
+        """Stop listening. Requests already given stay valid; later ones are rejected."""
 
 
 class Adapter(ABC):
     """One open device."""
 
     attributes: DeviceAttributes
-    gid: bytes  # 16 octets: names this opening to others
+    gid: bytes  # 16 bytes: names this opening to others
     keys: KeyTable
     lock: threading.RLock
-    on_async_event: Callable[[AsyncEvent], None]  # set by the Context; lock held
+    on_async_event: Callable[[EngineEvent], None]  # set by the Context; lock held
     port: int = 0  # of this opening, where several share a GID: goes into their AddressVector
-    has_own_time: bool = True  # False: the clock stands still unless somebody calls `progress`
+    has_own_time: bool = True  # False: the clock moves only in `progress` and `wait`
 
     # -- time and progress
 
@@ -178,32 +179,32 @@ class Adapter(ABC):
 
     @abstractmethod
     def progress(self) -> None:
-        """Take in what has arrived and run what is due, without waiting. Takes the lock."""
+        """Process what has arrived and run what is due, without waiting. Takes the lock."""
 
     @abstractmethod
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Wait until `is_ready()` (called with the lock held) or the time is over.
 
         `sim` runs its virtual time instead, and returns at once when nothing can happen any more.
-        Call it without the lock. Returns what `is_ready` said last.
+        Call it without the lock. Returns the last result of `is_ready`.
         """
 
-    def attend(self) -> None:  # noqa: B027 - where time stands still nobody else drives
-        """Count one who sleeps outside, on a descriptor: nobody may count on him to drive.
+    def add_external_waiter(self) -> None:  # noqa: B027 - in virtual time there is no other progress
+        """Count a thread that sleeps on a descriptor in its own poll set and makes no progress.
 
-        Lock held. A device with a thread of its own lets it drive at once whenever nobody waits
-        in `wait`, instead of leaving that to the last caller for some milliseconds.
+        Lock held. A device with a progress thread lets it run at once whenever no thread is in
+        `wait`, instead of leaving progress to the last caller for some milliseconds.
         """
 
-    def unattend(self) -> None:  # noqa: B027 - as `attend`
-        """Count one less: each `attend` has its own. Lock held; the device may be closed."""
+    def remove_external_waiter(self) -> None:  # noqa: B027 - as `attend`
+        """Remove one `add_external_waiter`. Lock held; the device may be closed."""
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Run `action` with the lock held once the engine call under way is over; return at once.
+        """Run `action` with the lock held after the current engine call; return at once.
 
         For callbacks, which must not touch queue pairs themselves, and for threads that may not
-        wait: with the lock or without. Here a thread waits for the lock; an adapter with a loop
-        of its own may run it there.
+        wait: with the lock or without. Here a thread waits for the lock; an adapter with an event
+        loop may run it there.
         """
 
         def run() -> None:
@@ -212,8 +213,8 @@ class Adapter(ABC):
 
         threading.Thread(target=run, name="urds-verbs-later", daemon=True).start()
 
-    def notify(self) -> None:  # noqa: B027 - who never sleeps has nobody to wake
-        """Let those who `wait` ask again: something changed without a packet. Lock held.
+    def notify(self) -> None:  # noqa: B027 - not needed where `wait` never sleeps
+        """Wake threads in `wait` to check again: something changed without a packet. Lock held.
 
         Event dispatchers of DAT call it, for software events among others. An adapter whose
         `wait` sleeps overrides it.
@@ -223,34 +224,34 @@ class Adapter(ABC):
 
     @abstractmethod
     def new_qpn(self) -> int:
-        """Return a number for a queue pair that was not used lately."""
+        """Return a queue pair number that was not used recently."""
 
     @abstractmethod
     def add(self, qp: QueuePair) -> None:
-        """Take a queue pair in: its packets and timers are moved from here on."""
+        """Register a queue pair: its packets and timers are served from here on."""
 
     @abstractmethod
     def remove(self, qp: QueuePair) -> None:
-        """Forget a queue pair. Its connection, if it has one, ends."""
+        """Remove a queue pair. Its connection, if it has one, ends."""
 
     @abstractmethod
-    def kick(self, qp: QueuePair) -> None:
-        """Carry away what the queue pair has to say and hand on its events; plan its timer.
+    def progress_qp(self, qp: QueuePair) -> None:
+        """Send what a queue pair has to send, deliver its events, and plan its timer.
 
-        Called with the lock held after each call that may have given it something to say.
+        Called with the lock held after each call that may have given it something to send.
         """
 
     # -- memory
 
     def allocate(self, length: int) -> memoryview:
-        """Return zeroed memory that is good to register: what peers can map, if there is such."""
+        """Return zeroed memory that is good to register: what peers can map, if possible."""
         return memoryview(bytearray(length))
 
     # -- connections
 
     @abstractmethod
     def listen(
-        self, local: Address, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
+        self, local: HostPort, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
     ) -> Listener:
         """Listen; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES."""
 
@@ -258,18 +259,18 @@ class Adapter(ABC):
     def connect(
         self,
         qp: QueuePair | None,
-        peer: Address,
+        peer: HostPort,
         space: PortSpace,
         parameters: ConnectParameters,
         *,
         on_event: OnConnectionEvent,
-        local: Address | None = None,
+        local: HostPort | None = None,
         timeout_ns: int | None = None,
-    ) -> Connection:
-        """Ask for a connection of a queue pair in RESET or INIT; an event tells how it went.
+    ) -> VerbsConnection:
+        """Connect a queue pair in RESET or INIT; an event gives the result.
 
-        Returns at once, and before the first event: by then its caller knows the connection.
-        Raises OSError for what can be told at once: EINVAL, EADDRNOTAVAIL.
+        Returns at once, and before the first event, so that the caller knows the connection.
+        Raises OSError for immediate failures: EINVAL, EADDRNOTAVAIL.
         """
 
     @abstractmethod
@@ -278,7 +279,16 @@ class Adapter(ABC):
 
 
 __all__ = [
-    "AccessFlag", "Adapter", "Address", "AddressVector", "ConnectParameters", "Connection",
-    "ConnectionEvent", "ConnectionEventKind", "DeviceAttributes", "Listener", "OnConnectionEvent",
+    "AccessFlag",
+    "Adapter",
+    "AddressVector",
+    "ConnectParameters",
+    "ConnectionEventKind",
+    "DeviceAttributes",
+    "HostPort",
+    "Listener",
+    "OnConnectionEvent",
     "PortSpace",
+    "VerbsConnection",
+    "VerbsConnectionEvent",
 ]  # fmt: skip

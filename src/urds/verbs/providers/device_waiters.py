@@ -1,7 +1,7 @@
-"""Threads that wait behind the one that drives a device, each woken by itself.
+"""Threads that wait behind the one that makes progress, each woken by itself.
 
 A condition for all of them would wake a hundred threads for one that is ready: each takes the
-interpreter and the lock in turn, to find that it was not meant. All calls with the lock held.
+interpreter and the lock in turn, only to sleep again. All calls with the lock held.
 """
 
 import threading
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class DeviceWaiter:
     """One thread that waits until `is_ready()`."""
 
     is_ready: Callable[[], bool]
-    bell: threading.Condition | None = None  # made when it first sleeps
+    condition: threading.Condition | None = None  # made when it first sleeps
     is_asleep: bool = False
 
     def sleep(self, lock: threading.RLock, wait_s: float | None) -> None:
         """Sleep until woken, or for a time; the lock is free meanwhile."""
-        if self.bell is None:
-            self.bell = threading.Condition(lock)
+        if self.condition is None:
+            self.condition = threading.Condition(lock)
         self.is_asleep = True
-        self.bell.wait(wait_s)
+        self.condition.wait(wait_s)
         self.is_asleep = False
 
     def wake(self) -> None:
-        """Let it ask again."""
-        if self.is_asleep and self.bell is not None:
+        """Wake it to check again."""
+        if self.is_asleep and self.condition is not None:
             self.is_asleep = False
-            self.bell.notify()
+            self.condition.notify()
 
 
-class Waiters(list[Waiter]):
-    """All who wait for one device, in the order in which they came."""
+class DeviceWaiters(list[DeviceWaiter]):
+    """All threads that wait for one device, in the order in which they came."""
 
     def wake_ready(self) -> bool:
-        """Wake those who sleep although they are ready; tell whether others are, who do not."""
+        """Wake ready threads that sleep; return whether other ready ones do not sleep here."""
         is_left = False
         for waiter in self:
             if waiter.is_ready():
@@ -44,12 +44,12 @@ class Waiters(list[Waiter]):
                 waiter.wake()
         return is_left
 
-    def hand_on(self) -> None:
-        """Have one take over who sleeps; one that is awake finds out itself that nobody drives."""
+    def wake_successor(self) -> None:
+        """Wake one thread to lead, unless one is awake: that one will notice by itself."""
         if self and all(waiter.is_asleep for waiter in self):
             self[0].wake()
 
     def wake_all(self) -> None:
-        """Let every one ask again."""
+        """Wake every thread to check again."""
         for waiter in self:
             waiter.wake()

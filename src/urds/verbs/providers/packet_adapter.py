@@ -1,13 +1,12 @@
-"""What the providers that carry packets share: queue pairs, their timers, the connection manager.
+"""Connections of the providers that carry packets; `packet_mover` moves the packets.
 
-A provider on top gives a clock, a way to `_transmit` octets, names for addresses (`_resolve`,
-`_claim`, `_release`), and calls `_receive` and `_run_timers` inside a `_batch`. If its way out can
-be full, `_has_room` says so and `_resume` tells when there is room again. Where the link itself
-knows that a peer is gone, `_lose_route` tells.
+A provider adds a clock, `_transmit`, names for addresses (`_resolve`, `_claim`, `_release`), and
+calls `_receive` and `_run_timers` inside a `_batch`. If its path can be full, `_has_room` reports
+that and `_resume` is called when there is room again. Where the link itself detects that a peer is
+gone, `_lose_route` is called.
 
-Messages of the connection manager travel as datagrams of queue pair `CM_QPN`, as in InfiniBand:
-there is one kind of octets on the way. All methods need `lock` held, but for those that say
-otherwise.
+Messages of the connection manager travel as datagrams of queue pair `CM_QPN`, as in InfiniBand, so
+all bytes on the path are packets. All methods need `lock` held, except where stated.
 """
 
 import errno
@@ -17,29 +16,28 @@ from abc import abstractmethod
 from collections import deque
 from typing import Final
 
-from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.deadlines import Deadlines
-from urds.verbs.cm.exchange import check_private_data
-from urds.verbs.cm.messages import CM_QKEY, CM_QPN, READS_MAX, Message, MessageKind, Offer
+from urds.common.timers import Deadlines
+from urds.common.types import HostPort
+from urds.verbs.cm.core import CmCore, check_private_data
+from urds.verbs.cm.messages import CM_QKEY, CM_QPN, READS_MAX, CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmEvent, CmListener, CmSettings
 from urds.verbs.engine.numbers import PSN_MASK, QPState
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
     ConnectionEventKind,
     ConnectParameters,
     DeviceAttributes,
     Listener,
     OnConnectionEvent,
     PortSpace,
+    VerbsConnection,
 )
 from urds.verbs.providers.packet_connection import PacketConnection, PacketListener, packed
 from urds.verbs.providers.packet_mover import PacketMover
 
-BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: verbs-and-roce.md 14.3
+BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: docs/reference/verbs-and-roce.md 14.3
 _WAITING_MAX: Final = 1024  # messages of the manager that wait for room; it repeats lost ones
 
 
@@ -51,12 +49,12 @@ class PacketAdapter(PacketMover):
         attributes: DeviceAttributes,
         *,
         gid: bytes,
-        chance: random.Random,
+        rng: random.Random,
         settings: CmSettings | None = None,
         lock: "threading.RLock | None" = None,
     ) -> None:
-        super().__init__(attributes, gid=gid, chance=chance, lock=lock)
-        self.cm = CmCore(random=chance, settings=settings)
+        super().__init__(attributes, gid=gid, rng=rng, lock=lock)
+        self.cm = CmCore(random=rng, settings=settings)
         self._waiting: deque[tuple[AddressVector, bytes]] = deque(maxlen=_WAITING_MAX)
         self._later: deque[tuple[PacketConnection, ConnectionEventKind]] = deque()
         self._is_connecting = False  # no event may come before `connect` has returned
@@ -65,31 +63,31 @@ class PacketAdapter(PacketMover):
 
     @abstractmethod
     def _resolve(
-        self, peer: Address, local: Address | None, space: PortSpace
-    ) -> tuple[AddressVector | None, Address]:
-        """Return the way to `peer` (None: nobody is there) and our address on it.
+        self, peer: HostPort, local: HostPort | None, space: PortSpace
+    ) -> tuple[AddressVector | None, HostPort]:
+        """Return the route to `peer` (None: no listener there) and our address on it.
 
         Raises OSError: EINVAL, EADDRNOTAVAIL.
         """
 
     def _mtu_bytes(self, route: AddressVector) -> int:
-        """Return how many octets of payload a packet on this route may have."""
+        """Return the maximum payload of a packet on this route, in bytes."""
         return self.attributes.link.mtu_bytes
 
     @abstractmethod
-    def _claim(self, local: Address, space: PortSpace) -> Address:
-        """Take an address to listen at; port 0: a free one. Raises OSError as `listen`."""
+    def _claim(self, local: HostPort, space: PortSpace) -> HostPort:
+        """Reserve an address to listen at; port 0: a free one. Raises OSError as `listen`."""
 
     @abstractmethod
-    def _release(self, local: Address, space: PortSpace) -> None:
-        """Give an address back that `_claim` took."""
+    def _release(self, local: HostPort, space: PortSpace) -> None:
+        """Release an address that `_claim` reserved."""
 
     # -- connections
 
     def listen(
-        self, local: Address, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
+        self, local: HostPort, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
     ) -> Listener:
-        """Listen at an address of this adapter; `backlog` 0 is the usual one."""
+        """Listen at an address of this adapter; `backlog` 0 is the default."""
         self._check_open()
         local = self._claim(local, space)
         listener = PacketListener(self, local, space, on_event)
@@ -105,15 +103,15 @@ class PacketAdapter(PacketMover):
     def connect(
         self,
         qp: QueuePair | None,
-        peer: Address,
+        peer: HostPort,
         space: PortSpace,
         parameters: ConnectParameters,
         *,
         on_event: OnConnectionEvent,
-        local: Address | None = None,
+        local: HostPort | None = None,
         timeout_ns: int | None = None,
-    ) -> Connection:
-        """Ask for a connection. See `Adapter.connect`."""
+    ) -> VerbsConnection:
+        """Request a connection. See `Adapter.connect`."""
         self._check_open()
         check_private_data(parameters.private_data)
         is_datagram = space is PortSpace.UDP
@@ -128,8 +126,8 @@ class PacketAdapter(PacketMover):
         )
         if route is None:
             # Not before this call has returned: its caller does not know the connection yet.
-            self.tell_later(connection, ConnectionEventKind.REFUSED)
-            self._nudge()
+            self.post_event(connection, ConnectionEventKind.REFUSED)
+            self._request_batch()
             return connection
         offer = Offer()
         if bound is not None:
@@ -138,7 +136,7 @@ class PacketAdapter(PacketMover):
         self._ask(connection, route, offer, parameters, timeout_ns)
         self._is_connecting = True
         try:
-            self.settle()
+            self.flush()
         finally:
             self._is_connecting = False
         return connection
@@ -172,7 +170,7 @@ class PacketAdapter(PacketMover):
     # -- calls of connections and listeners
 
     def offer(self, qp: QueuePair, parameters: ConnectParameters, route: AddressVector) -> Offer:
-        """Say what a queue pair brings to a connection on a route. Raises OSError EINVAL."""
+        """Return a queue pair's parameters for a connection on a route. Raises OSError EINVAL."""
         entry = self._entries.get(qp.qpn)
         if entry is None or entry.qp is not qp:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn} belongs to another adapter")
@@ -180,7 +178,7 @@ class PacketAdapter(PacketMover):
             raise OSError(errno.EINVAL, f"{parameters} has more than {READS_MAX} reads")
         return Offer(
             qpn=qp.qpn,
-            sequence_start=self._chance.getrandbits(24) & PSN_MASK,
+            sequence_start=self._rng.getrandbits(24) & PSN_MASK,
             mtu_bytes=self._mtu_bytes(route),
             responder_resources=parameters.responder_resources,
             initiator_depth=parameters.initiator_depth,
@@ -191,14 +189,14 @@ class PacketAdapter(PacketMover):
         )
 
     def bind(self, qp: QueuePair, connection: PacketConnection) -> None:
-        """Note whose queue pair it is. Raises OSError EINVAL if it has a connection."""
+        """Assign a queue pair to a connection. Raises OSError EINVAL if it has another."""
         entry = self._entries[qp.qpn]
         if entry.connection not in (None, connection):
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn} has a connection")
         entry.connection = connection
 
     def unbind(self, qp: QueuePair, connection: PacketConnection) -> None:
-        """Let the queue pair be connected again."""
+        """Release the queue pair for another connection."""
         entry = self._entries.get(qp.qpn)
         if entry is not None and entry.connection is connection:
             entry.connection = None
@@ -208,13 +206,13 @@ class PacketAdapter(PacketMover):
         self.cm.unlisten(record)
         self._release(listener.local, listener.space)
 
-    def tell_later(self, connection: PacketConnection, kind: ConnectionEventKind) -> None:
-        """Give an event at the next `settle`, for its owner may not have the connection yet."""
+    def post_event(self, connection: PacketConnection, kind: ConnectionEventKind) -> None:
+        """Emit an event at the next `flush`: its owner may not have the connection yet."""
         self._later.append((connection, kind))
 
     # -- messages, events, timers
 
-    def _settle_connections(self) -> None:
+    def _flush_connections(self) -> None:
         while self._later or self.cm.has_news:
             while self._later:
                 connection, kind = self._later.popleft()
@@ -224,18 +222,18 @@ class PacketAdapter(PacketMover):
                 self._handle_event(event)
                 continue
             while (message := self.cm.poll_transmit()) is not None:
-                route, octets = message
+                route, data = message
                 assert isinstance(route, AddressVector)
-                self._send_message(route, octets)
+                self._send_message(route, data)
 
     def _handle_event(self, event: CmEvent) -> None:
         owner = event.connection.owner
         if isinstance(owner, PacketListener | PacketConnection):
             owner.handle_cm_event(event)
 
-    def _send_message(self, route: AddressVector, octets: bytes) -> None:
+    def _send_message(self, route: AddressVector, data: bytes) -> None:
         if not self._has_room(route):
-            self._waiting.append((route, octets))
+            self._waiting.append((route, data))
             return
         packet = Packet(
             PacketKind.DATAGRAM,
@@ -243,18 +241,18 @@ class PacketAdapter(PacketMover):
             flags=PacketFlag.FIRST | PacketFlag.LAST,
             source_qpn=CM_QPN,
             qkey=CM_QKEY,
-            payload=octets,
+            payload=data,
         )
-        self._carry(packet, route)
+        self._transmit_packet(packet, route)
 
     def _resume(self, destination: AddressVector) -> None:
         for _ in range(len(self._waiting)):
-            route, octets = self._waiting.popleft()
-            self._send_message(route, octets)
+            route, data = self._waiting.popleft()
+            self._send_message(route, data)
         super()._resume(destination)
 
     def _receive_message(
-        self, packet: Packet, source: AddressVector, local: Address | None, peer: Address | None
+        self, packet: Packet, source: AddressVector, local: HostPort | None, peer: HostPort | None
     ) -> None:
         if packet.kind is not PacketKind.DATAGRAM or packet.qkey != CM_QKEY:
             self.packets.dropped_manager += 1
@@ -262,12 +260,12 @@ class PacketAdapter(PacketMover):
         self.cm.receive_data(
             bytes(packet.payload), source=source, local=local, peer=peer, now_ns=self.now_ns()
         )
-        # What the message changed is told before the next packet is looked at: data right behind
-        # a reply must find its queue pair ready.
-        self._settle_connections()
+        # Events are delivered before the next packet is processed: data right behind a reply
+        # must find its queue pair ready.
+        self._flush_connections()
 
     def _lose_route(self, route: AddressVector) -> None:
-        """End all connections with a peer of which the link knows that it is gone."""
+        """End all connections with a peer after the link detected that it is gone."""
         with self._batch():
             self.cm.handle_route_lost(route)
 
@@ -282,11 +280,11 @@ class PacketAdapter(PacketMover):
         return first_ns
 
     def _request(
-        self, own: Address, peer: Address, offer: Offer, parameters: ConnectParameters
-    ) -> Message:
-        return Message(
-            kind=MessageKind.REQ,
-            opening=self.cm.opening,
+        self, own: HostPort, peer: HostPort, offer: Offer, parameters: ConnectParameters
+    ) -> CmMessage:
+        return CmMessage(
+            kind=CmMessageKind.REQ,
+            context_guid=self.cm.context_guid,
             source=packed(own[0]),
             source_port=own[1],
             target=packed(peer[0]),
@@ -299,14 +297,14 @@ class PacketAdapter(PacketMover):
         if self.is_closed:
             raise OSError(errno.ENODEV, f"{self.attributes.name} is closed")
 
-    def _say_goodbye(self) -> None:
-        """Tell every peer once, and forget all connections and queue pairs."""
+    def _disconnect_all(self) -> None:
+        """Send each peer a DREQ, and forget all connections and queue pairs."""
         self.is_closed = True
         self.cm.close()
-        self._settle_connections()
+        self._flush_connections()
         self._entries.clear()
         self._dirty.clear()
         self._deadlines = Deadlines()
 
 
-_WORDS: Final = {ConnectionEventKind.REFUSED: "nobody is there"}
+_WORDS: Final = {ConnectionEventKind.REFUSED: "no listener there"}

@@ -1,7 +1,7 @@
 """Connections of the providers that carry packets: the manager's core, joined to queue pairs.
 
-The core agrees on numbers; here they lead a queue pair through INIT, RTR and RTS, and an end leads
-it to ERR. Source: verbs-and-roce.md 14.3 for the order and the attributes.
+The core negotiates numbers; here they take a queue pair through INIT, RTR and RTS, and an end takes
+it to ERR. Source: docs/reference/verbs-and-roce.md 14.3 for the order and the attributes.
 """
 
 import errno
@@ -10,21 +10,21 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 
-from urds.verbs.cm.exchange import check_private_data
-from urds.verbs.cm.messages import READS_MAX, Message, Offer
+from urds.common.types import HostPort
+from urds.verbs.cm.core import check_private_data
+from urds.verbs.cm.messages import READS_MAX, CmMessage, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmListener, CmState
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     Listener,
     OnConnectionEvent,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 ADDRESSES_KEPT: Final = 1024  # spellings: to read one takes longer than all else of a request
 # rdma_cm gives 19 and 0, which is 2.1 s and 0.65 s; on a path that loses packets both only
-# stall (verbs-and-roce.md 8). The engine's own timer is the shorter one, this is its upper end.
+# stall (docs/reference/verbs-and-roce.md 8). The engine's own timer is the shorter one, this is its
+# upper end.
 TIMEOUT_CODE: Final = 18  # 1.07 s; eight of them without an answer end a connection
 RNR_TIMER_CODE: Final = 12  # 0.64 ms
-# What each step needs. Source: verbs-and-roce.md section 10.
+# What each step needs. Source: docs/reference/verbs-and-roce.md 10.
 _INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
 _RTR: Final = (
     QPAttrMask.STATE
@@ -57,7 +58,7 @@ _RTS: Final = (
 _CONNECTED: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
 
 
-class PacketConnection(Connection):
+class PacketConnection(VerbsConnection):
     """One connection of a packet provider."""
 
     def __init__(
@@ -65,8 +66,8 @@ class PacketConnection(Connection):
         adapter: "PacketAdapter",
         *,
         space: PortSpace,
-        local: Address,
-        peer: Address,
+        local: HostPort,
+        peer: HostPort,
         on_event: OnConnectionEvent,
         qp: QueuePair | None = None,
     ) -> None:
@@ -82,7 +83,7 @@ class PacketConnection(Connection):
         self._is_over = False
 
     def accept(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
-        """Answer a request, led by the requester's offer. See `Connection.accept`."""
+        """Accept a request, within the requester's offer. See `VerbsConnection.accept`."""
         record, adapter = self._requested(), self._adapter
         if qp is None:
             raise OSError(errno.EINVAL, "accept without a queue pair")
@@ -103,43 +104,43 @@ class PacketConnection(Connection):
             private_data=parameters.private_data,
             now_ns=adapter.now_ns(),
         )
-        adapter.kick(qp)
+        adapter.progress_qp(qp)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse a request. See `Connection.reject`."""
+        """Reject a request. See `VerbsConnection.reject`."""
         self._adapter.cm.reject(self._requested(), private_data=private_data)
         self._is_over = True
-        self._adapter.settle()
+        self._adapter.flush()
 
     def disconnect(self) -> None:
-        """End the connection. See `Connection.disconnect`."""
+        """End the connection. See `VerbsConnection.disconnect`."""
         record, adapter = self.record, self._adapter
         if self._is_over or record is None:
             return
         if record.is_datagram and record.state is CmState.OVER:
-            # The look-up was over when it was answered: nobody there has to be told.
-            adapter.tell_later(self, ConnectionEventKind.DISCONNECTED)
+            # The look-up was over when it was answered: no DREQ is needed.
+            adapter.post_event(self, ConnectionEventKind.DISCONNECTED)
         else:
             adapter.cm.disconnect(record, now_ns=adapter.now_ns())
         self._break_queue_pair()
-        # Its owner may reset and connect it again while the goodbye is still on its way.
+        # Its owner may reset and connect it again while the DREQ is still in flight.
         self._release()
         self.qp = None
-        adapter.settle()
+        adapter.flush()
 
     def close(self) -> None:
-        """Forget the connection. See `Connection.close`."""
+        """Forget the connection. See `VerbsConnection.close`."""
         self._is_over = True
         if self.record is not None:
             self._adapter.cm.forget(self.record, now_ns=self._adapter.now_ns())
         self._break_queue_pair()
         self._release()
-        self._adapter.settle()
+        self._adapter.flush()
 
     # -- calls of the adapter
 
     def handle_cm_event(self, event: CmEvent) -> None:
-        """Act on what the core says of this connection, and tell the owner."""
+        """Handle an event of the core, and pass it to the owner."""
         kind = ConnectionEventKind[event.kind.name]
         if kind is ConnectionEventKind.ESTABLISHED:
             if not self._establish():
@@ -150,18 +151,18 @@ class PacketConnection(Connection):
         self.tell(kind, event.message, event.reason)
 
     def handle_data(self) -> bool:
-        """Note that the peer sent a packet for the queue pair; true if that established it."""
+        """Record a packet of the peer for the queue pair; true if that established it."""
         record, cm = self.record, self._adapter.cm
         if record is None:
             return False
         is_new = cm.handle_data(record, self._adapter.now_ns())
-        # Once it is established only who asks silent peers wants to know.
+        # Once it is established only the liveness check needs to know.
         is_established = record.state is CmState.ESTABLISHED
         self.wants_data = not is_established or cm.settings.alive_idle_ns is not None
         return is_new
 
     def handle_queue_pair_error(self) -> None:
-        """End the connection, for its queue pair can do no more."""
+        """End the connection after its queue pair failed."""
         if self.record is not None:
             now_ns = self._adapter.now_ns()
             self._adapter.cm.fail(self.record, reason="queue pair failed", now_ns=now_ns)
@@ -172,13 +173,13 @@ class PacketConnection(Connection):
         self.qp = None
 
     def tell(
-        self, kind: ConnectionEventKind, message: Message | None = None, reason: str = ""
+        self, kind: ConnectionEventKind, message: CmMessage | None = None, reason: str = ""
     ) -> None:
-        """Give the owner one event, unless the connection is over."""
+        """Deliver one event to the owner, unless the connection is over."""
         if self._is_over:
             return
         self._is_over = kind not in (ConnectionEventKind.REQUEST, ConnectionEventKind.ESTABLISHED)
-        event = ConnectionEvent(kind, self, reason=reason)
+        event = VerbsConnectionEvent(kind, self, reason=reason)
         if message is not None:
             event.parameters = _parameters(message)
             if self.space is PortSpace.UDP and self.record is not None:
@@ -196,7 +197,7 @@ class PacketConnection(Connection):
         return record
 
     def _establish(self) -> bool:
-        """Lead the requester's queue pair; false if that failed and the owner knows."""
+        """Take the requester's queue pair to RTS; false if that failed and the owner was told."""
         record, qp, adapter = self.record, self.qp, self._adapter
         assert record is not None
         if qp is None or not record.is_requester or record.is_datagram:
@@ -207,11 +208,11 @@ class PacketConnection(Connection):
             adapter.cm.forget(record, now_ns=adapter.now_ns())
             self.tell(ConnectionEventKind.ERROR, reason=str(error))
             return False
-        adapter.kick(qp)
+        adapter.progress_qp(qp)
         return True
 
     def _lead(self, qp: QueuePair, own: Offer, peer: Offer) -> None:
-        """Make a queue pair this connection's, ready for work. Raises OSError EINVAL."""
+        """Bind a queue pair to this connection and take it to RTS. Raises OSError EINVAL."""
         adapter, record = self._adapter, self.record
         assert record is not None
         adapter.bind(qp, self)
@@ -227,7 +228,7 @@ class PacketConnection(Connection):
         if qp is not None and qp.state in _CONNECTED:
             error = QPAttr(qp_state=QPState.ERR)
             qp.modify(error, QPAttrMask.STATE, self._adapter.now_ns())
-            self._adapter.kick(qp)
+            self._adapter.progress_qp(qp)
 
     def _release(self) -> None:
         if self.qp is not None:
@@ -240,7 +241,7 @@ class PacketListener(Listener):
     def __init__(
         self,
         adapter: "PacketAdapter",
-        local: Address,
+        local: HostPort,
         space: PortSpace,
         on_event: OnConnectionEvent,
     ) -> None:
@@ -257,7 +258,7 @@ class PacketListener(Listener):
             self._adapter.unlisten(self, record)
 
     def handle_cm_event(self, event: CmEvent) -> None:
-        """Make a connection of a request and give it to the owner."""
+        """Make a connection of a request and pass it to the owner."""
         record = event.connection
         assert event.kind is CmEventKind.REQUEST
         connection = PacketConnection(
@@ -272,7 +273,7 @@ class PacketListener(Listener):
 
 
 def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns: int) -> None:
-    """Lead a queue pair from RESET or INIT to RTS. Raises OSError EINVAL from another state.
+    """Take a queue pair from RESET or INIT to RTS. Raises OSError EINVAL from another state.
 
     Each side's resources bound the other's depth. Receives that were posted in INIT stay.
     """
@@ -308,10 +309,10 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
             sq_psn=own.sequence_start,
             max_rd_atomic=asked,
             retry_cnt=own.retry_count,
-            # How long the peer waits for our receives it says itself, and so do we.
+            # Each side states how long it waits for the other's receives.
             rnr_retry=peer.rnr_retry_count,
-            # Without loss the connection tells every end of the peer, and a peer that is stopped
-            # for a while is no end.
+            # Without loss the connection reports every end of the peer; a peer that is stopped
+            # for a while has not ended.
             timeout=0 if qp.link.lossless else TIMEOUT_CODE,
         ),
         _RTS,
@@ -321,7 +322,7 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
 
 @lru_cache(ADDRESSES_KEPT)
 def packed(host: str) -> bytes:
-    """Return 16 octets of an address, IPv4 mapped into IPv6; a scope is left out."""
+    """Return 16 bytes of an address, IPv4 mapped into IPv6; a scope is left out."""
     address = ip_address(host)
     if isinstance(address, IPv6Address):
         return address.packed
@@ -333,8 +334,8 @@ def _vector(record: CmConnection) -> AddressVector:
     return record.route
 
 
-def _parameters(message: Message) -> ConnectParameters:
-    """Turn what the peer says into our view: its depth are our resources."""
+def _parameters(message: CmMessage) -> ConnectParameters:
+    """Convert the peer's parameters to this side's view: its depth are our resources."""
     offer = message.offer
     return ConnectParameters(
         private_data=message.private_data,

@@ -1,7 +1,7 @@
-"""What moves the packets of queue pairs: the lower half of a packet provider's adapter.
+"""Moves the packets of queue pairs: registration, batches, packets, timers.
 
-Callbacks may post and kick: within a batch such a call only marks the queue pair, and `settle`, at
-the end of the batch, carries everything away. So no queue pair is entered while it is served.
+Callbacks may post and call `progress_qp`: within a batch such a call only marks the queue pair, and
+`flush`, at the end of the batch, sends everything. So no queue pair is entered recursively.
 """
 
 import errno
@@ -13,31 +13,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from urds.errors import WireError
-from urds.forks import renewed
-from urds.verbs.cm.deadlines import Deadlines
+from urds.common.errors import WireError
+from urds.common.forks import renewed
+from urds.common.timers import Deadlines
+from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.messages import CM_QPN
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import QPState, QPType
 from urds.verbs.engine.packet_codec import emit_packet, parse_packet
 from urds.verbs.engine.packets import Packet, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.work import AddressVector, AsyncEvent
-from urds.verbs.providers.base import Adapter, Address, DeviceAttributes
+from urds.verbs.engine.work import AddressVector, EngineEvent
+from urds.verbs.providers.base import Adapter, DeviceAttributes
 
 if TYPE_CHECKING:
     from urds.verbs.providers.packet_connection import PacketConnection
 
-Buffer = bytes | bytearray | memoryview
 
 _ACK: Final = int(Syndrome.ACK)
-QPN_FIRST: Final = 16  # Source: verbs-and-roce.md 13
+QPN_FIRST: Final = 16  # Source: docs/reference/verbs-and-roce.md 13
 QPN_LAST: Final = 0xFF_FFFE
 
 
 @dataclass(slots=True)
 class PacketStats:
-    """Packets since the opening, and why some were dropped."""
+    """Packets since the device was opened, and why some were dropped."""
 
     sent: int = 0
     received: int = 0
@@ -48,7 +48,7 @@ class PacketStats:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuePairEntry:
     """One queue pair of the adapter, and the connection it belongs to."""
 
     qp: QueuePair
@@ -65,63 +65,63 @@ class PacketMover(Adapter):
         attributes: DeviceAttributes,
         *,
         gid: bytes,
-        chance: random.Random,
+        rng: random.Random,
         lock: "threading.RLock | None" = None,
     ) -> None:
         self.attributes = attributes
         self.gid = gid
-        self.keys = KeyTable(chance=chance)
+        self.keys = KeyTable(rng=rng)
         self.lock = lock or renewed(threading.RLock())
-        self.on_async_event: Callable[[AsyncEvent], None] = lambda _event: None
+        self.on_async_event: Callable[[EngineEvent], None] = lambda _event: None
         self.packets = PacketStats()
         self.is_closed = False
-        self._chance = chance
-        self._entries: dict[int, Entry] = {}
+        self._rng = rng
+        self._entries: dict[int, QueuePairEntry] = {}
         self._deadlines: Deadlines[int] = Deadlines()
-        self._dirty: dict[int, Entry] = {}
-        self._blocked: dict[AddressVector, dict[int, Entry]] = {}
+        self._dirty: dict[int, QueuePairEntry] = {}
+        self._blocked: dict[AddressVector, dict[int, QueuePairEntry]] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._depth = 0
         self._is_lossless = attributes.link.lossless
-        self._moment_ns = 0  # of the batch under way, once somebody has asked; else 0
-        self._qpn_next = chance.randrange(QPN_FIRST, QPN_LAST)
+        self._moment_ns = 0  # of the current batch, once it was read; else 0
+        self._qpn_next = rng.randrange(QPN_FIRST, QPN_LAST)
 
     # -- what a provider gives
 
     @abstractmethod
-    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
-        """Send one packet. Its parts are the engine's memory: done with them on return."""
+    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
+        """Send one packet. Its parts are the engine's memory, not used after return."""
 
     def _has_room(self, destination: AddressVector) -> bool:
-        """Tell whether one packet of any size can go to `destination` now."""
+        """Return whether one packet of any size can go to `destination` now."""
         return True
 
     def _is_from(self, peer: AddressVector, source: AddressVector) -> bool:
-        """Tell whether a packet from `source` may speak for a queue pair's `peer`."""
+        """Return whether a packet from `source` is from a queue pair's `peer`."""
         return peer == source
 
-    def _settled(self) -> None:
-        """React to a batch that is over: wake who waits."""
+    def _batch_done(self) -> None:
+        """Handle the end of a batch: wake waiters that are ready."""
 
-    def _nudge(self) -> None:
-        """See to it that a batch comes soon. Nothing to do where time stands still meanwhile."""
+    def _request_batch(self) -> None:
+        """Make sure that a batch comes soon. Nothing to do in virtual time."""
 
     def notify(self) -> None:
-        """Wake who waits; within a batch its end does."""
+        """Wake waiters; within a batch its end does."""
         if not self._depth:
-            self._settled()
+            self._batch_done()
 
     # -- what the upper half does
 
     @abstractmethod
     def _receive_message(
-        self, packet: Packet, source: AddressVector, local: Address | None, peer: Address | None
+        self, packet: Packet, source: AddressVector, local: HostPort | None, peer: HostPort | None
     ) -> None:
-        """Take a packet for the connection manager."""
+        """Process a packet for the connection manager."""
 
     @abstractmethod
-    def _settle_connections(self) -> None:
-        """Tell events of connections and send the manager's messages, until there are none."""
+    def _flush_connections(self) -> None:
+        """Deliver events of connections and send the manager's messages, until there are none."""
 
     # -- queue pairs
 
@@ -134,14 +134,14 @@ class PacketMover(Adapter):
                 return number
 
     def add(self, qp: QueuePair) -> None:
-        """Take a queue pair in."""
+        """Register a queue pair with this adapter."""
         if self.is_closed:
             raise OSError(errno.ENODEV, f"{self.attributes.name} is closed")
         assert qp.qpn not in self._entries, f"queue pair {qp.qpn} is there already"
-        self._entries[qp.qpn] = Entry(qp)
+        self._entries[qp.qpn] = QueuePairEntry(qp)
 
     def remove(self, qp: QueuePair) -> None:
-        """Forget a queue pair."""
+        """Remove a queue pair."""
         entry = self._entries.get(qp.qpn)
         if entry is None or entry.qp is not qp:
             return
@@ -153,65 +153,65 @@ class PacketMover(Adapter):
         for blocked in self._blocked.values():
             blocked.pop(qp.qpn, None)
 
-    def kick(self, qp: QueuePair) -> None:
-        """Carry away what the queue pair has to say, now or at the end of the batch."""
+    def progress_qp(self, qp: QueuePair) -> None:
+        """Send what the queue pair has to send, now or at the end of the batch."""
         entry = self._entries.get(qp.qpn)
         if entry is not None:
             self._dirty[qp.qpn] = entry
-            self.settle()
+            self.flush()
 
     # -- batches
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Run `action` in the next `settle`, which the call under way ends with, or soon."""
+        """Run `action` in the next `flush`, which the current call ends with, or soon."""
         self._soon.append(action)
-        # Whoever is in a batch comes to it himself; to wake another thread costs more than most
-        # actions. A finaliser may call from outside, without the lock.
+        # A batch ends with it; to wake another thread costs more than most actions. A finaliser
+        # may call from outside, without the lock.
         if not (self._depth and self.lock._is_owned()):  # type: ignore[attr-defined]  # as Condition asks
-            self._nudge()
+            self._request_batch()
 
     def _batch(self) -> "_Batch":
-        """Put off what calls within want carried away, and carry it away at the end."""
+        """Defer sending within; everything is sent at the end."""
         return _Batch(self)
 
-    def settle(self) -> None:
-        """Carry everything away that waits, unless a batch will do so."""
+    def flush(self) -> None:
+        """Send everything that waits, unless a batch will do so."""
         if self._depth:
             return
         self._depth, self._moment_ns = 1, 0
         try:
-            self._settle_connections()
+            self._flush_connections()
             while self._dirty or self._soon:
                 if self._dirty:
-                    self._serve(self._dirty.popitem()[1])
+                    self._progress_entry(self._dirty.popitem()[1])
                 else:
                     self._soon.popleft()()
-                self._settle_connections()
+                self._flush_connections()
         finally:
             self._depth = 0
-        self._settled()
+        self._batch_done()
 
-    def _serve(self, entry: Entry) -> None:
+    def _progress_entry(self, entry: QueuePairEntry) -> None:
         qp, now_ns = entry.qp, self._about_ns()
         while self._may_transmit(entry) and (packet := qp.poll_transmit(now_ns)) is not None:
             destination = packet.destination or qp.peer
             if destination is not None:
-                self._carry(packet, destination)
+                self._transmit_packet(packet, destination)
         while (event := qp.poll_event()) is not None:
             self.on_async_event(event)
-        # Taken back by hand it can do no more for its connection than one that has failed.
+        # After a reset it is as useless to its connection as one that has failed.
         if entry.connection is not None and qp.state in (QPState.ERR, QPState.RESET):
             entry.connection.handle_queue_pair_error()
-        # A later deadline is found when the planned one comes: most timers are moved, not run.
+        # A later deadline is set when the planned one comes: most timers are moved, not run.
         deadline_ns = qp.poll_timeout()
         planned_ns = self._deadlines.get(qp.qpn)
         if deadline_ns is not None and (planned_ns is None or deadline_ns < planned_ns):
             self._deadlines.set(qp.qpn, deadline_ns)
 
     def _about_ns(self) -> int:
-        """Return the time, without loss once per batch: it is asked for each packet.
+        """Return the time; without loss it is read once per batch, not for each packet.
 
-        There it decides nothing but when a pause ends. Where packets get lost ages are measured.
+        There it decides only when a pause ends. Where packets get lost ages are measured.
         """
         if not self._is_lossless:
             return self.now_ns()
@@ -219,10 +219,10 @@ class PacketMover(Adapter):
             self._moment_ns = self.now_ns()
         return self._moment_ns
 
-    def _may_transmit(self, entry: Entry) -> bool:
-        """Tell whether the way to the peer has room, and note who waits for it.
+    def _may_transmit(self, entry: QueuePairEntry) -> bool:
+        """Return whether the path to the peer has room; if not, record the queue pair as blocked.
 
-        A datagram's way is not known before it is taken: it may be lost.
+        A datagram's path is unknown before it is taken: it may be lost.
         """
         peer = entry.qp.peer
         if peer is None or entry.qp.qp_type is not QPType.RC or self._has_room(peer):
@@ -233,9 +233,9 @@ class PacketMover(Adapter):
     def _resume(self, destination: AddressVector) -> None:
         """Serve the queue pairs that waited for room towards `destination`."""
         self._dirty.update(self._blocked.pop(destination, {}))
-        self.settle()
+        self.flush()
 
-    def _carry(self, packet: Packet, destination: AddressVector) -> None:
+    def _transmit_packet(self, packet: Packet, destination: AddressVector) -> None:
         self.packets.sent += 1
         self._transmit(destination, emit_packet(packet, checksum=self.has_checksum))
 
@@ -243,19 +243,19 @@ class PacketMover(Adapter):
 
     def _receive(
         self,
-        octets: Buffer,
+        data: BytesLike,
         source: AddressVector,
         *,
-        local: Address | None = None,
-        peer: Address | None = None,
+        local: HostPort | None = None,
+        peer: HostPort | None = None,
     ) -> None:
-        """Take one packet's octets from the way, within a batch.
+        """Process the bytes of one packet, within a batch.
 
-        `local` and `peer` are the addresses it went to and came from, where the provider has
-        such: requests for connections are judged by them.
+        `local` and `peer` are the addresses it went to and came from, if the provider has them:
+        they identify the listener of a connection request.
         """
         try:
-            packet = parse_packet(octets, checksum=self.has_checksum)
+            packet = parse_packet(data, checksum=self.has_checksum)
         except WireError:
             self.packets.dropped_malformed += 1
             return
@@ -266,10 +266,10 @@ class PacketMover(Adapter):
         packet: Packet,
         source: AddressVector,
         *,
-        local: Address | None = None,
-        peer: Address | None = None,
+        local: HostPort | None = None,
+        peer: HostPort | None = None,
     ) -> None:
-        """Take one packet that is a record already, within a batch."""
+        """Process one parsed packet, within a batch."""
         assert self._depth, "packets arrive within a batch"
         self.packets.received += 1
         if packet.target_qpn == CM_QPN:
@@ -286,10 +286,10 @@ class PacketMover(Adapter):
         # The owner learns that it is connected before the data does anything.
         connection = entry.connection
         if connection is not None and connection.wants_data and connection.handle_data():
-            self._settle_connections()
-        # A refusal begins a pause, whose length counts.
-        is_refusal = packet.syndrome > _ACK
-        qp.receive_packet(packet, self.now_ns() if is_refusal else self._about_ns(), source)
+            self._flush_connections()
+        # A NAK may start a pause, whose length counts.
+        is_nak = packet.syndrome > _ACK
+        qp.receive_packet(packet, self.now_ns() if is_nak else self._about_ns(), source)
         self._dirty[qp.qpn] = entry
 
     def _run_timers(self, now_ns: int) -> None:
@@ -309,7 +309,7 @@ class PacketMover(Adapter):
 
 
 class _Batch:
-    """The time of one batch. A failure inside leaves what waits to the next one."""
+    """Context of one batch. After an exception inside, what waits is left to the next one."""
 
     __slots__ = ("_mover",)
 
@@ -323,4 +323,4 @@ class _Batch:
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         self._mover._depth -= 1
         if kind is None:
-            self._mover.settle()
+            self._mover.flush()

@@ -4,37 +4,124 @@
     left, right = network.adapter("left"), network.adapter("right")
 
 Nothing happens by itself: `wait` of an adapter, `step`, `run` and `run_until` of the network run
-the clock from event to event, and computing takes no time. One seed, one run: all chance comes
-from one generator. Several threads may call; each step is taken by one of them, under the lock
-that the network and all its adapters share.
+the clock from event to event, and computing takes no time. One seed, one run: all random numbers
+come from one generator. Several threads may call; each step is taken by one of them, under the
+lock that the network and all its adapters share.
 
-A script decides about single packets: `on_packet` says what becomes of each, `hold` keeps some back
-and lets them go in any order, `inject` sends octets of any kind.
+A script controls single packets: `on_packet` returns the fate of each, `hold` keeps some back
+and releases them in any order, `inject` sends any bytes.
 """
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from threading import RLock
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.packet_codec import parse_packet
 from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.providers.base import Address, DeviceAttributes, PortSpace
+from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.packet_mover import Buffer
-from urds.verbs.providers.sim_link import Hold, LinkProfile
 
-# Who waits without a limit waits so long at most: peers that ask each other whether they live
-# would keep the clock running for ever.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """One direction between two adapters. Probabilities are 0.0 to 1.0, drawn for each datagram."""
+
+    delay_ns: int = 50_000
+    jitter_ns: int = 0  # up to so much more, drawn evenly
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0  # probability of a delay four times as long: others overtake it
+    corrupt: float = 0.0  # probability of one flipped bit
+    is_cut: bool = False  # a partition: nothing passes
+
+    def fate(self, data: bytes, random: Random) -> list[tuple[int, bytes]]:
+        """Return what arrives of one datagram, as delays and bytes."""
+        if self.is_cut or random.random() < self.loss:
+            return []
+        copies = 2 if random.random() < self.duplicate else 1
+        return [(self._delay_ns(random), self._bytes(data, random)) for _ in range(copies)]
+
+    def _delay_ns(self, random: Random) -> int:
+        held_up = 4 * self.delay_ns if random.random() < self.reorder else 0
+        return self.delay_ns + held_up + (random.randrange(self.jitter_ns + 1))
+
+    def _bytes(self, data: bytes, random: Random) -> bytes:
+        if random.random() >= self.corrupt:
+            return data
+        broken = bytearray(data)
+        bit = random.randrange(8 * len(broken))
+        broken[bit // 8] ^= 1 << bit % 8
+        return bytes(broken)
+
+
+class HeldPacket(NamedTuple):
+    """One datagram that a script keeps back."""
+
+    packet: Packet
+    data: bytes
+    source: "SimAdapter"
+    target: "SimAdapter"
+
+
+class PacketHold:
+    """Keeps back the datagrams that `wants` selects, until they are released or it is closed.
+
+    Copies that the sender retries are kept as well. Made by `SimNetwork.hold`.
+    """
+
+    def __init__(
+        self,
+        network: "SimNetwork",
+        wants: "Callable[[Packet, SimAdapter, SimAdapter], bool]",
+    ) -> None:
+        self.held: list[HeldPacket] = []
+        self._network = network
+        self._wants = wants
+
+    def take(self, data: bytes, source: "SimAdapter", target: "SimAdapter") -> bool:
+        """Keep a datagram if it is wanted. Called by the network."""
+        packet = parse_packet(data, checksum=source.has_checksum)
+        if not self._wants(packet, source, target):
+            return False
+        self.held.append(HeldPacket(packet, data, source, target))
+        return True
+
+    def release(
+        self, which: "Callable[[Packet], bool]" = lambda _packet: True, *, delay_ns: int = 0
+    ) -> int:
+        """Release the held packets for which `which` is true, oldest first; return how many."""
+        with self._network.lock:
+            chosen = tuple(each for each in self.held if which(each.packet))
+            for each in chosen:
+                self.held.remove(each)
+                self._network.inject(
+                    each.data, source=each.source, target=each.target, delay_ns=delay_ns
+                )
+            return len(chosen)
+
+    def close(self) -> None:
+        """Stop holding, and release what is held."""
+        self._network.end_hold(self)
+        self.release()
+
+
+# The longest wait without a limit: the liveness probes of peers would keep the clock running for
+# ever.
 PATIENCE_NS: Final = 120_000_000_000
 STEPS_MAX: Final = 5_000_000  # of one wait
 _PORT_FIRST: Final = 49_152
@@ -78,7 +165,7 @@ class SimNetwork:
         self._settings = settings
         self._profiles: dict[tuple[SimAdapter, SimAdapter], LinkProfile] = {}
         self._adapters: dict[bytes, SimAdapter] = {}
-        self._holds: list[Hold] = []
+        self._holds: list[PacketHold] = []
         self._flying: list[tuple[int, int, bytes, SimAdapter, SimAdapter]] = []
         self._numbers = count()
 
@@ -111,64 +198,64 @@ class SimNetwork:
             self._profiles[source, target] = profile
 
     def cut(self, left: "SimAdapter", right: "SimAdapter", *, is_cut: bool = True) -> None:
-        """Part two adapters, both ways, or with `is_cut` false join them again."""
+        """Partition two adapters, both ways, or with `is_cut` false join them again."""
         for source, target in ((left, right), (right, left)):
             changed = replace(self.profile_of(source, target), is_cut=is_cut)
             self.set_profile(source, target, changed)
 
     def kill(self, adapter: "SimAdapter") -> None:
-        """Let an adapter fall silent in the middle of what it does, as a killed process does."""
+        """Silence an adapter at once, as a killed process is."""
         with self.lock:
             adapter.is_killed = True
 
-    def hold(self, wants: "Callable[[Packet, SimAdapter, SimAdapter], bool]") -> Hold:
+    def hold(self, wants: "Callable[[Packet, SimAdapter, SimAdapter], bool]") -> PacketHold:
         """Keep back the datagrams for which `wants(packet, source, target)` is true."""
-        hold = Hold(self, wants)
+        hold = PacketHold(self, wants)
         with self.lock:
             self._holds.append(hold)
         return hold
 
-    def end_hold(self, hold: Hold) -> None:
-        """Keep nothing more for `hold`."""
+    def end_hold(self, hold: PacketHold) -> None:
+        """Remove `hold`."""
         with self.lock:
             self._holds = [*(each for each in self._holds if each is not hold)]
 
     # -- datagrams
 
-    def send(self, octets: bytes, *, source: "SimAdapter", destination: AddressVector) -> None:
-        """Give a datagram to the network, which may lose it. Lock held."""
+    def send(self, data: bytes, *, source: "SimAdapter", destination: AddressVector) -> None:
+        """Send a datagram, which may be lost. Lock held."""
         target = self._adapters.get(destination.dgid)
         if target is None or source.is_killed:
             self.datagrams_lost += 1
             return
-        if any(hold.take(octets, source, target) for hold in self._holds):
+        if any(hold.take(data, source, target) for hold in self._holds):
             return
-        fates = self.on_packet(octets, source, target) if self.on_packet else None
+        fates = self.on_packet(data, source, target) if self.on_packet else None
         if fates is None:
-            fates = self.profile_of(source, target).fate(octets, self._random)
+            fates = self.profile_of(source, target).fate(data, self._random)
         self.datagrams_lost += not fates
         for delay_ns, arriving in fates:
             self.inject(arriving, source=source, target=target, delay_ns=delay_ns)
 
     def inject(
-        self, octets: bytes, *, source: "SimAdapter", target: "SimAdapter", delay_ns: int = 0
+        self, data: bytes, *, source: "SimAdapter", target: "SimAdapter", delay_ns: int = 0
     ) -> None:
-        """Let octets arrive at `target` after `delay_ns`, for sure. Lock held."""
-        arrival = (self.now_ns + delay_ns, next(self._numbers), octets, source, target)
+        """Deliver bytes at `target` after `delay_ns`, without loss. Lock held."""
+        arrival = (self.now_ns + delay_ns, next(self._numbers), data, source, target)
         heappush(self._flying, arrival)
 
     # -- time
 
     def step(self) -> bool:
-        """Run the clock to the next event and do it; false if nothing can happen any more."""
+        """Run the clock to the next event and process it; false if nothing can happen any more."""
         with self.lock:
             deadline_ns = self._next_ns()
             if deadline_ns is None:
                 return False
             self.now_ns = max(self.now_ns, deadline_ns)
             if self._flying and self._flying[0][0] <= self.now_ns:
-                _, _, octets, source, target = heappop(self._flying)
-                target.deliver(octets, source)
+                _, _, data, source, target = heappop(self._flying)
+                target.deliver(data, source)
             else:
                 for adapter in self._live():
                     adapter.run_due()
@@ -179,9 +266,9 @@ class SimNetwork:
         self.run_until(lambda: False, for_ns)
 
     def run_until(self, is_ready: Callable[[], bool], timeout_ns: int | None = None) -> bool:
-        """Run until `is_ready()` (asked with the lock held) or the time is over.
+        """Run until `is_ready()` (called with the lock held) or the time is over.
 
-        Returns what `is_ready` said last. With a limit the clock stands there at the end;
+        Returns the last result of `is_ready`. With a limit the clock stands there at the end;
         without one this ends when nothing can happen any more, or after `PATIENCE_NS`.
         """
         with self.lock:
@@ -225,12 +312,12 @@ class SimAdapter(PacketAdapter):
         attributes: DeviceAttributes,
         address: str,
         settings: CmSettings | None,
-        chance: Random,
+        rng: Random,
     ) -> None:
         super().__init__(
-            attributes, gid=packed(address), chance=chance, settings=settings, lock=network.lock
+            attributes, gid=packed(address), rng=rng, settings=settings, lock=network.lock
         )
-        self.keys = KeyTable()  # they count up: a run is its seed's alone, whoever registers what
+        self.keys = KeyTable()  # they count up: a run depends on its seed alone
         self.network = network
         self.address = address
         self.is_killed = False
@@ -256,19 +343,19 @@ class SimAdapter(PacketAdapter):
         return self.network.run_until(is_ready, timeout_ns)
 
     def close(self) -> None:
-        """Say goodbye and leave the network."""
+        """Disconnect and leave the network."""
         with self.lock:
             if not self.is_closed:
-                self._say_goodbye()
+                self._disconnect_all()
                 self.network.forget(self)
 
     # -- calls of the network, lock held
 
-    def deliver(self, octets: bytes, source: "SimAdapter") -> None:
-        """Take one datagram in."""
+    def deliver(self, data: bytes, source: "SimAdapter") -> None:
+        """Process one datagram."""
         if not (self.is_killed or self.is_closed):
             with self._batch():
-                self._receive(octets, AddressVector(source.gid))
+                self._receive(data, AddressVector(source.gid))
 
     def run_due(self) -> None:
         """Run the timers that are due."""
@@ -278,17 +365,17 @@ class SimAdapter(PacketAdapter):
                 self._run_timers(self.now_ns())
 
     def deadline_ns(self) -> int | None:
-        """Return when `run_due` has something to do."""
+        """Return when `run_due` is due."""
         return self._deadline()
 
     # -- hooks
 
-    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
         self.network.send(b"".join(parts), source=self, destination=destination)
 
     def _resolve(
-        self, peer: Address, local: Address | None, space: PortSpace
-    ) -> tuple[AddressVector | None, Address]:
+        self, peer: HostPort, local: HostPort | None, space: PortSpace
+    ) -> tuple[AddressVector | None, HostPort]:
         own = self._claim(local or (self.address, 0), space)
         host = self.address if own[0] in _ANY else own[0]
         try:
@@ -297,11 +384,11 @@ class SimAdapter(PacketAdapter):
             raise OSError(errno.EINVAL, str(error)) from None
         return AddressVector(route), (host, own[1])
 
-    def _claim(self, local: Address, space: PortSpace) -> Address:
+    def _claim(self, local: HostPort, space: PortSpace) -> HostPort:
         host, port = local
         if host not in (self.address, *_ANY, *_LOOPBACK):
             raise OSError(errno.EADDRNOTAVAIL, f"{host} is not {self.name}'s address")
         return host, port or next(self._ports)
 
-    def _release(self, local: Address, space: PortSpace) -> None:
+    def _release(self, local: HostPort, space: PortSpace) -> None:
         pass

@@ -1,12 +1,12 @@
 """The `udp` provider: queue pairs whose packets are UDP datagrams, between processes and hosts.
 
-A packet of the engine, with its checksum, is one datagram. What UDP loses is lost: the queue pairs
-repeat it, and peers that fall silent are asked whether they live.
+A packet of the engine, with its checksum, is one datagram. What UDP loses the queue pairs retry,
+and peers that fall silent are probed.
 
-Whoever connects sends from a socket of his own address, whatever listens answers from the address
-and port that was asked, and all packets of the connection take the same way. So a relay between
-two processes needs to know nothing: it passes datagrams on, and back to whom they came from.
-An opening has one socket for datagram queue pairs, whose port is `port`.
+A connecting adapter sends from a socket bound to its own address, a listening one answers from the
+address and port of the request, and all packets of the connection take the same path. So a relay
+between two processes only forwards datagrams, and answers to their source. A device context has
+one socket for datagram queue pairs, whose port is `port`.
 """
 
 import time
@@ -17,22 +17,22 @@ from random import SystemRandom
 from select import EPOLLERR, EPOLLIN, EPOLLOUT
 from typing import Final
 
+from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.messages import MTU_BYTES_MIN
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.providers.base import Address, DeviceAttributes, PortSpace
+from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.packet_mover import Buffer
 from urds.verbs.providers.tcp.reactor import Reactor, Timer
 from urds.verbs.providers.udp_endpoint import UdpEndpoint, UdpVector, own_host, socket_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UdpSettings:
-    """What an opening of the device may be told."""
+    """Settings of the device."""
 
     address: str = "127.0.0.1"  # whose GID the opening has; its datagrams leave from there
     # Payload of a packet. None: 32 KiB inside the host, and what fits Ethernet elsewhere.
@@ -48,7 +48,7 @@ MTU_BYTES_LOOPBACK: Final = 32_768
 
 
 class UdpAdapter(PacketAdapter):
-    """One opening of the `udp` device."""
+    """One open `udp` device."""
 
     has_checksum = True  # UDP's own has 16 bits, and none at all over loopback
 
@@ -57,7 +57,7 @@ class UdpAdapter(PacketAdapter):
         self.settings = settings or UdpSettings()
         mtu_bytes = self._mtu_bytes_of(self.settings.address)
         if not MTU_BYTES_MIN <= mtu_bytes <= MTU_BYTES_MAX:
-            raise ValueError(f"mtu of {mtu_bytes} octets, not {MTU_BYTES_MIN} to {MTU_BYTES_MAX}")
+            raise ValueError(f"mtu of {mtu_bytes} bytes, not {MTU_BYTES_MIN} to {MTU_BYTES_MAX}")
         attributes = DeviceAttributes(
             name=name,
             provider="udp",
@@ -67,11 +67,11 @@ class UdpAdapter(PacketAdapter):
         super().__init__(
             attributes,
             gid=packed(self.settings.address),
-            chance=SystemRandom(),
+            rng=SystemRandom(),
             settings=self.settings.manager,
         )
-        self._endpoints: dict[Address, UdpEndpoint] = {}  # by host and port asked for; 0: any
-        self._claims: dict[Address, int] = {}  # listeners per endpoint
+        self._endpoints: dict[HostPort, UdpEndpoint] = {}  # by host and port asked for; 0: any
+        self._claims: dict[HostPort, int] = {}  # listeners per endpoint
         self._timer: Timer | None = None
         self._reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
         try:
@@ -93,27 +93,27 @@ class UdpAdapter(PacketAdapter):
         self._reactor.progress()
 
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait, and serve the device meanwhile unless another thread does."""
+        """Wait, and make progress meanwhile unless another thread does."""
         return self._reactor.wait(is_ready, timeout_ns)
 
-    def attend(self) -> None:
-        """Count one who sleeps outside. See `Adapter.attend`."""
-        self._reactor.attend()
+    def add_external_waiter(self) -> None:
+        """See `Adapter.add_external_waiter`."""
+        self._reactor.add_external_waiter()
 
-    def unattend(self) -> None:
-        """Count one less."""
-        self._reactor.unattend()
+    def remove_external_waiter(self) -> None:
+        """See `Adapter.remove_external_waiter`."""
+        self._reactor.remove_external_waiter()
 
     def notify(self) -> None:
-        """Let those who wait ask again."""
+        """Wake waiting threads to check again."""
         self._reactor.tell()
 
     def close(self) -> None:
-        """Say goodbye to the peers and close the sockets."""
+        """Disconnect the peers and close the sockets."""
         with self.lock:
             if self.is_closed:
                 return
-            self._say_goodbye()
+            self._disconnect_all()
         self._reactor.close()
         with self.lock:
             for endpoint in self._endpoints.values():
@@ -122,10 +122,10 @@ class UdpAdapter(PacketAdapter):
 
     # -- sockets
 
-    def _endpoint(self, local: Address, *, is_new: bool = False) -> UdpEndpoint:
+    def _endpoint(self, local: HostPort, *, is_new: bool = False) -> UdpEndpoint:
         """Return the endpoint for an address, made if there is none yet.
 
-        Port 0 is the one for what we ask; with `is_new` it is a free port, for a listener.
+        Port 0 is the one for outgoing requests; with `is_new` it is a free port, for a listener.
         """
         found = None if is_new else self._endpoints.get(local)
         if found is not None:
@@ -142,9 +142,9 @@ class UdpAdapter(PacketAdapter):
 
     def _handle_ready(self, endpoint: UdpEndpoint, mask: int) -> None:
         with self._batch():
-            for octets, source in endpoint.receive():
+            for data, source in endpoint.receive():
                 local = endpoint.local_of(source)
-                self._receive(octets, source, local=local, peer=(source.name[0], source.port))
+                self._receive(data, source, local=local, peer=(source.name[0], source.port))
             if mask & EPOLLERR:
                 for gone in endpoint.unreachable():
                     self.cm.handle_unreachable(gone, self.now_ns())
@@ -156,7 +156,7 @@ class UdpAdapter(PacketAdapter):
                     self._resume(destination)
 
     def _close_retired(self) -> None:
-        """Close endpoints of former listeners that no connection needs any more."""
+        """Close endpoints of former listeners that no connection uses any more."""
         retiring = [key for key, each in self._endpoints.items() if each.is_retiring]
         if not retiring:
             return
@@ -170,7 +170,7 @@ class UdpAdapter(PacketAdapter):
 
     # -- hooks
 
-    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
         vector = self._way(destination)
         if vector is None or vector.endpoint is None:
             return
@@ -184,7 +184,7 @@ class UdpAdapter(PacketAdapter):
         return vector is None or vector.endpoint is None or not vector.endpoint.is_full
 
     def _way(self, destination: AddressVector) -> UdpVector | None:
-        """Return how to reach a vector that an application made from a GID and a port."""
+        """Return the route to a vector that an application made from a GID and a port."""
         if isinstance(destination, UdpVector):
             return destination
         address = IPv6Address(destination.dgid)
@@ -211,18 +211,18 @@ class UdpAdapter(PacketAdapter):
         return (peer.dgid, peer.port) == (source.dgid, source.port)
 
     def _resolve(
-        self, peer: Address, local: Address | None, space: PortSpace
-    ) -> tuple[AddressVector | None, Address]:
+        self, peer: HostPort, local: HostPort | None, space: PortSpace
+    ) -> tuple[AddressVector | None, HostPort]:
         own = local or (own_host(peer), 0)
         endpoint = self._endpoint(own)
         return endpoint.vector(socket_name(peer)), endpoint.local
 
-    def _claim(self, local: Address, space: PortSpace) -> Address:
+    def _claim(self, local: HostPort, space: PortSpace) -> HostPort:
         endpoint = self._endpoint(local, is_new=not local[1])
         self._claims[endpoint.local] = self._claims.get(endpoint.local, 0) + 1
         return endpoint.local
 
-    def _release(self, local: Address, space: PortSpace) -> None:
+    def _release(self, local: HostPort, space: PortSpace) -> None:
         self._claims[local] -= 1
         if not self._claims[local]:
             del self._claims[local]
@@ -234,7 +234,7 @@ class UdpAdapter(PacketAdapter):
         super()._run_timers(now_ns)
         self._close_retired()
 
-    def _settled(self) -> None:
+    def _batch_done(self) -> None:
         deadline_ns = self._deadline()
         timer = self._timer
         if deadline_ns is not None and (timer is None or deadline_ns < timer.deadline_ns):
@@ -243,8 +243,8 @@ class UdpAdapter(PacketAdapter):
             self._timer = self._reactor.call_at(deadline_ns, self._handle_timer)
         self._reactor.tell()
 
-    def _nudge(self) -> None:
-        self._reactor.call_soon(self.settle)
+    def _request_batch(self) -> None:
+        self._reactor.call_soon(self.flush)
 
     def _handle_timer(self) -> None:
         self._timer = None

@@ -1,9 +1,8 @@
-"""One UDP socket of the `udp` provider, and the vectors of who is heard through it.
+"""One UDP socket of the `udp` provider, and the vectors of the peers behind it.
 
-A vector names the socket beside the peer's address, so that answers go back the way the question
-came: from the same address and port, whatever stands between (a relay, a translated address).
-An endpoint bound to every address of the host also notes which of them a datagram went to, and
-answers from there.
+A vector names the socket beside the peer's address, so that answers leave from the address and port
+that the request came to, whatever stands between (a relay, a translated address). An endpoint bound
+to every address of the host also records which of them a datagram went to, and answers from there.
 """
 
 import errno
@@ -15,10 +14,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
+from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.providers.base import Address
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.packet_mover import Buffer
 
 DATAGRAM_BYTES_MAX: Final = 65_535
 BATCH_MAX: Final = 64  # datagrams of one reading: timers and other sockets come after
@@ -37,7 +35,7 @@ SocketAddress = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class UdpVector(AddressVector):
-    """A way to a peer through one of our sockets.
+    """A route to a peer through one of our sockets.
 
     `host` is our own address on it where the socket has several, else empty.
     """
@@ -50,7 +48,7 @@ class UdpVector(AddressVector):
 class UdpEndpoint:
     """One bound, non-blocking UDP socket."""
 
-    def __init__(self, local: Address, *, buffer_bytes: int) -> None:
+    def __init__(self, local: HostPort, *, buffer_bytes: int) -> None:
         """Bind. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL for no address."""
         try:
             address = ip_address(local[0])
@@ -68,7 +66,7 @@ class UdpEndpoint:
         except BaseException:
             self.socket.close()
             raise
-        self.local: Address = (local[0], self.socket.getsockname()[1])
+        self.local: HostPort = (local[0], self.socket.getsockname()[1])
         self._vectors: dict[tuple[SocketAddress, str], UdpVector] = {}
 
     def fileno(self) -> int:
@@ -90,8 +88,8 @@ class UdpEndpoint:
             self._vectors[key] = found
         return found
 
-    def send(self, vector: UdpVector, parts: Sequence[Buffer]) -> None:
-        """Send one datagram; what does not go is lost and counted."""
+    def send(self, vector: UdpVector, parts: Sequence[BytesLike]) -> None:
+        """Send one datagram; one that cannot be sent is lost and counted."""
         ancillary = self._source(vector.host) if vector.host else []
         for _ in range(2):
             try:
@@ -108,21 +106,21 @@ class UdpEndpoint:
         self.sent_lost += 1
 
     def receive(self) -> Iterator[tuple[bytes, UdpVector]]:
-        """Yield datagrams that are there, at most BATCH_MAX, each with where it came from."""
+        """Yield datagrams that have arrived, at most BATCH_MAX, each with its source."""
         for _ in range(BATCH_MAX):
             try:
                 if self.is_wildcard:
                     yield self._receive_with_target()
                 else:
-                    octets, name = self.socket.recvfrom(DATAGRAM_BYTES_MAX)
-                    yield octets, self.vector(name)
+                    data, name = self.socket.recvfrom(DATAGRAM_BYTES_MAX)
+                    yield data, self.vector(name)
             except BlockingIOError:
                 return
             except OSError:
                 continue  # of an earlier datagram of ours; `unreachable` has it
 
     def unreachable(self) -> Iterator[UdpVector]:
-        """Yield the peers of which a host says that nobody is there, at most BATCH_MAX."""
+        """Yield the peers whose host reports a closed port, at most BATCH_MAX."""
         for _ in range(BATCH_MAX):
             try:
                 _, ancillary, _, name = self.socket.recvmsg(
@@ -130,11 +128,11 @@ class UdpEndpoint:
                 )
             except OSError:
                 return
-            if name and any(_is_refusal(data) for _, _, data in ancillary):
+            if name and any(_is_port_unreachable(data) for _, _, data in ancillary):
                 yield self.vector(name)
 
-    def local_of(self, vector: UdpVector) -> Address:
-        """Return the address at which a peer speaks to us."""
+    def local_of(self, vector: UdpVector) -> HostPort:
+        """Return the address to which a peer sends."""
         return (vector.host or self.local[0], self.local[1])
 
     def _prepare(self, buffer_bytes: int) -> None:
@@ -153,28 +151,28 @@ class UdpEndpoint:
                 sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
 
     def _receive_with_target(self) -> tuple[bytes, UdpVector]:
-        octets, ancillary, _, name = self.socket.recvmsg(DATAGRAM_BYTES_MAX, _ANCILLARY_BYTES)
+        raw, ancillary, _, name = self.socket.recvmsg(DATAGRAM_BYTES_MAX, _ANCILLARY_BYTES)
         host = ""
         for level, kind, data in ancillary:
             if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
                 host = socket.inet_ntop(socket.AF_INET, _IN_PKTINFO.unpack(data)[2])
             elif (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
                 host = socket.inet_ntop(socket.AF_INET6, _IN6_PKTINFO.unpack(data)[0])
-        return octets, self.vector(name, host)
+        return raw, self.vector(name, host)
 
     def _source(self, host: str) -> list[tuple[int, int, bytes]]:
-        octets = socket.inet_pton(self.family, host)
+        data = socket.inet_pton(self.family, host)
         if self.family == socket.AF_INET6:
-            return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _IN6_PKTINFO.pack(octets, 0))]
-        return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, octets, bytes(4)))]
+            return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _IN6_PKTINFO.pack(data, 0))]
+        return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, data, bytes(4)))]
 
 
-def _is_refusal(extended_error: bytes) -> bool:
-    """Tell whether a `sock_extended_err` says that nobody is at a port."""
+def _is_port_unreachable(extended_error: bytes) -> bool:
+    """Return whether a `sock_extended_err` reports a closed port."""
     return int.from_bytes(extended_error[:4], sys.byteorder) == errno.ECONNREFUSED
 
 
-def own_host(peer: Address) -> str:
+def own_host(peer: HostPort) -> str:
     """Return the address of this host from which it reaches `peer`.
 
     Raises OSError: EINVAL for no address, ENETUNREACH and the like.
@@ -190,8 +188,8 @@ def own_host(peer: Address) -> str:
         return host
 
 
-def socket_name(peer: Address) -> SocketAddress:
-    """Return the socket address of a numeric one, as the kernel gives it for who sends."""
+def socket_name(peer: HostPort) -> SocketAddress:
+    """Return the socket address of a numeric one, as `recvfrom` returns it."""
     kind, flags = socket.SOCK_DGRAM, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     name: SocketAddress = socket.getaddrinfo(peer[0], peer[1], type=kind, flags=flags)[0][4]
     return name

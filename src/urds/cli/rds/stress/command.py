@@ -1,106 +1,154 @@
 """`urds stress`: load between two hosts and a check of every message, after rds-stress.
 
-Without `-s` this is the passive side, which waits for an active one and does what it says. Either
+Without `-s` this is the passive side, which waits for an active one and takes its options. Either
 side may be rds-stress on a kernel's RDS: the control connection, the messages and the columns are
 the same. Tasks are threads: they share an address, and an address belongs to one process.
-Source: rds-tools 2.0.7 rds-stress.c; rds.md 5.6.
+Source: rds-tools 2.0.7 rds-stress.c; docs/reference/rds.md 5.6.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from ipaddress import IPv4Address
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import urds
-from urds.cli.addresses import find_address
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import Output, complain
-from urds.cli.stress_control import Control, accept, connect, listen
-from urds.cli.stress_counters import parameter_lines
-from urds.cli.stress_run import Display, Run
-from urds.cli.stress_wire import NOWHERE, Parameters
-from urds.errors import WireError
+from urds.cli.output import Exit, Output, UsageError, complain
+from urds.cli.parser import Command, check_ranges, find_address, json_option, option
+from urds.cli.rds.stress.control import Control, accept, connect, listen
+from urds.cli.rds.stress.counters import parameter_lines
+from urds.cli.rds.stress.run import Display, Run
+from urds.cli.rds.stress.wire import HEADER_BYTES, NOWHERE, Parameters
+from urds.common.errors import WireError
 
 _U32_MAX: Final = (1 << 32) - 1
 _SUFFIXES: Final = {"k": 10, "m": 20, "g": 30}
 _BUFFER_BYTES_MAX: Final = (1 << 30) - 1  # what the settings of sockets take at most
 
 
+def parse_number(text: str, highest: int = _U32_MAX) -> int:
+    """Return a number as C writes it, with k, m or g for powers of 1024. Raises UsageError."""
+    shift = _SUFFIXES.get(text[-1:].lower(), 0)
+    try:
+        number = int(text[:-1] if shift else text, 0) << shift
+    except ValueError:
+        number = -1
+    if not 0 <= number <= highest:
+        raise UsageError(f"{text!r}: must be a number from 0 to {highest}; k, m and g multiply")
+    return number
+
+
+def _number(*flags: str, help: str, default: int | None = None, metavar: str = "N") -> Any:
+    return option(*flags, help=help, default=default, metavar=metavar, parse=parse_number)
+
+
+def _switch(*flags: str, help: str, default: bool | None) -> Any:
+    return option(
+        *flags, help=help, default=default, metavar="0|1",
+        parse=lambda text: bool(parse_number(text, 1)),
+    )  # fmt: skip
+
+
+def _flag(*flags: str, help: str) -> Any:
+    return option(*flags, help=help, default=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StressOptions:
-    """Options of `urds stress` as they were given; numbers may end in k, m or g."""
+    """Options of `urds stress`: those of rds-stress, `--start-up` and `--json`."""
 
-    # Fields whose numbers become those of the options record, with the flag that names each.
-    NUMBERS: ClassVar[dict[str, str]] = {
-        "request_bytes": "-q", "ack_bytes": "-a", "tasks": "-t", "depth": "-d", "run_s": "-T",
-        "base_port": "-p", "rdma_bytes": "-D", "rdma_vector": "-I", "rdma_mode": "-M",
-        "type_of_service": "-Q", "connect_retries": "--connect-retries",
-        "rdma_alignment": "--rdma-alignment",
-    }  # fmt: skip
-    ZERO_OR_ONE: ClassVar[dict[str, str]] = {
-        "use_congestion_monitor": "--use-cong-monitor", "rdma_use_once": "--rdma-use-once",
-        "rdma_use_get_mr": "--rdma-use-get-mr", "rdma_use_fence": "--rdma-use-fence",
-        "rdma_cache_mrs": "--rdma-cache-mrs",
-    }  # fmt: skip
-    FLAGS: ClassVar[tuple[str, ...]] = (
-        *("simplex", "verify", "summary_only", "realtime", "tracing", "show_params"),
-        *("show_perfdata", "rdma_key_o_meter"),
+    send: str | None = option(
+        "-s", "--send-addr", metavar="ADDRESS", help="Be active: send to this peer."
     )
-
-    send: str | None = None
-    receive: str | None = None
-    base_port: str | None = None
-    request_bytes: str | None = None
-    ack_bytes: str | None = None
-    tasks: str | None = None
-    depth: str | None = None
-    run_s: str | None = None
-    type_of_service: str | None = None
-    rdma_bytes: str | None = None
-    rdma_vector: str | None = None
-    rdma_mode: str | None = None
-    use_congestion_monitor: str | None = None
-    rdma_use_once: str | None = None
-    rdma_use_get_mr: str | None = None
-    rdma_use_fence: str | None = None
-    rdma_use_notify: str | None = None  # obsolete: notifications are always asked for
-    rdma_cache_mrs: str | None = None
-    rdma_alignment: str | None = None
-    connect_retries: str | None = None
-    show_outliers: str | None = None
-    simplex: bool = False
-    verify: bool = False
-    summary_only: bool = False
-    realtime: bool = False
-    tracing: bool = False
-    report_cpu: bool = False
-    show_params: bool = False
-    show_perfdata: bool = False
-    show_histogram: bool = False
-    rdma_key_o_meter: bool = False
-    reset: bool = False
-    is_async: bool = False
-    start_up_s: float = 4.0
-    json_wanted: bool = False
+    receive: str | None = option(
+        "-r", "--recv-addr", metavar="ADDRESS",
+        help="Local address; without it that of the control connection.",
+    )  # fmt: skip
+    base_port: int = _number(
+        "-p", "--port", metavar="PORT", default=4000,
+        help="First port, also of the control connection.",
+    )  # fmt: skip
+    request_bytes: int = _number(
+        "-q", "--req-bytes", metavar="BYTES", default=1024, help="Bytes of a request."
+    )
+    ack_bytes: int = _number(
+        "-a", "--ack-bytes", metavar="BYTES", default=HEADER_BYTES, help="Bytes of an ack."
+    )
+    simplex: bool = _flag("-o", "--one-way", help="Only the active side sends requests.")
+    depth: int = _number("-d", "--depth", default=1, help="Requests under way per pair of tasks.")
+    tasks: int = _number(
+        "-t", "--tasks", default=1, help="Tasks of each side; each talks to all of the peer."
+    )
+    run_s: int = _number(
+        "-T", "--time", metavar="SECONDS", default=0, help="How long; 0: until Ctrl-C."
+    )
+    type_of_service: int = _number(
+        "-Q", "--tos", metavar="TOS", default=0, help="Type of service, 0 to 255."
+    )
+    verify: bool = _flag("-v", "--verify", help="Fill messages with a pattern and check each byte.")
+    connect_retries: int = _number(
+        "--connect-retries", default=0, help="Retries to connect, one per second."
+    )
+    use_congestion_monitor: bool = _switch(
+        "--use-cong-monitor", default=True, help="Ask to be told when a congested port is free."
+    )
+    rdma_bytes: int = _number(
+        "-D", "--rdma-bytes", metavar="BYTES", default=0, help="RDMA: bytes of a piece; 0: no RDMA."
+    )
+    rdma_vector: int = _number(
+        "-I", "--rdma-buffers", default=1, help="RDMA: pieces of an operation."
+    )
+    rdma_mode: int = option(
+        "-M", "--rdma-mode", metavar="0|1|2", default=0, parse=parse_number,
+        help="RDMA: 0 reads and writes, 1 reads only, 2 writes only.",
+    )  # fmt: skip
+    rdma_use_once: bool = _switch("--rdma-use-once", default=False, help="Regions for one use.")
+    rdma_use_get_mr: bool | None = _switch(
+        "--rdma-use-get-mr", default=None,
+        help="Make regions by GET_MR, not with the message that brings the cookie; without it as"
+        " --rdma-cache-mrs.",
+    )  # fmt: skip
+    rdma_use_fence: bool = _switch("--rdma-use-fence", default=True, help="Fence reads.")
+    rdma_use_notify: bool | None = _switch(
+        "--rdma-use-notify", default=None, help="Has no effect: notifications are always asked for."
+    )
+    rdma_cache_mrs: bool = _switch("--rdma-cache-mrs", default=False, help="Keep regions.")
+    rdma_alignment: int = _number(
+        "--rdma-alignment", metavar="BYTES", default=0,
+        help="Begin buffers so far behind the begin of a page.",
+    )  # fmt: skip
+    rdma_key_o_meter: bool = _flag("--rdma-key-o-meter", help="Count keys that come again.")
+    report_cpu: bool = _flag("-c", "--report-cpu", help="Show the use of this host's processors.")
+    summary_only: bool = _flag("-z", "--report-summary", help="Show the average only.")
+    realtime: bool = _flag("-R", "--rtprio", help="Print with real-time priority.")
+    tracing: bool = _flag("-V", "--trace", help="Show each message on standard error.")
+    show_params: bool = _flag("--show-params", help="Show the options first.")
+    show_perfdata: bool = _flag("--show-perfdata", help="Print lines of CSV that begin with ::.")
+    show_histogram: bool = _flag("--show-histogram", help="Show round trips by powers of two.")
+    show_outliers: int | None = _number(
+        "--show-outliers", metavar="USEC", help="Name round trips beyond this."
+    )
+    start_up_s: float = option(
+        "--start-up", metavar="SECONDS", default=4.0, low=0, high=3600,
+        help="Seconds before figures count.",
+    )  # fmt: skip
+    reset: bool = _flag("--reset", help="Rejected: needs the RDS of UEK.")
+    is_async: bool = _flag("--async", help="Rejected, as --reset.")
+    json_wanted: bool = json_option()
 
     def parameters(self) -> Parameters:
-        """Return what the active side tells the passive one, but for addresses.
+        """Return the active side's options for the passive one, without addresses.
 
-        Raises UsageError for what cannot be.
+        Raises UsageError for wrong options.
         """
         if self.reset or self.is_async:
             raise UsageError("--reset and --async need the RDS of UEK; `urds demo` shows resets")
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.FLAGS}
-        for name, flag in self.NUMBERS.items():
-            if (text := getattr(self, name)) is not None:
-                values[name] = parse_number(text, flag, _U32_MAX)
-        for name, flag in self.ZERO_OR_ONE.items():
-            if (text := getattr(self, name)) is not None:
-                values[name] = bool(parse_number(text, flag, 1))
-        values.setdefault("rdma_use_get_mr", values.get("rdma_cache_mrs", False))
+        names = {each.name for each in fields(self)} & {each.name for each in fields(Parameters)}
+        values = {name: getattr(self, name) for name in names}
+        if self.rdma_use_get_mr is None:
+            values["rdma_use_get_mr"] = self.rdma_cache_mrs
         parameters = Parameters(**values)
         try:
             parameters.check()
@@ -109,35 +157,19 @@ class StressOptions:
         return parameters
 
     def display(self, output: Output) -> Display:
-        """Return what this side shows. Raises UsageError."""
-        outlier = self.show_outliers
-        if not 0 <= self.start_up_s <= 3600:
-            raise UsageError(f"--start-up {self.start_up_s:g}, from 0 to 3600 s")
+        """Return the display of this side. Raises UsageError."""
+        check_ranges(self)
         return Display(
             output=output,
             report_cpu=self.report_cpu,
             show_histogram=self.show_histogram,
             start_up_s=self.start_up_s,
-            outlier_usec=None
-            if outlier is None
-            else parse_number(outlier, "--show-outliers", _U32_MAX),
+            outlier_usec=self.show_outliers,
         )
 
 
-def parse_number(text: str, flag: str, highest: int) -> int:
-    """Return a number as C writes it, with k, m or g for powers of 1024. Raises UsageError."""
-    shift = _SUFFIXES.get(text[-1:].lower(), 0)
-    try:
-        number = int(text[:-1] if shift else text, 0) << shift
-    except ValueError:
-        number = -1
-    if not 0 <= number <= highest:
-        raise UsageError(f"{flag} {text}, a number from 0 to {highest}; k, m and g multiply")
-    return number
-
-
 def run(options: StressOptions) -> Exit:
-    """Be one side of a run until it is over. Raises UsageError; OSError: it failed."""
+    """Run one side until its end. Raises UsageError; OSError: it failed."""
     parameters = options.parameters()
     output = Output(json_wanted=options.json_wanted)
     display = options.display(output)
@@ -153,7 +185,7 @@ def _run_active(parameters: Parameters, display: Display, say: Callable[[str], N
     if parameters.show_params:
         for line in parameter_lines(parameters):
             say(line)
-    # The user named the peer, so this process may talk to it, wherever it is.
+    # The user named the peer, so this process may exchange messages with it, wherever it is.
     _configure(parameters, allow=[*urds.configure().allow, str(parameters.send_address)])
     say(f"connecting to {parameters.send_address}:{parameters.base_port}")
     control = connect(parameters, say)
@@ -172,7 +204,9 @@ def _run_passive(
 ) -> Exit:
     with listen(address, port) as listener:
         say(f"waiting for incoming connection on {address}:{port}")
-        control, parameters = accept(listener, address, say, lambda text: complain("stress", text))
+        control, parameters = accept(
+            listener, address, say, lambda text: complain("urds stress", text)
+        )
     try:
         _configure(parameters)
         with Run(parameters, display, is_active=False) as one:
@@ -198,11 +232,11 @@ def _own_address(control: Control, parameters: Parameters) -> IPv4Address:
 
 
 def _become_realtime() -> None:
-    """Run the thread that prints before others, where the user may. The run goes on without."""
+    """Run the printing thread before others, where the user may. The run goes on without."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError as failure:
-        complain("stress", f"-R: {failure.strerror}; it needs CAP_SYS_NICE, going on without")
+        complain("urds stress", f"-R: {failure.strerror}; it needs CAP_SYS_NICE, going on without")
 
 
 def _configure(parameters: Parameters, **settings: Any) -> None:
@@ -228,3 +262,23 @@ def _address(text: str | None) -> IPv4Address:
     if not isinstance(address, IPv4Address):
         raise UsageError(f"{text}: rds-stress knows IPv4 only")
     return address
+
+
+COMMAND: Final = Command(
+    about="""
+    Without -s this is the passive side; it waits for an active one, which says what both do.
+    Either may be rds-stress on a kernel. Each task sends requests to all tasks of the peer
+    and acks to theirs; a message that is lost, repeated, out of order or, with -v, damaged
+    ends the run with exit code 1. Each side needs an address of its own. Numbers take k, m
+    and g.
+    """,
+    examples=(
+        ("urds stress -r 10.0.0.2", "the passive side"),
+        ("urds stress -s 10.0.0.2 -T 10", "the active side, for ten seconds"),
+        ("urds stress -s 10.0.0.2 -q 64k -t 4 -d 8 -v", "more at once, each byte checked"),
+        ("urds stress -s 10.0.0.2 -D 1m -T 10", "with RDMA reads and writes"),
+        ("urds stress -s 10.0.0.2 -o --show-histogram --json", "one way, for a script"),
+    ),
+    options=StressOptions,
+    run=run,
+)

@@ -1,8 +1,8 @@
-"""The control connection of a run: options one way, an octet each way, and its end.
+"""The control connection of a run: options one way, a byte each way, and its end.
 
-The active side sends its options in one piece, makes its tasks, sends an octet and waits for one;
-the passive side mirrors that. After that nothing is said any more: the connection's end is the
-run's. Source: rds-tools 2.0.7 rds-stress.c; rds.md 5.6.
+The active side sends its options in one piece, makes its tasks, sends a byte and waits for one; the
+passive side mirrors that. Nothing follows: the connection's end is the run's. Source: rds-tools
+2.0.7 rds-stress.c; docs/reference/rds.md 5.6.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import replace
 from ipaddress import IPv4Address
 from typing import Final
 
-from urds.cli.stress_wire import GO, NOWHERE, VERSION_BYTES, Parameters, form_bytes
-from urds.errors import WireError
+from urds.cli.rds.stress.wire import GO, NOWHERE, VERSION_BYTES, Parameters, form_bytes
+from urds.common.errors import WireError
 
 _RETRY_S: Final = 1.0
 _ANSWER_S: Final = 30.0  # the other side makes its tasks meanwhile
@@ -41,40 +41,40 @@ class Control:
         self._connection.close()
 
     def send_options(self, parameters: Parameters) -> None:
-        """Tell the passive side what to do: in one write, for it may read in one."""
+        """Send the options to the passive side: in one write, for it may read in one."""
         self._connection.sendall(parameters.emit())
 
     def receive_options(self) -> Parameters:
-        """Return the options as told. Raises OSError: nothing came. WireError: they cannot be."""
+        """Return the received options. Raises OSError: none came. WireError: they are wrong."""
         self._connection.settimeout(_OPTIONS_S)
         begun = self._receive(VERSION_BYTES)
         return Parameters.parse(begun + self._receive(form_bytes(begun) - VERSION_BYTES))
 
     def start_active(self) -> None:
-        """Tell that our tasks are ready, wait until the peer's are. Raises OSError."""
+        """Report that the tasks are ready, wait until the peer's are. Raises OSError."""
         self._connection.sendall(GO)
         self._connection.settimeout(_ANSWER_S)
         self._receive(len(GO))
 
     def start_passive(self) -> None:
-        """Wait until the peer's tasks are ready, tell that ours are. Raises OSError."""
+        """Wait until the peer's tasks are ready, report that these are. Raises OSError."""
         self._connection.settimeout(_ANSWER_S)
         self._receive(len(GO))
         self._connection.sendall(GO)
 
     def is_over(self, wait_s: float) -> bool:
-        """Tell whether the other side has ended; wait so long for it. Whatever it says ends."""
+        """Tell whether the other side has ended, or sent a byte; wait so long for it."""
         return bool(select.select([self._connection], [], [], wait_s)[0])
 
     def local_address(self) -> IPv4Address:
         """Return our address of the connection: RDS takes the same."""
         return IPv4Address(self._connection.getsockname()[0])
 
-    def _receive(self, octets: int) -> bytes:
+    def _receive(self, byte_count: int) -> bytes:
         received = b""
-        while len(received) < octets:
+        while len(received) < byte_count:
             try:
-                piece = self._connection.recv(octets - len(received))
+                piece = self._connection.recv(byte_count - len(received))
             except TimeoutError as late:
                 raise TimeoutError(errno.ETIMEDOUT, "the other side says nothing") from late
             if not piece:
@@ -130,7 +130,7 @@ def accept(
 ) -> tuple[Control, Parameters]:
     """Wait for an active side; return the connection and its options with addresses swapped.
 
-    Who says nothing, or what cannot be, is named and turned away.
+    A client that sends nothing, or wrong options, is reported and closed.
     """
     while True:
         connection, (host, port) = listener.accept()
@@ -149,7 +149,7 @@ def accept(
 def _swapped(told: Parameters, ours: IPv4Address, source: IPv4Address) -> Parameters:
     """Return the options as ours. Raises WireError: they name an address that is not the sender's.
 
-    Otherwise whoever reaches the port could make us send to anybody.
+    Otherwise any client of the port could make this process send to any host.
     """
     if told.receive_address not in (source, NOWHERE):
         raise WireError(f"its options name {told.receive_address} as its address")

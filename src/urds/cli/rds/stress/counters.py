@@ -1,21 +1,28 @@
-"""What a run of `urds stress` counts, and the lines of rds-stress made of it; no I/O.
+"""The counts of a run of `urds stress`, and the lines of rds-stress made of them.
 
-Tasks count into a `Tally` each, which the thread that prints reads without a lock: a line may be
+Tasks count into a `Counters` each, which the thread that prints reads without a lock: a line may be
 off by the message that is being counted.
-Source: rds-tools 2.0.7 rds-stress.c, its columns and formats; rds.md 5.6.
+Source: rds-tools 2.0.7 rds-stress.c, its columns and formats; docs/reference/rds.md 5.6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final, Self
 
-from urds.cli.stress_wire import Parameters
+from urds.cli.rds.stress.wire import Parameters
 
 BUCKETS: Final = 16  # of round trips by powers of two of microseconds; the last has the rest
 NO_CPU: Final = -1.0
 _NS_PER_USEC: Final = 1000
+# Use of the processors as the kernel counts it. Source: proc(5). rds-stress lets a process spin on
+# each processor and counts what is left; reading takes nothing from what is measured.
+_STAT: Final = Path("/proc/stat")
+TITLES: Final = (*("user:percent", "system:percent", "idle:percent", "irq:percent", "intr:count"),)
+_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
+_TIMES: Final = 8
 _COLUMNS: Final = "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %"
 _CSV_COLUMNS: Final = (
     *("nr_tasks:count", "req_size:bytes", "ack_size:bytes", "rdma_size:bytes", "req_sent:count"),
@@ -26,14 +33,14 @@ _CSV_COLUMNS: Final = (
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """Counts of one task, or sums and differences of some."""
 
     requests_sent: int = 0
     requests_received: int = 0
     acks_sent: int = 0
     acks_received: int = 0
-    rdma_in: int = 0  # operations that brought octets here, whoever did them
+    rdma_in: int = 0  # operations of either side that brought bytes here
     rdma_out: int = 0
     sending_ns: int = 0  # in the calls that sent requests
     round_trips_ns: int = 0  # from request to ack
@@ -64,10 +71,10 @@ class Tally:
         return combined
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
+def total(all_counters: Iterable[Counters]) -> Counters:
     """Return the sum of the tasks."""
-    whole = Tally()
-    for one in tallies:
+    whole = Counters()
+    for one in all_counters:
         whole = whole.plus(one)
     return whole
 
@@ -87,12 +94,12 @@ class Row:
     cpu_percent: float  # of all processors of this host; below 0: not asked for
 
 
-def row(parameters: Parameters, counted: Tally, elapsed_s: float, cpu_percent: float) -> Row:
+def row(parameters: Parameters, counted: Counters, elapsed_s: float, cpu_percent: float) -> Row:
     """Return the line for what was counted in some time."""
     requests = counted.requests_sent + counted.requests_received
     acks = counted.acks_sent + counted.acks_received
     moved_bytes = requests * parameters.request_bytes + acks * parameters.ack_bytes
-    # As rds-stress: one operation counts for the octets of one piece, however many it has.
+    # As rds-stress: one operation counts for the bytes of one piece, however many it has.
     rdma_kib = parameters.rdma_bytes / 1024 / elapsed_s
     return Row(
         tasks=parameters.tasks,
@@ -127,7 +134,7 @@ def csv_heading(counters: Iterable[str], processor: Iterable[str]) -> str:
     return "::" + ",".join((*_CSV_COLUMNS, *titles, *processor))
 
 
-def csv_line(parameters: Parameters, one: Row, counted: Tally, others: Iterable[float]) -> str:
+def csv_line(parameters: Parameters, one: Row, counted: Counters, others: Iterable[float]) -> str:
     """Return a line of `--show-perfdata`."""
     sizes = (parameters.request_bytes, parameters.ack_bytes, parameters.rdma_bytes)
     measured = (
@@ -180,3 +187,44 @@ def as_json(one: Row) -> dict[str, Any]:
 
 def _usec(sum_ns: int, count: int) -> float:
     return sum_ns / count / _NS_PER_USEC if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The kernel's counts at one moment."""
+
+    times: tuple[int, ...]  # ticks of all processors, by what they did
+    interrupts: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read the counts. Raises OSError: this system has none."""
+        return cls.parse(_STAT.read_text())
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the counts from the text of /proc/stat."""
+        rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+        times = [int(ticks) for ticks in rows["cpu"][:_TIMES]]
+        times += [0] * (_TIMES - len(times))
+        return cls(tuple(times), int(rows.get("intr", ["0"])[0]))
+
+    def busy_percent(self, earlier: Self) -> float:
+        """Return how much of the time since then the processors were not idle."""
+        _, _, idle, _ = self._shares(earlier)
+        return 100.0 - idle
+
+    def columns(self, earlier: Self) -> tuple[float, ...]:
+        """Return the values of `TITLES` since then."""
+        return (*self._shares(earlier), float(self.interrupts - earlier.interrupts))
+
+    def _shares(self, earlier: Self) -> tuple[float, float, float, float]:
+        """Return percent of the time for user, system, idle and interrupts."""
+        spent = [now - then for now, then in zip(self.times, earlier.times, strict=True)]
+        scale = 100.0 / (sum(spent) or 1)
+        return (
+            (spent[_USER] + spent[_NICE]) * scale,
+            spent[_SYSTEM] * scale,
+            (spent[_IDLE] + spent[_IOWAIT]) * scale if sum(spent) else 100.0,
+            (spent[_IRQ] + spent[_SOFTIRQ]) * scale,
+        )

@@ -1,10 +1,10 @@
 """RDMA of a task: buffers, regions and cookies, as the structures of rds-rdma(7) name them.
 
 Of each slot of a pair there are two buffers: one that the peer's program writes or reads, named by
-a cookie that goes with our request, and one that we write from or read into when we answer the
-peer's request. An operation leaves with its ack; its end comes as a notification with a token.
-The address in a header is an offset into our memory: the peer only sends it back.
-Source: rds-tools 2.0.7 rds-stress.c; rds-rdma(7); rds.md 4.3, 5.6.
+a cookie that goes with the request, and one that this side writes from or reads into when it
+answers the peer's request. An operation leaves with its ack; a notification with a token reports
+its end. The address in a header is an offset into this side's memory: the peer only returns it.
+Source: rds-tools 2.0.7 rds-stress.c; rds-rdma(7); docs/reference/rds.md 4.3, 5.6.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Final
 
 import urds
 from urds.cli.output import complain
-from urds.cli.stress_pairs import StressError
-from urds.cli.stress_wire import Mode, Parameters, Rdma, RdmaPart, rdma_pattern
+from urds.cli.rds.stress.wire import Mode, Parameters, Rdma, RdmaPart, StressError, rdma_pattern
 
 Ancillary = list[tuple[int, int, bytes]]
 
@@ -44,7 +43,7 @@ class Memory:
         self._start = parameters.rdma_alignment
         buffers = 2 * parameters.tasks * parameters.depth
         self._mapping = mmap.mmap(-1, self._start + buffers * self.slot_bytes)
-        self._octets = memoryview(self._mapping)
+        self._bytes = memoryview(self._mapping)
         # What ctypes exports keeps the mapping; regions may outlive the task.
         self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
 
@@ -56,13 +55,13 @@ class Memory:
         """Return an offset as C knows it."""
         return self._first + offset
 
-    def fill(self, offset: int, octets: bytes) -> None:
-        """Write octets into a buffer."""
-        self._octets[offset : offset + len(octets)] = octets
+    def fill(self, offset: int, data: bytes) -> None:
+        """Write bytes into a buffer."""
+        self._bytes[offset : offset + len(data)] = data
 
-    def holds(self, offset: int, octets: bytes) -> bool:
-        """Tell whether a buffer begins with these octets."""
-        return self._octets[offset : offset + len(octets)] == octets
+    def holds(self, offset: int, data: bytes) -> bool:
+        """Tell whether a buffer begins with these bytes."""
+        return self._bytes[offset : offset + len(data)] == data
 
 
 class KeyMeter:
@@ -153,7 +152,7 @@ class PairRdma:
             self._meter.add(self._cookies[index] & _KEY_MASK)
 
     def acknowledged(self, index: int, part: RdmaPart) -> None:
-        """Judge the ack of a request: with `-v` what the peer wrote. Frees the region.
+        """Check the ack of a request: with `-v` what the peer wrote. Frees the region.
 
         Raises StressError: it is not the ack of this request, or the memory is not as it says.
         """
@@ -188,12 +187,12 @@ class PairRdma:
     # -- the peer's requests
 
     def asked(self, part: RdmaPart) -> None:
-        """Judge what a request asks for. Raises StressError: not what the options say."""
+        """Check a request. Raises StressError: it differs from the options."""
         wanted = (self._parameters.rdma_bytes, self._parameters.rdma_vector)
         if (part.rdma_bytes, part.vector) != wanted or part.operation not in (1, 2):
             raise StressError(
                 f"{self._name()}: RDMA operation {part.operation} of {part.vector} times"
-                f" {part.rdma_bytes} octets, expected 1 or 2, {wanted[1]} times {wanted[0]}"
+                f" {part.rdma_bytes} bytes, expected 1 or 2, {wanted[1]} times {wanted[0]}"
             )
 
     def is_to_fetch(self, index: int, part: RdmaPart) -> bool:
@@ -224,11 +223,11 @@ class PairRdma:
         for number in range(part.vector):
             piece = self._memory.address(offset + number * part.rdma_bytes)
             _IOVEC.pack_into(self._pieces, number * _IOVEC.size, piece, part.rdma_bytes)
-        octets = _ARGS.pack(
+        data = _ARGS.pack(
             *(part.key, part.offset, part.rdma_bytes * part.vector),
             *(ctypes.addressof(self._pieces), part.vector, flags, self._token(index)),
         )
-        return [(urds.SOL_RDS, urds.RDS_CMSG_RDMA_ARGS, octets)]
+        return [(urds.SOL_RDS, urds.RDS_CMSG_RDMA_ARGS, data)]
 
     def begun(self, index: int, part: RdmaPart) -> None:
         """Note that the operation of a slot was sent."""
@@ -240,9 +239,9 @@ class PairRdma:
         self._fetched[index] = False
 
     def ended(self, index: int, status: int) -> None:
-        """Note the end of an operation; a lost connection drops some, which is said.
+        """Note the end of an operation; the text names operations that a lost connection dropped.
 
-        Raises StressError: it brought wrong octets.
+        Raises StressError: it brought wrong bytes.
         """
         part = self._answers[index]
         self._under_way[index] = False
@@ -251,7 +250,7 @@ class PairRdma:
             if self.is_ending:
                 return
             name = urds.RdmaStatus(status).name.lower().replace("_", " ")
-            complain("stress", f"{self._name()}: RDMA operation of slot {index} ended: {name}")
+            complain("urds stress", f"{self._name()}: RDMA operation of slot {index} ended: {name}")
         elif part.operation == Rdma.READ:
             self._check(part, self._memory.offset(self._pair, index, is_local=True), "read")
 
@@ -271,15 +270,15 @@ class PairRdma:
 def ended_operations(ancillary: Ancillary) -> list[tuple[int, int]]:
     """Return token and status of each notification among control messages."""
     return [
-        _STATUS.unpack(octets)
-        for level, kind, octets in ancillary
+        _STATUS.unpack(data)
+        for level, kind, data in ancillary
         if level == urds.SOL_RDS and kind == urds.RDS_CMSG_RDMA_STATUS
     ]
 
 
 def cookie_of(ancillary: Ancillary) -> int:
     """Return the cookie that came with a message, 0 without one."""
-    for level, kind, octets in ancillary:
+    for level, kind, data in ancillary:
         if level == urds.SOL_RDS and kind == urds.RDS_CMSG_RDMA_DEST:
-            return int(_COOKIE.unpack(octets)[0])
+            return int(_COOKIE.unpack(data)[0])
     return 0

@@ -2,8 +2,8 @@
 
 One thread per task, each waiting in its receive, so that it reads the connections itself. Measured
 on two cores, four tasks of depth 8: twice the rate of one thread that polls the sockets of all,
-because a socket that is only polled is read by the helper of the plane, which comes later.
-Processes as in rds-stress would need an address each.
+because the plane's progress thread, which is later, reads a socket that is only polled. Processes
+as in rds-stress would need an address each.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from struct import Struct
 from typing import Final, Self
 
 import urds
-from urds.cli import stress_counters, stress_cpu
-from urds.cli.exits import Exit
-from urds.cli.output import TITLE, Output, complain
-from urds.cli.stress_control import Control
-from urds.cli.stress_counters import NO_CPU, Tally
-from urds.cli.stress_cpu import Usage
-from urds.cli.stress_task import Task
-from urds.cli.stress_wire import Parameters
+from urds.cli.output import TITLE, Exit, Output, complain
+from urds.cli.rds.stress import counters as stress_counters
+from urds.cli.rds.stress.control import Control
+from urds.cli.rds.stress.counters import NO_CPU, Counters, Usage
+from urds.cli.rds.stress.task import Task
+from urds.cli.rds.stress.wire import Parameters
 
 _INTERVAL_S: Final = 1.0
 _LOOK_S: Final = 0.1  # how soon a task's failure is seen
@@ -37,7 +35,7 @@ _COUNTERS_BYTES_MAX: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """What this side shows, and when it begins to."""
+    """What this side prints, and from when on."""
 
     output: Output
     report_cpu: bool = False
@@ -51,7 +49,7 @@ class Moment:
     """All counts at one time."""
 
     at_s: float
-    tally: Tally
+    counted: Counters
     usage: Usage | None
     counters: dict[str, int]  # of RDS; read where they are shown
 
@@ -95,7 +93,7 @@ class Run:
 
         Raises StressError, OSError: a task failed.
         """
-        code = Exit.INTERRUPTED
+        code, elapsed_s = Exit.INTERRUPTED, 0.0
         first = last = None
         begun_s = time.monotonic()
         try:
@@ -104,13 +102,17 @@ class Run:
             self._show_heading(first)
             for now in self._seconds(control, first):
                 last = now
-            code = self._code(last.at_s - (first.at_s if self._is_active else begun_s))
+            elapsed_s = last.at_s - (first.at_s if self._is_active else begun_s)
+            code = self._code(elapsed_s)
         except KeyboardInterrupt:
             pass
         control.close()  # ends the other side, too
         self._end_tasks()
         if self._failures:
             raise self._failures[0]
+        if code is Exit.FAILED:  # printed last: tasks may log errors until they have ended
+            text = f"the other side ended after {elapsed_s:.0f} of {self.parameters.run_s} s"
+            complain("urds stress", text)
         if first is not None and last is not None:
             self._show_average(first, last if last.at_s > first.at_s else self._moment())
         return code
@@ -173,38 +175,33 @@ class Run:
             earlier = now
 
     def _code(self, elapsed_s: float) -> Exit:
-        """Tell how it went: a run that has a time and ends before it has failed."""
-        run_s = self.parameters.run_s
-        if elapsed_s + _INTERVAL_S >= run_s:
-            return Exit.OK
-        if not self._failures:
-            complain("stress", f"the other side ended after {elapsed_s:.0f} of {run_s} s")
-        return Exit.FAILED
+        """Report the result: a run that has a time and ends before it has failed."""
+        return Exit.OK if elapsed_s + _INTERVAL_S >= self.parameters.run_s else Exit.FAILED
 
     def _moment(self) -> Moment:
         perfdata = self.parameters.show_perfdata
         usage = Usage.now() if self._display.report_cpu or perfdata else None
         return Moment(
             time.monotonic(),
-            stress_counters.total(task.tally for task in self._tasks),
+            stress_counters.total(task.counted for task in self._tasks),
             usage,
             self._counters() if perfdata else {},
         )
 
     def _counters(self) -> dict[str, int]:
-        octets = self._tasks[0].sock.getsockopt(
+        data = self._tasks[0].sock.getsockopt(
             urds.SOL_RDS, urds.RDS_INFO_COUNTERS, _COUNTERS_BYTES_MAX
         )
-        rows = _COUNTER.iter_unpack(octets)
+        rows = _COUNTER.iter_unpack(data)
         return {name.partition(b"\0")[0].decode(): value for name, value in rows}
 
-    # -- what is shown
+    # -- output
 
     def _show_heading(self, first: Moment) -> None:
         if self._output.json_wanted:
             return
         if self.parameters.show_perfdata:
-            self._output.line(stress_counters.csv_heading(first.counters, stress_cpu.TITLES))
+            self._output.line(stress_counters.csv_heading(first.counters, stress_counters.TITLES))
         else:
             self._output.line(stress_counters.heading(), TITLE)
 
@@ -212,7 +209,7 @@ class Run:
         if self.parameters.summary_only:
             return
         elapsed_s = now.at_s - earlier.at_s
-        counted = now.tally.minus(earlier.tally)
+        counted = now.counted.minus(earlier.counted)
         one = self._row(earlier, now)
         if self._output.json_wanted:
             self._output.record(stress_counters.as_json(one))
@@ -232,11 +229,11 @@ class Run:
         cpu_percent = NO_CPU
         if self._display.report_cpu and now.usage and earlier.usage:
             cpu_percent = now.usage.busy_percent(earlier.usage)
-        counted = now.tally.minus(earlier.tally)
+        counted = now.counted.minus(earlier.counted)
         return stress_counters.row(self.parameters, counted, now.at_s - earlier.at_s, cpu_percent)
 
     def _show_keys(self) -> None:
-        """Tell of keys that came again since the last time."""
+        """Print the keys that came again since the last time."""
         meters = [task.meter for task in self._tasks if task.meter and task.meter.reissued]
         reissued = sum(meter.reissued for meter in meters)
         if reissued == self._reissued or self._output.json_wanted:
@@ -251,7 +248,7 @@ class Run:
 
     def _show_average(self, first: Moment, last: Moment) -> None:
         one = self._row(first, last)
-        counted = last.tally.minus(first.tally)
+        counted = last.counted.minus(first.counted)
         if self._output.json_wanted:
             record = {"average": True, **stress_counters.as_json(one)}
             record["seconds"] = round(last.at_s - first.at_s, 3)

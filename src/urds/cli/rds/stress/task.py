@@ -1,8 +1,8 @@
-"""One task: a socket, the books of its pairs, and the turns in which it receives and sends.
+"""One task: a socket, the state of its pairs, and the loop in which it receives and sends.
 
-Any error that is not a full queue or a congested peer ends the run. A task is turned by one
-thread; others only read its tally.
-Source: rds-tools 2.0.7 rds-stress.c; rds.md 5.6.
+Any error that is not a full queue or a congested peer ends the run. One thread runs a task; others
+only read its counts.
+Source: rds-tools 2.0.7 rds-stress.c; docs/reference/rds.md 5.6.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any, Final
 
 import urds
 from urds.cli.output import complain
-from urds.cli.stress_counters import Tally
-from urds.cli.stress_pairs import Pair, StressError
-from urds.cli.stress_rdma import (
+from urds.cli.rds.stress.counters import Counters
+from urds.cli.rds.stress.rdma import (
     FIRST_SEQUENCE,
     Ancillary,
     KeyMeter,
@@ -28,10 +27,18 @@ from urds.cli.stress_rdma import (
     cookie_of,
     ended_operations,
 )
-from urds.cli.stress_wire import NO_RDMA, Operation, Parameters, Rdma, RdmaPart
+from urds.cli.rds.stress.wire import (
+    NO_RDMA,
+    Operation,
+    Pair,
+    Parameters,
+    Rdma,
+    RdmaPart,
+    StressError,
+)
 
 _CONTROL_BYTES: Final = 256
-_RECEIVED_MAX: Final = 256  # of one turn: then it is time to send
+_RECEIVED_MAX: Final = 256  # of one pass: then it is time to send
 _GATHER_BYTES_MIN: Final = 8192  # from here on a payload goes by reference
 _WAIT_S: Final = 0.1
 _PAUSE_S: Final = 0.001
@@ -51,7 +58,7 @@ class Task:
         is_active: bool,
         outlier_usec: int | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.counted = Counters()
         self.meter = KeyMeter() if parameters.rdma_key_o_meter else None
         self._parameters = parameters
         self._requests = is_active or not parameters.simplex
@@ -71,7 +78,7 @@ class Task:
         self._rdma = self._rdma_of_pairs() if parameters.rdma_bytes else []
 
     def close(self) -> None:
-        """Close the socket; nobody waits for a peer that has stopped."""
+        """Close the socket, without waiting for a peer that has stopped."""
         try:
             self.sock.cancel()
         finally:
@@ -83,16 +90,16 @@ class Task:
         Raises StressError: something wrong was received. OSError: the socket fails.
         """
         while not is_ending.is_set():
-            self._turn()
+            self._send_and_receive()
         self._requests = False
         for rdma in self._rdma:
             rdma.is_ending = True
         deadline_s = time.monotonic() + _ENDING_S
-        # The peer ends too, and is not told when; what is quiet is over.
-        while time.monotonic() < deadline_s and self._turn():
+        # The peer ends too, and does not learn when; no traffic means that the run is over.
+        while time.monotonic() < deadline_s and self._send_and_receive():
             pass
 
-    def _turn(self) -> bool:
+    def _send_and_receive(self) -> bool:
         """Send what may go, receive what is there; tell whether anything came."""
         if not self._send():
             return self._receive(wait=True)
@@ -142,13 +149,13 @@ class Task:
         pair = self._pairs[number]
         operation, index = pair.receive(payload)
         if operation is Operation.REQUEST:
-            self.tally.requests_received += 1
+            self.counted.requests_received += 1
             self._take_request(number, index, payload, cookie_of(ancillary))
             return
         round_trip_ns = time.perf_counter_ns() - pair.sent_ns[index]
-        self.tally.add_round_trip(round_trip_ns)
+        self.counted.add_round_trip(round_trip_ns)
         if self._outlier_ns is not None and round_trip_ns > self._outlier_ns:
-            complain("stress", f"round trip of {round_trip_ns // 1000} us to port {source[1]}")
+            complain("urds stress", f"round trip of {round_trip_ns // 1000} us to port {source[1]}")
         if self._rdma:
             part = RdmaPart.parse(payload)
             if part.key:
@@ -175,9 +182,9 @@ class Task:
         pair.asked[index] = part
 
     def _take_notices(self, ancillary: Ancillary) -> None:
-        """Take notices: whose congestion ended, which operations did.
+        """Take notifications: of ended congestion, and of ended operations.
 
-        Without RDMA the sender's groups are not asked for: all are tried again, one call each.
+        Without RDMA the sender's groups are not requested: all are tried again, one call each.
         """
         for token, status in ended_operations(ancillary):
             number, index = divmod(token, self._parameters.depth)
@@ -187,9 +194,9 @@ class Task:
 
     def _count_rdma(self, *, is_in: bool) -> None:
         if is_in:
-            self.tally.rdma_in += 1
+            self.counted.rdma_in += 1
         else:
-            self.tally.rdma_out += 1
+            self.counted.rdma_out += 1
 
     # -- sending
 
@@ -237,7 +244,7 @@ class Task:
             rdma.acked(index)
             self._count_rdma(is_in=part.operation == Rdma.READ)
         pair.acked()
-        self.tally.acks_sent += 1
+        self.counted.acks_sent += 1
         return True
 
     def _send_request(self, number: int, pair: Pair) -> None:
@@ -250,8 +257,8 @@ class Task:
             rdma = part.emit()
         started_ns = time.perf_counter_ns()
         self._put(pair, pair.request(rdma), ancillary)
-        self.tally.sending_ns += time.perf_counter_ns() - started_ns
-        self.tally.requests_sent += 1
+        self.counted.sending_ns += time.perf_counter_ns() - started_ns
+        self.counted.requests_sent += 1
         pair.requested(started_ns)
         if has_rdma:
             self._rdma[number].requested(index)
@@ -263,7 +270,7 @@ class Task:
             self.sock.sendto(message[0] + message[1], _DONTWAIT, pair.peer)
         if self._parameters.tracing and message[0]:
             word = "request" if message[0][18] == Operation.REQUEST else "ack"
-            complain("stress", f"{word} {pair.send_sequence} to {pair.peer[0]}:{pair.peer[1]}")
+            complain("urds stress", f"{word} {pair.send_sequence} to {pair.peer[0]}:{pair.peer[1]}")
 
 
 def _bound_socket(parameters: Parameters, ours: tuple[IPv4Address, int]) -> urds.Socket:
@@ -290,9 +297,9 @@ def _bound_socket(parameters: Parameters, ours: tuple[IPv4Address, int]) -> urds
 
 
 def _complain_of_buffers(sock: urds.Socket, wanted_bytes: int) -> None:
-    """Tell of a buffer that is smaller than what may be under way, in the words of rds-stress."""
+    """Warn of a buffer that is smaller than what may be under way, in the words of rds-stress."""
     for name in ("SNDBUF", "RCVBUF"):
-        octets = sock.getsockopt(socket.SOL_SOCKET, getattr(socket, f"SO_{name}"))
-        if octets // 2 < wanted_bytes:
-            text = f"getsockopt({name}) returned {octets}, we wanted {wanted_bytes} * 2"
-            complain("stress", text)
+        byte_count = sock.getsockopt(socket.SOL_SOCKET, getattr(socket, f"SO_{name}"))
+        if byte_count // 2 < wanted_bytes:
+            text = f"getsockopt({name}) returned {byte_count}, we wanted {wanted_bytes} * 2"
+            complain("urds stress", text)

@@ -1,11 +1,11 @@
-"""The reports of the compiled plane as the contract's records."""
+"""The compiled plane's reports as event records of the contract."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from urds.dataplane.base import (
+from urds.rds.plane.contract import (
     Control,
     Down,
     DownReason,
@@ -17,7 +17,7 @@ from urds.dataplane.base import (
     Ready,
     Wanted,
 )
-from urds.dataplane.compiled.path import Path
+from urds.rds.plane.native.path import Path
 
 
 def event_of(report: tuple[Any, ...]) -> Event:

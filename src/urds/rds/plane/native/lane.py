@@ -1,4 +1,4 @@
-"""A stream to another process of this host through shared memory; see `transport.lane`."""
+"""A shared-memory stream to another process of this host; see `rds.transports.shm`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from typing import Self
 
 import urds_native
 
-from urds.dataplane.base import Address
-from urds.dataplane.compiled.plain import plain
+from urds.common.types import IPAddress
+from urds.rds.plane.native.plain import plain
 
-Place = tuple[Address, int]  # an RDS address and a port, as TCP would have them
+Place = tuple[IPAddress, int]  # an RDS address and a port, as TCP would have them
 
 
 class Lane(urds_native.Lane):
-    """A `dataplane.base.Stream` that the compiled plane reads and writes without Python."""
+    """A `contract.Stream` that the compiled plane reads and writes without Python."""
 
     def __new__(
         cls, line: int, memory: int, ring_bytes: int, *, dials: bool, local: Place, peer: Place
     ) -> Self:
-        """Make our end of a connected line and sealed memory; both descriptors stay the caller's.
+        """Make the local end on a control socket and sealed memory; the caller keeps both.
 
-        Raises OSError if the memory is not what was agreed, or there is no room for it.
+        Raises OSError if the memory is not as agreed, or there is no room for it.
         """
         ends = [(*plain(address), port) for address, port in (local, peer)]
         return super().__new__(cls, line, memory, ring_bytes, dials, *ends)
 
     def recv_into(self, memory: memoryview, /) -> int:
-        """Read once into memory; return the octets, 0 at the end."""
-        octets = self.recv(len(memory))
-        memory[: len(octets)] = octets
-        return len(octets)
+        """Read once into memory; return the bytes, 0 at the end."""
+        data = self.recv(len(memory))
+        memory[: len(data)] = data
+        return len(data)
 
     def unanswered_repeats(self) -> int:
-        """Return 0: the system tells at once that the other process is gone, and of nothing else.
+        """Return 0: the kernel reports a dead peer at once.
 
-        Who looks for dead streams comes by once in a while; an idle lane rests then.
+        The periodic check for dead streams calls this; the call also releases idle ring pages.
         """
         self.rest_memory()
         return 0
 
     def abort_on_close(self) -> None:
-        """Do nothing: no end of a lane waits for anything."""
+        """Do nothing: neither end of a shm stream waits for anything."""
 
     def reset(self) -> None:
         """Close."""

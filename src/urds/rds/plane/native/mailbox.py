@@ -11,24 +11,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import urds_native
 
-from urds.addresses import known_peer
-from urds.dataplane.base import (
-    Address,
-    Buffer,
-    CongestionNotice,
-    MailboxSettings,
-    Message,
-    Notice,
-    SocketAddress,
-)
-from urds.dataplane.compiled.path import Path
-from urds.dataplane.compiled.plain import plain
-from urds.dataplane.loop_path import LoopPath
-from urds.dataplane.operations import Operation
+from urds.rds.addresses import known_peer
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import (Buffer, CongestionNotice, MailboxSettings, Message, Notice, SocketAddress)
+from urds.rds.plane.native.path import Path
+from urds.rds.plane.native.plain import plain
+from urds.rds.plane.loop_path import LoopPath
+from urds.rds.plane.operations import Operation
 
 if TYPE_CHECKING:
-    from urds.dataplane.base import Path as AnyPath
-    from urds.dataplane.carriage import CarriedPath
+    from urds.rds.plane.contract import Path as AnyPath
+    from urds.rds.plane.message_transport import MessageTransport
 
 _plain_settings: Callable[[MailboxSettings], tuple[Any, ...]] = attrgetter(
     *MailboxSettings.__slots__
@@ -36,14 +29,14 @@ _plain_settings: Callable[[MailboxSettings], tuple[Any, ...]] = attrgetter(
 
 
 class Mailbox(urds_native.Mailbox):
-    """See `dataplane.base.Mailbox`; calls that are not here are the module's own."""
+    """See `contract.Mailbox`; calls not defined here are the module's own."""
 
-    local: Address
+    local: IPAddress
     port: int
     settings: MailboxSettings
 
     def __new__(
-        cls, plane: urds_native.Plane, *, local: Address, port: int, settings: MailboxSettings
+        cls, plane: urds_native.Plane, *, local: IPAddress, port: int, settings: MailboxSettings
     ) -> Self:
         """Bind; the caller has checked that the port is free."""
         mailbox = super().__new__(cls, plane, *plain(local), port, _plain_settings(settings))
@@ -60,24 +53,24 @@ class Mailbox(urds_native.Mailbox):
         operations: Sequence[Operation] = (),
         copy: bool = True,
     ) -> int:
-        """Queue one message gathered from `buffers`; operations are refused: no path knows any."""
+        """Queue one message gathered from `buffers`; operations raise: no path supports any."""
         return super().send(buffers, address, wait_ns, extension, bool(operations), copy)
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
     ) -> Message | Notice | None:
-        """Take (or look at) what is next; None when nothing came in `wait_ns`."""
+        """Take (or peek at) the next item; None when nothing came in `wait_ns`."""
         taken = super().receive(wait_ns, peek, notices_max)
         if taken is None:
             return None
         return CongestionNotice(taken) if isinstance(taken, int) else Message._make(taken)
 
     def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
-        """Tell whether an operation has ended: none that has not is ever under way here."""
+        """Return whether an operation has ended; no operation is ever under way here."""
         return operation.status is not None
 
-    def route(self, peer: Address, path: AnyPath | CarriedPath | None) -> None:
-        """Say which path leads to `peer`; None forgets it."""
+    def route(self, peer: IPAddress, path: AnyPath | MessageTransport | None) -> None:
+        """Set the path to `peer`; None removes it."""
         if isinstance(path, LoopPath):  # the module has none: its mailbox looks for the target
             self.route_loop(*plain(peer))
             return
@@ -91,17 +84,17 @@ class Mailbox(urds_native.Mailbox):
         room: bool,
         address: SocketAddress | None = None,
     ) -> Callable[[], None]:
-        """Have `callback` called once, from any thread; return what cancels it."""
+        """Have `callback` called once, from any thread; return the cancel function."""
         peer = None if address is None else known_peer(address, self.local)
-        octets, scope = (None, 0) if peer is None else plain(peer)
-        return super().subscribe(callback, room, octets, scope)
+        data, scope = (None, 0) if peer is None else plain(peer)
+        return super().subscribe(callback, room, data, scope)
 
     def configure(self, settings: MailboxSettings) -> None:
         """Replace the settings."""
         super().configure(_plain_settings(settings))
         self.settings = settings
 
-    def cancel(self, peer: Address | None, port: int | None) -> int:
+    def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
-        octets, scope = (None, 0) if peer is None else plain(peer)
-        return super().cancel(octets, scope, port)
+        data, scope = (None, 0) if peer is None else plain(peer)
+        return super().cancel(data, scope, port)

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Self, cast
 
 import urds_native
 
-from urds.dataplane.base import Address, Agreement, Hold, Stream
-from urds.dataplane.compiled.plain import plain
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Agreement, Hold, Stream
+from urds.rds.plane.native.plain import plain
 
 if TYPE_CHECKING:
-    from urds.dataplane.base import Path as AnyPath
+    from urds.rds.plane.contract import Path as AnyPath
 
 _INTERNET = frozenset({socket.AF_INET, socket.AF_INET6})
 _NO_DESCRIPTOR = -1
 
 
 class Path(urds_native.Path):
-    """See `dataplane.base.Path`; calls that are not here are the module's own."""
+    """See `contract.Path`; calls not defined here are the module's own."""
 
-    local: Address
-    peer: Address
+    local: IPAddress
+    peer: IPAddress
     index: int
     attachment: int  # the module's own, which only it can set
 
@@ -32,22 +33,22 @@ class Path(urds_native.Path):
         cls,
         plane: urds_native.Plane,
         *,
-        local: Address,
-        peer: Address,
+        local: IPAddress,
+        peer: IPAddress,
         index: int,
         sequence_first: int,
     ) -> Self:
-        """Make a path without a stream."""
+        """Create a path without a stream."""
         path = super().__new__(cls, plane, *plain(local), *plain(peer), index, sequence_first)
         path.local, path.peer, path.index = local, peer, index
         return path
 
     def attach(self, stream: Stream, *, hold: Hold) -> None:
-        """Take a connected stream; a TCP socket is read and written without Python."""
+        """Attach a connected stream; a TCP socket is read and written without Python."""
         super().attach(stream, _descriptor_of(stream), hold.name)
 
     def detach(self) -> Stream | None:
-        """Give the stream back."""
+        """Return the stream."""
         return cast("Stream | None", super().detach())
 
     def release(self, *, received_by_peer: int | None) -> None:
@@ -55,12 +56,12 @@ class Path(urds_native.Path):
         super().release(received_by_peer)
 
     def agree(self, agreement: Agreement) -> None:
-        """Set what a handshake found out about the peer."""
+        """Set what the handshake agreed with the peer."""
         release = agreement.release.name
         super().agree((release, agreement.checksum, agreement.message_bytes_max))
 
     def hold_behind(self, other: AnyPath | None) -> None:
-        """Hold new messages until `other` has delivered what it has queued now."""
+        """Hold new messages until `other` has delivered its present queue."""
         assert other is None or isinstance(other, Path), "a path of this plane"
         super().hold_behind(other)
 

@@ -1,6 +1,6 @@
 """Counters and tables of the compiled plane as the contract's rows.
 
-A row comes as a tuple of plain values, as `native/urds_native.pyi` has them.
+A row arrives as a tuple of plain values, as declared in `native/urds_native.pyi`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from urds.dataplane.base import Carrier, MailboxRow, MessageRow, PathRow, Snapshot
-from urds.dataplane.compiled.plain import address_of
+from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.rds.plane.native.plain import address_of
 
-_NO_TOS = 0  # TCP carries every type of service as 0
+_NO_TOS = 0  # TCP reports every type of service as 0
 
 
 def snapshot_of(
@@ -20,7 +20,7 @@ def snapshot_of(
     paths: Sequence[tuple[Any, ...]],
     *messages: Sequence[tuple[Any, ...]],
 ) -> Snapshot:
-    """Return the record of what the plane copied; of messages three tables, as `Snapshot` has."""
+    """Return the record of the plane's copy; messages in three tables, as in `Snapshot`."""
     unsent, unacknowledged, received = ([_message_row(*row) for row in table] for table in messages)
     return Snapshot(
         counters=counters,
@@ -42,7 +42,7 @@ def _path_row(
         index,
         Carrier(carrier),
         _NO_TOS,
-        *states[:7],  # to the unacknowledged messages
+        *states[:7],  # up to the unacknowledged messages
         *(streams or (None, None)),
         *states[7:],
     )
@@ -51,6 +51,6 @@ def _path_row(
 def _message_row(
     sequence: int, payload_bytes: int, local: bytes, scope: int, port: int, *peer: Any
 ) -> MessageRow:
-    octets, peer_scope, peer_port = peer
-    source, target = address_of(local, scope), address_of(octets, peer_scope)
+    data, peer_scope, peer_port = peer
+    source, target = address_of(local, scope), address_of(data, peer_scope)
     return MessageRow(sequence, payload_bytes, source, port, target, peer_port)

@@ -1,24 +1,24 @@
-"""How the destinations of a socket share its send account, so that none of them holds the socket.
+"""How the destinations of a socket share its send account, so that none of them blocks the socket.
 
 A destination is a peer's address: what a peer does not acknowledge stays in the queue of its
-connections, whatever the port. Below half of SO_SNDBUF nothing is refused. From there on there are
-three accounts, each of the size of SO_SNDBUF:
+connections, whatever the port. Below half of SO_SNDBUF every message is accepted. Above it there
+are three accounts, each of the size of SO_SNDBUF:
 
     first     of one destination: of that which took the queue over half while the account was
               free, until it holds nothing. It may queue while it holds less than the size: so the
-              only destination in use finds rds(7), EAGAIN and POLLOUT.
-    second    of all others, by dynamic threshold: a destination may queue while what it holds is
-              at most what is free. So one that does not read leaves as much as it takes, and the
-              next ones find room.
-    third     of what is queued to peers that are absent, which means that messages waited 30 s for
-              a connection to them. Once it is over its size, what belongs to the peer that is
-              absent longest is given up. The first account is left for it when another destination
-              asks for that, and only if there is room.
+              only destination in use gets rds(7) semantics, EAGAIN and POLLOUT.
+    second    of all others, by dynamic threshold: a destination may queue while it holds at most
+              what is free. So one that does not read leaves as much as it takes, and the next
+              ones find room.
+    third     of messages to absent peers: messages waited 30 s for a connection to them. Once it
+              is over its size, the messages to the longest absent peer are given up. The first
+              account is freed for it when another destination asks for that, and only if there
+              is room.
 
-All together hold at most three times the size: a message that would go beyond waits.
+All together hold at most three times the size: a message that would exceed this waits.
 
-A destination without room counts as congested, it alone: ENOBUFS, or a wait of its own. It is
-remembered with the shortest message that was refused, and told once that message has room. While
+A destination without room counts as congested, it alone: ENOBUFS, or a wait of its own. The
+shortest rejected message is remembered, and the destination is notified once that has room. While
 one destination is in use, having no room is EAGAIN instead. Several are in use from the moment that
 a second one is met with the queue at half, until the queue is below half.
 
@@ -28,16 +28,16 @@ Packet Switches, IEEE/ACM Transactions on Networking 6 (1998). See docs/adr/0016
 
 from __future__ import annotations
 
-from urds.dataplane.base import Address
-from urds.dataplane.reference.waiting import Waiters, WaitingDesk
+from urds.common.types import IPAddress
+from urds.rds.plane.python.waiting import Waiters, WaitQueue
 
-ABSENT_NS = 30_000_000_000  # so long messages wait for a connection until their peer is absent
+ABSENT_NS = 30_000_000_000  # how long messages wait for a connection until their peer is absent
 _ACCOUNTS = 3
 _UNKNOWN_BYTES = 1 << 62  # more than any destination holds
 
 
 class Destination:
-    """What a socket has queued to one peer, and whom to tell of room for it."""
+    """Bytes that a socket has queued to one peer, and the waiters for room for it."""
 
     __slots__ = (
         "absent",
@@ -52,32 +52,32 @@ class Destination:
         "waiters",
     )
 
-    def __init__(self, peer: Address | None) -> None:
+    def __init__(self, peer: IPAddress | None) -> None:
         self.peer = peer
         self.queued_bytes = 0
-        self.open_bytes = 0  # with less in the whole queue there is nothing to ask
-        self.look_at_bytes = 0  # holding so much, look for acknowledgements
+        self.open_bytes = 0  # with less in the whole queue every message is accepted
+        self.look_at_bytes = 0  # at so many bytes held, look for acknowledgements
         self.absent = False
         self.aside = False  # counted in the third account
-        self.path_full = False  # refused for its path, which tells
+        self.path_full = False  # rejected because its path is full; the path notifies
         self.refused_bytes: int | None = None  # the shortest message that found no room
         self.refused_groups = 0  # port groups of such messages
         self.waiters: Waiters | None = None
 
     def waiters_made(self) -> Waiters:
-        """Return the waiters for room here, made on the first call."""
+        """Return the waiters for room, created on the first call."""
         if self.waiters is None:
             self.waiters = Waiters()
         return self.waiters
 
-    def tell(self, desk: WaitingDesk) -> None:
+    def tell(self, wait_queue: WaitQueue) -> None:
         """Have the senders that wait for room here look again. Plane's lock held."""
         if self.waiters is not None:
-            self.waiters.tell_all(desk)
+            self.waiters.tell_all(wait_queue)
 
 
 class SendAccounts:
-    """The three accounts of one socket. Its whole queue, in bytes, is the caller's to tell."""
+    """The three accounts of one socket. The caller passes the bytes of its whole queue."""
 
     __slots__ = (
         "_aside",
@@ -100,21 +100,21 @@ class SendAccounts:
 
     def __init__(self) -> None:
         self.bytes_max = self.half_bytes = self.quarter_bytes = 0
-        self.is_single = False  # one account for all, as Linux has it
+        self.is_single = False  # one account for all, as in Linux
         self.several = False  # destinations are in use
-        self.watching = False  # a message that leaves concerns more than its destination
-        self.look_due = False  # a refused destination may have room
+        self.watching = False  # a message that leaves affects more than its destination
+        self.look_due = False  # a rejected destination may have room
         self.here = Destination(None)  # addresses of this process: they hold nothing
-        self._look_aside = False  # the same of an absent peer's
+        self._look_aside = False  # the same for an absent peer
         self._first: Destination | None = None
         self._aside: dict[Destination, None] = {}  # longest absent first
         self._aside_bytes = 0
-        self._by_peer: dict[Address, Destination] = {}
+        self._by_peer: dict[IPAddress, Destination] = {}
         self._refused: dict[Destination, None] = {}
         self._refused_apart: dict[
             Destination, None
         ] = {}  # that the second account does not concern
-        self._enough_bytes = _UNKNOWN_BYTES  # free in the second account, one of `_refused` goes on
+        self._enough_bytes = _UNKNOWN_BYTES  # one of `_refused` continues at so many free bytes
 
     def resize(self, bytes_max: int, *, is_single: bool) -> None:
         """Set the size of an account, and whether there is only one."""
@@ -125,8 +125,8 @@ class SendAccounts:
             self._open(destination)
         self.look_due = self._look_aside = True
 
-    def destination(self, peer: Address, *, absent: bool) -> Destination:
-        """Return what is queued to a peer, made on the first call."""
+    def destination(self, peer: IPAddress, *, absent: bool) -> Destination:
+        """Return the destination of a peer, created on the first call."""
         known = self._by_peer.get(peer)
         if known is None:
             known = self._by_peer[peer] = Destination(peer)
@@ -135,12 +135,12 @@ class SendAccounts:
             self._open(known)
         return known
 
-    def known(self, peer: Address) -> Destination | None:
-        """Return the same if there is one."""
+    def known(self, peer: IPAddress) -> Destination | None:
+        """Return the destination of a peer, None without one."""
         return self._by_peer.get(peer)
 
-    def forget(self, peer: Address) -> bool:
-        """Forget a destination that holds nothing and for which nobody waits; tell whether so."""
+    def forget(self, peer: IPAddress) -> bool:
+        """Remove a destination that is empty and has no waiters; return whether it was removed."""
         known = self._by_peer.get(peer)
         if known is None or known.queued_bytes or known.refused_bytes is not None or known.waiters:
             return False
@@ -152,7 +152,7 @@ class SendAccounts:
     # -- queueing
 
     def has_room(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
-        """Tell whether a message may be queued, with `queued_bytes` in the whole queue."""
+        """Return whether a message may be queued, with `queued_bytes` in the whole queue."""
         size = self.bytes_max
         if self.is_single:
             return queued_bytes < size
@@ -166,11 +166,11 @@ class SendAccounts:
             free_bytes = size - self._aside_bytes - moved_bytes
             return held_bytes <= free_bytes and payload_bytes <= free_bytes
         if destination.aside:
-            held_bytes *= 2  # it comes back into the second account, which has that less
+            held_bytes *= 2  # it returns to the second account, which has that less
         return held_bytes <= size - self._second_bytes(queued_bytes)
 
     def admit(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
-        """Do the same, and enter it in its account: the caller queues it now."""
+        """As `has_room`, and enter it in its account: the caller queues the message now."""
         if not self.has_room(destination, payload_bytes, queued_bytes):
             return False
         if not self.is_single:
@@ -180,9 +180,9 @@ class SendAccounts:
         return True
 
     def note_queued(self, destination: Destination, queued_bytes: int) -> bool:
-        """Note that a message was queued; return whether it asks for an acknowledgement.
+        """Note a queued message; return whether it requests an acknowledgement.
 
-        Only above half of an account there is something to note.
+        The call is needed only above half of an account.
         """
         if self.is_single:
             return True
@@ -193,7 +193,7 @@ class SendAccounts:
         return self.asks(destination, 0, queued_bytes)
 
     def asks(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
-        """Tell whether a message takes its account to half: others may wait for room."""
+        """Return whether a message fills its account to half: others may wait for room."""
         if self.is_single:
             held_bytes = queued_bytes
         elif destination is self._first or destination.aside or self._is_first_vacant():
@@ -203,7 +203,7 @@ class SendAccounts:
         return held_bytes + payload_bytes >= self.half_bytes
 
     def refuse(self, destination: Destination, payload_bytes: int, groups: int) -> None:
-        """Remember that a message found no room; `take_roomy` tells of it once it has."""
+        """Note that a message found no room; `take_roomy` returns it once it has."""
         known_bytes = destination.refused_bytes
         if known_bytes is None or payload_bytes < known_bytes:
             destination.refused_bytes = payload_bytes
@@ -217,7 +217,7 @@ class SendAccounts:
         self.several = self.watching = True
 
     def is_writable(self, queued_bytes: int) -> bool:
-        """Tell whether a destination that holds nothing could queue; the only one, if one is."""
+        """Return whether an empty destination could queue; the only one, if one is in use."""
         size, first = self.bytes_max, self._first
         if self.is_single:
             return queued_bytes < size
@@ -230,14 +230,14 @@ class SendAccounts:
         return self._second_bytes(queued_bytes) <= size and queued_bytes < _ACCOUNTS * size
 
     def is_alone(self, destination: Destination, queued_bytes: int) -> bool:
-        """Tell whether a destination without room is the only one in use: it finds rds(7)."""
+        """Return whether a destination without room is the only one in use: rds(7) applies."""
         return self.is_single or (not self.several and destination.queued_bytes == queued_bytes)
 
     # -- what leaves the queue
 
     def give_back(self, destination: Destination, freed_bytes: int, queued_bytes: int) -> None:
         """Take a destination's messages off its account; `queued_bytes` is without them."""
-        # No more than all: what an interrupt left counted goes with the last message.
+        # Capped at the total: bytes that an interrupt left counted go with the last message.
         destination.queued_bytes = min(destination.queued_bytes - freed_bytes, queued_bytes)
         destination.look_at_bytes = self.quarter_bytes
         if not self.watching:
@@ -249,11 +249,11 @@ class SendAccounts:
                 self._bring_back(destination)
         if queued_bytes < self.half_bytes:
             self.several = False
-        self._judge_refused(destination, aside=aside, queued_bytes=queued_bytes)
-        self._settle_watch()
+        self._check_refused(destination, aside=aside, queued_bytes=queued_bytes)
+        self._finish_watch()
 
-    def _judge_refused(self, destination: Destination, *, aside: bool, queued_bytes: int) -> None:
-        """Find out whether to look for refused destinations with room, without asking them all."""
+    def _check_refused(self, destination: Destination, *, aside: bool, queued_bytes: int) -> None:
+        """Decide whether to look for rejected destinations with room, without checking each."""
         is_vacant, was_refused = self._is_first_vacant(), destination.refused_bytes is not None
         if self._refused:
             if was_refused:
@@ -266,7 +266,7 @@ class SendAccounts:
             self.look_due = self._look_aside = True
 
     def take_roomy(self, queued_bytes: int) -> list[Destination]:
-        """Return the refused destinations that have room now, and forget that they were refused."""
+        """Return the rejected destinations that have room now, no longer as rejected."""
         refused = [*self._refused, *(self._refused_apart if self._look_aside else ())]
         self.look_due = self._look_aside = False
         roomy = [
@@ -276,45 +276,45 @@ class SendAccounts:
             and self.has_room(destination, destination.refused_bytes or 0, queued_bytes)
         ]
         for destination in roomy:
-            self._forget_refusal(destination)
+            self._forget_rejection(destination)
         self._enough_bytes = min(
             (one.queued_bytes for one in self._refused), default=_UNKNOWN_BYTES
         )
-        self._settle_watch()
+        self._finish_watch()
         return roomy
 
     def take_unblocked(self, destination: Destination) -> list[Destination]:
-        """Return a destination whose path is no longer full, if it was refused."""
+        """Return a rejected destination whose path is no longer full."""
         was_refused = destination.refused_bytes is not None
-        self._forget_refusal(destination)
-        self._settle_watch()
+        self._forget_rejection(destination)
+        self._finish_watch()
         return [destination] if was_refused else []
 
     def refused(self) -> list[Destination]:
-        """Return every refused destination."""
+        """Return every rejected destination."""
         return [*self._refused, *self._refused_apart]
 
     def take_refused(self) -> list[Destination]:
-        """Return every refused destination, and forget that it was."""
+        """Return every rejected destination, no longer as rejected."""
         refused = self.refused()
         for destination in refused:
-            self._forget_refusal(destination)
+            self._forget_rejection(destination)
         self._enough_bytes = _UNKNOWN_BYTES
-        self._settle_watch()
+        self._finish_watch()
         return refused
 
-    def _forget_refusal(self, destination: Destination) -> None:
+    def _forget_rejection(self, destination: Destination) -> None:
         self._refused.pop(destination, None)
         self._refused_apart.pop(destination, None)
         destination.refused_bytes = None
 
-    def _settle_watch(self) -> None:
+    def _finish_watch(self) -> None:
         self.watching = bool(self.several or self._aside or self._refused or self._refused_apart)
 
     # -- absent peers
 
     def note_absent(self, destination: Destination) -> list[Destination]:
-        """Count what is queued to an absent peer in the third account; return what is given up."""
+        """Count an absent peer's messages in the third account; return destinations to give up."""
         destination.absent = True
         self.look_due = self._look_aside = True
         if self.is_single:
@@ -334,7 +334,7 @@ class SendAccounts:
         return given_up
 
     def note_present(self, destination: Destination) -> None:
-        """Note that a peer is connected again; what it holds comes back with its next message."""
+        """Note that a peer is connected again; its bytes return with its next message."""
         destination.absent = False
         self.look_due = self._look_aside = True
         self._open(destination)
@@ -343,7 +343,7 @@ class SendAccounts:
             del self._refused_apart[destination]
             self._refused[destination] = None
 
-    # -- which account
+    # -- choice of the account
 
     def _second_bytes(self, queued_bytes: int) -> int:
         first_bytes = self._first.queued_bytes if self._first else 0
@@ -353,7 +353,7 @@ class SendAccounts:
         return self._first is None or not self._first.queued_bytes
 
     def _is_first_free(self) -> bool:
-        """Tell whether the first account is vacant, or its holder is absent and can leave it."""
+        """Return whether the first account is vacant, or its absent holder can leave it."""
         first = self._first
         if first is None or not first.queued_bytes:
             return True
@@ -377,7 +377,7 @@ class SendAccounts:
         return self._second_bytes(queued_bytes) + destination.queued_bytes > self.bytes_max
 
     def _enter(self, destination: Destination, queued_bytes: int) -> None:
-        """Move a destination into the account that its next message counts in."""
+        """Move a destination into the account of its next message."""
         if self._may_have_first(destination, queued_bytes):
             if destination is not self._first:
                 self._give_first(destination)
@@ -387,7 +387,7 @@ class SendAccounts:
             self._bring_back(destination)
 
     def _give_first(self, destination: Destination) -> None:
-        """Give the first account to a destination; who had it is absent, or holds nothing."""
+        """Assign the first account to a destination; its holder was absent, or is empty."""
         before, self._first = self._first, destination
         if destination.aside:
             self._bring_back(destination)

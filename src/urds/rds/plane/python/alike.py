@@ -1,14 +1,14 @@
-"""Runs of messages that are alike: from one socket to one socket, of one length, in a row.
+"""Batches of like messages: from one socket to one socket, of one length, in a row.
 
-Their headers differ in two fields only: the number grows by one, so the checksum falls by one;
-here and there one asks for an acknowledgement. So a run is framed as a whole, column by column: the
-octet at one place of all headers is one slice of the batch with the length of a frame as its step.
-It costs 0.2 us per message where the loop over messages costs 1.8 (two busy vCPUs, CPython 3.11,
-200 messages of 64 octets).
+Their headers differ in two fields only: the number grows by one, so the checksum falls by one; some
+request an acknowledgement. So a batch is framed as a whole, column by column: the byte at one place
+of all headers is one slice of the batch with the length of a frame as its step. It costs 0.2 us per
+message where the loop over messages costs 1.8 (two busy vCPUs, CPython 3.11, 200 messages of 64
+bytes).
 
-The receiver needs no second description of a run: what a sender would have framed for these
-payloads is compared with what came. Equal octets are equal in every field, checked sum included;
-whatever differs is left to the loop, which judges each message by itself.
+The receiver frames the received payloads in the same way and compares the result with the received
+bytes. Equal bytes are equal in every field, checksum included; the loop takes the rest and checks
+each message.
 
 A value machine: no I/O, no clock, no lock.
 """
@@ -21,21 +21,21 @@ from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any, cast
 
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Buffer
-from urds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Buffer
+from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections import deque
 
-    from urds.dataplane.reference.outgoing import Fence, Unsent
+    from urds.rds.plane.python.outgoing import Fence, Unsent
 
 RUN_MIN = 16  # below it the loop is as fast
-RUN_BYTES_MAX = 2048  # of a payload: for longer ones the copying costs more than the loop
+RUN_BYTES_MAX = 2048  # of a payload: for longer ones the copy costs more than the loop
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 _ASKING_OR_NOT = bytes((0, _ACK_REQUIRED))
-_NUMBERS = 256  # one octet counts them
-_FLAGS, _SEQUENCE, _SUM = 24, 7, 30  # places in a header: flags, last octet of number, checksum
+_NUMBERS = 256  # one byte holds them
+_FLAGS, _SEQUENCE, _SUM = 24, 7, 30  # places in a header: flags, last byte of number, checksum
 _PAIR = Struct(">H")
 _HOLE = bytearray(HEADER_BYTES)
 _RISING = bytes(range(_NUMBERS)) * 2
@@ -48,29 +48,29 @@ def emit(header: bytes, payloads: Sequence[Buffer], asking: Iterable[int]) -> by
     Those with the indices `asking` have ACK_REQUIRED.
     """
     count, step = len(payloads), HEADER_BYTES + len(payloads[0])
-    octets = _HOLE.join((b"", *payloads))
+    data = _HOLE.join((b"", *payloads))
     for place, value in enumerate(header):
         if value:
-            octets[place::step] = bytes((value,)) * count
+            data[place::step] = bytes((value,)) * count
     first = header[_SEQUENCE]
-    octets[_SEQUENCE::step] = _RISING[first : first + count]
+    data[_SEQUENCE::step] = _RISING[first : first + count]
     high, low = header[_SUM], header[_SUM + 1]
     if high or low:
         first = _NUMBERS - 1 - low
-        octets[_SUM + 1 :: step] = _FALLING[first : first + count]
+        data[_SUM + 1 :: step] = _FALLING[first : first + count]
         if count > low + 1:
-            octets[_SUM::step] = bytes((high,)) * (low + 1) + bytes((high - 1,)) * (count - low - 1)
+            data[_SUM::step] = bytes((high,)) * (low + 1) + bytes((high - 1,)) * (count - low - 1)
     for index in asking:
         at = index * step
-        octets[at + _FLAGS] = _ACK_REQUIRED
+        data[at + _FLAGS] = _ACK_REQUIRED
         if high or low:
             sum_field = (high << 8) + low - index - (_ACK_REQUIRED << 8)
-            _PAIR.pack_into(octets, at + _SUM, sum_field if sum_field > 0 else sum_field + 65535)
-    return octets
+            _PAIR.pack_into(data, at + _SUM, sum_field if sum_field > 0 else sum_field + 65535)
+    return data
 
 
 def count_max(sequence: int, sum_field: int) -> int:
-    """Return how long a run from that number on may be: neither octet nor checksum wraps."""
+    """Return how long a batch from that number on may be: neither byte nor checksum wraps."""
     count = _NUMBERS - (sequence & _NUMBERS - 1)
     return min(count, sum_field) if sum_field else count
 
@@ -84,7 +84,7 @@ def sum_of(sequence: int, acknowledgement: int, payload_bytes: int, ports: int) 
 def payloads_at_head(unsent: deque[Unsent | Fence], count: int) -> Sequence[Buffer]:
     """Return the payloads of the first `count` messages if they are alike, else none.
 
-    There is no fence among them.
+    The caller knows that no fence is among them.
     """
     messages = cast("Any", islice(unsent, count))
     owners, sources, targets, payloads, extensions = zip(*messages, strict=True)
@@ -101,9 +101,9 @@ def payloads_at_head(unsent: deque[Unsent | Fence], count: int) -> Sequence[Buff
 def payloads_of_run(
     data: bytes | memoryview, offset: int, fields: Sequence[int], checksum: bool
 ) -> tuple[Sequence[bytes], int]:
-    """Return the payloads of the run at `offset`, none if none, and how many of them ask.
+    """Return the payloads of the run at `offset`, none if none, and how many request an ack.
 
-    It goes on after a message with the header `fields`.
+    The run continues after a message with the header `fields`.
     """
     sequence, acknowledgement, payload_bytes, source_port, target_port = fields[:5]
     step, sequence, sum_field = HEADER_BYTES + payload_bytes, sequence + 1, 0
@@ -125,7 +125,7 @@ def payloads_of_run(
 
 
 def _places(flags: bytes, count: int) -> list[int]:
-    """Return the indices below `count` of those that ask."""
+    """Return the indices below `count` that request an acknowledgement."""
     places, place = [], flags.find(_ACK_REQUIRED, 0, count)
     while place >= 0:
         places.append(place)
@@ -133,6 +133,6 @@ def _places(flags: bytes, count: int) -> list[int]:
     return places
 
 
-@lru_cache(maxsize=512)  # two lengths or so, at every count
+@lru_cache(maxsize=512)  # about two lengths, at every count
 def _layout(payload_bytes: int, count: int) -> Struct:
     return Struct(f"{HEADER_BYTES}x{payload_bytes}s" * count)

@@ -1,7 +1,7 @@
-"""How mailboxes and planes end: linger, drain, orderly ends of streams, nobody left inside.
+"""Shutdown of mailboxes and planes: linger, drain, orderly ends of streams, last waiters.
 
-Messages that a peer may not have are waited for, for a bounded time; streams end with our FIN and
-are read to the peer's, so that nothing it was told to be delivered is thrown away by a reset.
+Messages that a peer may not have are waited for, up to a limit; streams end with a FIN and are read
+to the peer's FIN, so that no reset discards data that the peer was told is delivered.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.errors import Refusal
-from urds.reentry import new_lock
+from urds.common.errors import ErrorReason
+from urds.common.reentry import new_lock
 
 if TYPE_CHECKING:
-    from urds.dataplane.carriage import CarriedPath
-    from urds.dataplane.reference.mailbox import Mailbox
-    from urds.dataplane.reference.plane import Plane
-    from urds.dataplane.reference.stream_path import StreamPath
+    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.python.mailbox import Mailbox
+    from urds.rds.plane.python.plane import Plane
+    from urds.rds.plane.python.stream_path import StreamPath
 
 _DRAIN_POLL_S = 0.01
 _LEAVING_S = 0.2  # how long a close waits for threads to leave their calls
 _LEAVING_POLL_S = 0.001
 _END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
-_END_OF_CARRIED_NS = 100_000_000  # how long it waits for what other transports have posted
+_END_OF_TRANSPORT_NS = 100_000_000  # how long it waits for posted work of message transports
 
 
 def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
     """Unbind; linger in the foreground if asked, else in the background."""
-    if linger_ns and plane.desk.waits_here():
+    if linger_ns and plane.wait_queue.waits_here():
         linger_ns = None  # in a handler that interrupted a wait: in the background
     if linger_ns and not plane.virtual:
         _ask_for(plane, mailbox)
@@ -44,19 +44,19 @@ def close_mailbox(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None
     with plane.lock:
         if not mailbox.closed:
             _unbind(plane, mailbox, linger_ns)
-    plane.flush_tails()
-    plane.settle()
+    plane.flush_batches()
+    plane.finish_pass()
     if mailbox.descriptor is not None:
         mailbox.descriptor.close()
 
 
 def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
-    """Leave the port; keep what is queued for its time, or cancel it. Lock held."""
+    """Leave the port; keep queued messages for their linger time, or cancel them. Lock held."""
     mailbox.closed = True
     mailbox.shut(plane)
     if linger_ns is None and _has_queued(mailbox):
         plane.lingering[mailbox] = plane.clock_ns() + plane.limits.linger_ns
-        plane.helper.want()
+        plane.progress_thread.want()
     else:
         for path in mailbox.paths():
             path.cancel(mailbox, None)
@@ -64,12 +64,12 @@ def _unbind(plane: Plane, mailbox: Mailbox, linger_ns: int | None) -> None:
 
 
 def _has_queued(mailbox: Mailbox) -> bool:
-    """Tell whether a message, be it empty, may not be with its peer yet. Lock held."""
+    """Return whether a message, even an empty one, may not be with its peer yet. Lock held."""
     return any(path.holds(mailbox) for path in mailbox.paths())
 
 
 def _ask_for(plane: Plane, mailbox: Mailbox) -> None:
-    """Have the peers acknowledge what they have of a mailbox. No lock held."""
+    """Request acknowledgements of a mailbox's messages. No lock held."""
     with plane.lock:
         paths = mailbox._host.paths
         holders = tuple(path for path in paths if path.holds(mailbox))
@@ -79,20 +79,20 @@ def _ask_for(plane: Plane, mailbox: Mailbox) -> None:
 
 
 def _ask(plane: Plane, paths: Sequence[StreamPath]) -> None:
-    """Have peers acknowledge what they have of the paths: somebody waits for it. No lock held."""
+    """Request acknowledgements on the paths, for a thread that waits for them. No lock held."""
     with plane.lock:
         for path in paths:
             path.core.ask()
 
 
 def drain(plane: Plane, drain_ns: int) -> int:
-    """Send what is queued and wait for its acknowledgement; return the messages left."""
+    """Send queued messages and wait for their acknowledgement; return the messages left."""
     if plane.closed:
         return 0
     deadline_ns = plane.clock_ns() + drain_ns
-    paths, carried = _all_paths(plane), _all_carried(plane)
+    paths, carried = _all_paths(plane), _all_message_transports(plane)
     _ask(plane, paths)
-    every: list[StreamPath | CarriedPath] = [*paths, *carried]
+    every: list[StreamPath | MessageTransport] = [*paths, *carried]
     while _is_any_left(plane, every) and plane.clock_ns() < deadline_ns and not plane.virtual:
         for path in paths:
             path.flush()
@@ -104,13 +104,13 @@ def drain(plane: Plane, drain_ns: int) -> int:
         return sum(sum(path.counts()) for path in every)
 
 
-def _is_any_left(plane: Plane, paths: Sequence[StreamPath | CarriedPath]) -> bool:
+def _is_any_left(plane: Plane, paths: Sequence[StreamPath | MessageTransport]) -> bool:
     with plane.lock:
         return any(path.holds() for path in paths)
 
 
 def close(plane: Plane, drain_ns: int) -> int:
-    """Drain, end the streams in order, wake everybody; return the messages left."""
+    """Drain, end the streams in order, wake all threads; return the messages left."""
     if plane.closed:
         return 0
     left = drain(plane, drain_ns)
@@ -121,24 +121,24 @@ def close(plane: Plane, drain_ns: int) -> int:
 
 
 def fail(plane: Plane) -> None:
-    """Refuse everything with EIO and wake everybody, then end the streams: nobody is in control."""
-    plane.closed_refusal = Refusal.NODE_FAILED
+    """Fail every call with EIO, wake all threads, end the streams: the control plane failed."""
+    plane.closed_reason = ErrorReason.NODE_FAILED
     _shut_all(plane)
     end_streams(plane)
 
 
 def abandon_in_child(plane: Plane) -> None:
-    """After a fork, in the child: refuse everything, close copies, touch nothing shared.
+    """After a fork, in the child: fail every call, close copies, change nothing shared.
 
-    No lock is taken, for its holder is not here. No `epoll_ctl` and no `shutdown` is made: the
-    poll set and the connections are the parent's.
+    It takes no lock, since the lock's holder is not in the child. It makes no `epoll_ctl` and no
+    `shutdown`: the poll set and the connections are the parent's.
     """
     plane.closed = True
-    plane.closed_refusal = Refusal.AFTER_FORK
+    plane.closed_reason = ErrorReason.AFTER_FORK
     plane.lock, plane.holds_lock = new_lock()
-    plane.desk.abandon_in_child(plane.lock)
+    plane.wait_queue.abandon_in_child(plane.lock)
     plane.interrupts.abandon_in_child()
-    plane.helper.abandon_in_child()
+    plane.progress_thread.abandon_in_child()
     for host in plane.hosts.values():
         for mailbox in host.inboxes.values():
             mailbox.abandon_in_child()
@@ -154,10 +154,10 @@ def _shut_all(plane: Plane) -> None:
             for mailbox in list(host.inboxes.values()):
                 mailbox.closed = True
                 mailbox.shut(plane)
-                plane.touched.add(mailbox)  # who polls its descriptor must wake as well
-        plane.helper.want(now=True)
+                plane.touched.add(mailbox)  # a thread that polls its descriptor must wake as well
+        plane.progress_thread.want(now=True)
     plane.deliver()
-    plane.settle()
+    plane.finish_pass()
 
 
 def _all_paths(plane: Plane) -> list[StreamPath]:
@@ -165,34 +165,34 @@ def _all_paths(plane: Plane) -> list[StreamPath]:
         return [path for host in plane.hosts.values() for path in host.paths]
 
 
-def _all_carried(plane: Plane) -> list[CarriedPath]:
+def _all_message_transports(plane: Plane) -> list[MessageTransport]:
     with plane.lock:
-        return [path for host in plane.hosts.values() for path in host.carried]
+        return [path for host in plane.hosts.values() for path in host.transports]
 
 
 def end_streams(plane: Plane) -> None:
-    """End every connection in order, whoever carries it; nobody is woken."""
-    until_ns = plane.clock_ns() + _END_OF_CARRIED_NS
-    for path in _all_carried(plane):
+    """End every connection in order, over any transport; wake no thread."""
+    until_ns = plane.clock_ns() + _END_OF_TRANSPORT_NS
+    for path in _all_message_transports(plane):
         path.end(until_ns)
     _end_streams(_all_paths(plane))
 
 
 def _wait_until_empty(plane: Plane) -> None:
-    """Let every waiter leave, for a while: none may find our descriptors closed."""
+    """Wait, up to a limit, until every waiter has left: none may find descriptors closed."""
     deadline = time.monotonic() + _LEAVING_S
     while time.monotonic() < deadline:
         with plane.lock:
-            if plane.desk.is_empty():
+            if plane.wait_queue.is_empty():
                 return
         time.sleep(_LEAVING_POLL_S)
 
 
 def _end_streams(paths: list[StreamPath]) -> None:
-    """End our direction, read the peer's to its end, close: nothing acknowledged is lost.
+    """End the local direction, read the peer's to its end, close: acknowledged data is kept.
 
-    What came in so far is acknowledged first, or its senders would be told that it is given up;
-    what comes in from here on is not, for nobody will take it.
+    Messages received so far are acknowledged first, or their senders would get them reported as
+    given up; later ones are not, since no socket will take them.
     """
     streams = []
     for path in paths:

@@ -1,22 +1,22 @@
-"""How many control messages of one path become events: some at once, then so many a second.
+"""Limit on a path's control messages that become events: a burst, then a rate.
 
-Each ping, pong or handshake costs the control thread a wake-up, a turn under the control lock and
-an answer. What a peer sends beyond its budget is dropped and counted before any of that, so that a
-flood costs its neighbours no more than the same octets in messages that no socket takes.
+Each ping, pong or handshake costs the control thread a wake-up, a pass under the control lock and
+an answer. A peer's messages beyond its budget are dropped and counted before any of that, so that a
+flood costs its neighbours no more than the same bytes in messages to unbound ports.
 
-Two things are never dropped. The first handshake messages of a stream: without them an own node is
+Two kinds are never dropped. The first handshake messages of a stream: without them a urds node is
 taken for a kernel, and what a reset then interrupts is lost; a new stream costs far more than they
-do, and streams have bounds of their own. Congestion maps: the plane itself puts the newest one of a
+do, and streams have limits of their own. Congestion maps: the plane itself puts the newest one of a
 read into force, and without it a sender could wait for good.
 """
 
 from __future__ import annotations
 
-_HANDSHAKES_OF_STREAM = 4  # the peer's own and its answer to ours, and each once more
+_HANDSHAKES_OF_STREAM = 4  # the peer's own and its answer to the local one, each once more
 
 
 class ControlBudget:
-    """A leaky bucket. It outlives streams, so that to connect again buys no pings.
+    """A leaky bucket. It outlives streams, so that a reconnect gains no pings.
 
     Source: the generic cell rate algorithm, ITU-T I.371 annex A.
     """
@@ -32,7 +32,7 @@ class ControlBudget:
         self._handshakes_left = _HANDSHAKES_OF_STREAM
 
     def admits(self, now_ns: int, *, handshake: bool) -> bool:
-        """Tell whether one more control message is within the budget, and charge it if so."""
+        """Return whether one more control message is within the budget; charge it if so."""
         if handshake and self._handshakes_left:
             self._handshakes_left -= 1
             return True

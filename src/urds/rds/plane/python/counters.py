@@ -1,4 +1,4 @@
-"""Counters of the plane, named as rds-info prints them, and ours for every drop with its reason.
+"""Counters of the plane, named as rds-info prints them, and urds counters of every drop by reason.
 
 Source of names and meanings: linux v6.12 net/rds/stats.c and net/rds/rds.h.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 class Counters:
     """Plain integers; the shell adds under its lock. Never negative, never reset."""
 
-    # Linux's names, in its order. What concerns its pages, workers and RDMA never counts here, and
-    # recv_drop_dead_sock neither: a closing socket leaves its port at once.
+    # Linux's names, in its order. Those of its pages, workers and RDMA stay 0, as does
+    # recv_drop_dead_sock: a closing socket leaves its port at once.
     conn_reset: int = 0
     recv_drop_bad_checksum: int = 0
     recv_drop_old_seq: int = 0
@@ -56,12 +56,12 @@ class Counters:
     tcp_sndbuf_full: int = 0
     tcp_connect_raced: int = 0
     tcp_listen_closed_stale: int = 0
-    # Ours.
+    # Counters of urds alone.
     ack_sent: int = 0
     ack_received: int = 0
     send_repeated: int = 0
     send_cancelled: int = 0
-    send_linger_over: int = 0  # of them, of sockets whose time after close was over
+    send_linger_over: int = 0  # of them, of sockets past their linger time
     send_given_up: int = 0
     recv_drop_control_full: int = 0
     recv_drop_too_long: int = 0
@@ -71,7 +71,7 @@ class Counters:
     recv_drop_notices_full: int = 0
     recv_paused: int = 0
     peer_restarted: int = 0
-    helper_passes: int = 0
+    progress_thread_passes: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """Return name and value of each, in the order of declaration."""

@@ -1,8 +1,8 @@
-"""What time makes due in a plane.
+"""Timed work of a plane.
 
-Tails and acknowledgements of paths with streams, whatever paths of other transports asked for,
-second looks at mailboxes over their buffer, lingers that are over. A leader serves it between two
-polls, else whoever pumps or the helper.
+Batches and acknowledgements of paths with streams, timers of message transports, second checks of
+mailboxes over their buffer, expired lingers. A leader does it between two polls, else the thread
+that calls `pump`, or the progress thread.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import LingerOver
-from urds.dataplane.reference.waiting import Doing
+from urds.rds.plane.contract import LingerOver
+from urds.rds.plane.python.waiting import Doing
 
 if TYPE_CHECKING:
-    from urds.dataplane.carriage import CarriedPath
-    from urds.dataplane.reference.mailbox import Mailbox
-    from urds.dataplane.reference.plane import Plane
-    from urds.dataplane.reference.stream_path import StreamPath
+    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.python.mailbox import Mailbox
+    from urds.rds.plane.python.plane import Plane
+    from urds.rds.plane.python.stream_path import StreamPath
 
 
 def next_ns(plane: Plane) -> int | None:
@@ -31,31 +31,39 @@ def next_ns(plane: Plane) -> int | None:
         elif earliest is None or due_ns < earliest:
             earliest = due_ns
     looks = (mailbox.look_again_ns() for mailbox in plane.looks)
-    owed = islice(plane.owing.values(), 1)
+    ack_pending = islice(plane.ack_deadlines.values(), 1)
     missing = islice(plane.missing.values(), 1)
-    for at_ns in (*owed, *missing, *looks, *plane.lingering.values(), *plane.carried_dues.values()):
+    for at_ns in (
+        *ack_pending,
+        *missing,
+        *looks,
+        *plane.lingering.values(),
+        *plane.message_transport_dues.values(),
+    ):
         if at_ns is not None and (earliest is None or at_ns < earliest):
             earliest = at_ns
     return earliest
 
 
-def note_owed(plane: Plane, path: StreamPath, at_ns: int) -> None:
-    """Have a path acknowledge at a time, unless what it owes leaves before. Lock held."""
-    if plane.owing.get(path) != at_ns:  # an earlier time is of what leaves in a write just now
-        plane.owing.pop(path, None)
-        plane.owing[path] = at_ns
-        leader = plane.desk.leader
+def note_ack_pending(plane: Plane, path: StreamPath, at_ns: int) -> None:
+    """Have a path acknowledge at a time, unless a message carries it before. Lock held."""
+    if (
+        plane.ack_deadlines.get(path) != at_ns
+    ):  # an earlier time belongs to acknowledgements in a write under way
+        plane.ack_deadlines.pop(path, None)
+        plane.ack_deadlines[path] = at_ns
+        leader = plane.wait_queue.leader
         if leader is None or leader.doing is Doing.IN_POLL:
-            plane.helper.want()
+            plane.progress_thread.want()
 
 
 def serve(plane: Plane) -> None:
-    """Do what is due. No lock held."""
+    """Do the due work. No lock held."""
     with plane.lock:
         now_ns = plane.clock_ns()
-        due = [*_due(plane, now_ns), *_take_owing(plane, now_ns)]
+        due = [*_due(plane, now_ns), *_take_ack_deadlines(plane, now_ns)]
         _note_absent(plane, now_ns)
-        carried = _take_carried(plane, now_ns) if plane.carried_dues else ()
+        transports = _take_from_transport(plane, now_ns) if plane.message_transport_dues else ()
         looks, plane.looks = plane.looks, set()
         plane.touched |= looks
         for mailbox in tuple(one for one, at_ns in plane.lingering.items() if at_ns <= now_ns):
@@ -64,9 +72,9 @@ def serve(plane: Plane) -> None:
                 _end_linger(plane, path, mailbox)
     for path in due:
         path.serve(now_ns)
-    for other in carried:
+    for other in transports:
         other.serve()
-    plane.settle()
+    plane.finish_pass()
 
 
 def _due(plane: Plane, now_ns: int) -> list[StreamPath]:
@@ -74,8 +82,8 @@ def _due(plane: Plane, now_ns: int) -> list[StreamPath]:
     return [path for path, at_ns in due if at_ns is not None and at_ns <= now_ns]
 
 
-def _end_linger(plane: Plane, path: StreamPath | CarriedPath, mailbox: Mailbox) -> None:
-    """Cancel what a closed mailbox had its time for, and tell it."""
+def _end_linger(plane: Plane, path: StreamPath | MessageTransport, mailbox: Mailbox) -> None:
+    """Cancel a closed mailbox's messages on a path after its linger time; report it."""
     unsent, unacknowledged = path.counts(mailbox)
     count = path.cancel(mailbox, None)
     plane.counters.send_linger_over += count
@@ -83,20 +91,20 @@ def _end_linger(plane: Plane, path: StreamPath | CarriedPath, mailbox: Mailbox) 
         plane.emit(LingerOver(path, unsent, unacknowledged))
 
 
-def _take_owing(plane: Plane, now_ns: int) -> list[StreamPath]:
-    """Take the paths whose acknowledgement is due: one pass over as many, however many owe."""
+def _take_ack_deadlines(plane: Plane, now_ns: int) -> list[StreamPath]:
+    """Take the paths whose acknowledgement is due: one pass over those only."""
     paths: list[StreamPath] = []
-    for path, at_ns in plane.owing.items():
+    for path, at_ns in plane.ack_deadlines.items():
         if at_ns > now_ns:
             break
         paths.append(path)
     for path in paths:
-        del plane.owing[path]
+        del plane.ack_deadlines[path]
     return paths
 
 
 def _note_absent(plane: Plane, now_ns: int) -> None:
-    """Have peers count as absent for which messages have waited long. Lock held."""
+    """Mark peers absent for which messages have waited long. Lock held."""
     while plane.missing:
         path, at_ns = next(iter(plane.missing.items()))
         if at_ns > now_ns:
@@ -105,16 +113,16 @@ def _note_absent(plane: Plane, now_ns: int) -> None:
         path.absent = True
         host = plane.hosts[path.local]
         if any(other.peer == path.peer and other.stream is not None for other in host.paths):
-            continue  # it is reached by another connection
+            continue  # another connection reaches it
         for mailbox in list(host.inboxes.values()):
             destination = mailbox.accounts.known(path.peer)
             if destination is not None:
                 mailbox.note_absent(destination)
 
 
-def flush_tails(plane: Plane) -> None:
-    """Send what was left to coalesce. No lock held."""
-    plane.tails = False
+def flush_batches(plane: Plane) -> None:
+    """Send open batches. No lock held."""
+    plane.batches = False
     if not plane._dirty:
         return
     with plane.lock:
@@ -123,8 +131,8 @@ def flush_tails(plane: Plane) -> None:
         path.flush()
 
 
-def _take_carried(plane: Plane, now_ns: int) -> Sequence[CarriedPath]:
-    paths = [path for path, at_ns in plane.carried_dues.items() if at_ns <= now_ns]
+def _take_from_transport(plane: Plane, now_ns: int) -> Sequence[MessageTransport]:
+    paths = [path for path, at_ns in plane.message_transport_dues.items() if at_ns <= now_ns]
     for path in paths:
-        del plane.carried_dues[path]
+        del plane.message_transport_dues[path]
     return paths

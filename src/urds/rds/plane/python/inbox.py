@@ -1,18 +1,18 @@
 """The receive queue of a bound socket, and when its port counts as congested.
 
-A value machine. The queue holds `(payload, source)` and, where more was asked for or sent,
-`(payload, source, extension, wall_ns, arrived_ns)`; a plain pair goes to the application as it is.
+A value machine. The queue holds `(payload, source)` and, where more was requested or sent,
+`(payload, source, extension, wall_ns, arrived_ns)`; a plain pair goes to the application unchanged.
 
-Messages without payload fill no buffer, so no congestion map stops who sends them. Once many
-messages are queued, a run of them from one source is one item, `(b"", source, count)`: else a queue
-of them would be over its hard bound, its path would pause, and with it the acknowledgements that
-the program here may be waiting for.
+Messages without payload fill no buffer, so no congestion map stops their sender. Once many messages
+are queued, a run of them from one source is one item, `(b"", source, count)`: else a queue of them
+would be over its hard bound, its path would pause, and with it the acknowledgements that the local
+program may wait for.
 
 Congestion. Linux sets the port's bit as soon as the queue exceeds the buffer; with fast senders
-that costs more octets of maps than of messages. Here the bit is judged at the end of a pass, and
-set when the queue is over its buffer at two looks a millisecond apart, or over four times at once.
-It is cleared when less than half of the buffer is queued. Messages are never refused.
-Source: linux v6.12 net/rds/recv.c (rds_recv_rcvbuf_delta); docs/differences.md.
+that costs more bytes of maps than of messages. Here the bit is checked at the end of a pass, and
+set when the queue is over its buffer at two checks a millisecond apart, or over four times at once.
+It is cleared when less than half of the buffer is queued. Messages are never rejected. Source:
+linux v6.12 net/rds/recv.c (rds_recv_rcvbuf_delta); docs/differences.md.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections import deque
 from itertools import chain, islice, repeat
 from typing import Protocol
 
-from urds.dataplane.base import SocketAddress
+from urds.rds.plane.contract import SocketAddress
 
 LOOK_AGAIN_NS = 1_000_000
 AT_ONCE_FACTOR = 4
 MANY_MESSAGES = 4096
-# What a queued message costs beside its payload, for the hard bound, and what its extension and
-# times cost beside. Measured with CPython 3.11: 122 octets and 126.
+# Overhead of a queued message for the hard bound, and that of its extension and times. Measured
+# with CPython 3.11: 122 bytes and 126.
 OVERHEAD_BYTES = 128
 DETAIL_BYTES = 128
 
@@ -38,10 +38,10 @@ Item = _Plain | _Run | _Detailed
 
 
 class Pausable(Protocol):
-    """A path that takes in nothing more while a queue is far too long."""
+    """A path that stops receiving while a queue is far too long."""
 
     def resume(self) -> None:
-        """Take in messages again."""
+        """Receive messages again."""
 
 
 class Inbox:
@@ -52,17 +52,17 @@ class Inbox:
         self.queue: deque[Item] = deque()
         self.receive_queued_bytes = 0
         self.buffer_bytes = buffer_bytes
-        self.detailed = False  # timestamps or traces are wanted
+        self.detailed = False  # timestamps or traces are requested
         self.congested = False
-        self.clear_below_bytes = 0  # a take that leaves less has our bit cleared
+        self.clear_below_bytes = 0  # a take that leaves less clears the local bit
         self.over_since_ns: int | None = None
         self.pausing: set[Pausable] = set()  # paths that wait for this queue to shrink
-        self.special = False  # the next take has more to do than to take
-        self.unplain = False  # since it was empty, the queue was given more than plain pairs
+        self.special = False  # the next take has further work
+        self.unplain = False  # more than plain pairs were queued since it was empty
         self.detailed_messages = 0  # those with five members
 
     def put(self, item: _Plain | _Detailed) -> None:
-        """Queue one message; its payload is the caller's to count."""
+        """Queue one message; the caller counts its payload."""
         if len(item) == 5:
             self.unplain = self.special = True
             self.detailed_messages += 1
@@ -83,7 +83,7 @@ class Inbox:
             self.queue[-1] = last
 
     def empty_items(self, source: SocketAddress, count: int) -> tuple[list[Item], Item | None]:
-        """Return what messages without payload add to the queue, or what replaces its last item."""
+        """Return the items to append for empty messages, or the new last item."""
         room = max(0, MANY_MESSAGES + 1 - len(self.queue))
         if not room and self._joins_run(source):
             return [], (b"", source, message_count(self.queue[-1]) + count)
@@ -93,7 +93,7 @@ class Inbox:
         return new, None
 
     def _joins_run(self, source: SocketAddress) -> bool:
-        """Tell whether one more message without payload is only counted."""
+        """Return whether one more empty message is only counted."""
         if len(self.queue) <= MANY_MESSAGES:
             return False
         last = self.queue[-1]
@@ -115,7 +115,7 @@ class Inbox:
         return item
 
     def messages(self, first: int = 0) -> chain[Item]:
-        """Return an item for each message, those of a run as often; without the first items."""
+        """Yield an item for each message, runs expanded; without the first items."""
         return chain.from_iterable(
             repeat(item, message_count(item)) for item in islice(self.queue, first, None)
         )
@@ -125,14 +125,14 @@ class Inbox:
         return sum(map(message_count, self.queue)) if self.unplain else len(self.queue)
 
     def take_first(self) -> Item:
-        """Take the first message out, and out of the account."""
+        """Take the first message out of the queue and the account."""
         item = self.queue[0]
         payload_bytes = len(item[0])
         self.receive_queued_bytes -= payload_bytes
         return self.queue.popleft()  # one step with the store (`interrupts`)
 
-    def judge_congestion(self, now_ns: int) -> bool | None:
-        """Look at the queue; return the new state of our bit if it changed, else None."""
+    def check_congestion(self, now_ns: int) -> bool | None:
+        """Check the queue; return the new state of the local bit if it changed, else None."""
         queued = self.receive_queued_bytes
         if self.congested:
             if queued < self.buffer_bytes // 2 or not queued:
@@ -154,17 +154,17 @@ class Inbox:
         return True
 
     def look_again_ns(self) -> int | None:
-        """Return when `judge_congestion` wants to be asked again."""
+        """Return the time of the next due `check_congestion`."""
         if self.congested or self.over_since_ns is None:
             return None
         return self.over_since_ns + LOOK_AGAIN_NS
 
     def may_be_too_full(self) -> bool:
-        """Tell cheaply whether the hard bound is worth a look."""
+        """Return cheaply whether the hard bound needs a check."""
         return self.receive_queued_bytes > self.buffer_bytes or len(self.queue) > MANY_MESSAGES
 
     def hard_bytes(self) -> int:
-        """Return what the queue weighs against the hard bound."""
+        """Return the bytes that count against the hard bound."""
         overhead = OVERHEAD_BYTES * len(self.queue) + DETAIL_BYTES * self.detailed_messages
         return self.receive_queued_bytes + overhead
 

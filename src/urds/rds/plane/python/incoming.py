@@ -1,21 +1,20 @@
-"""The receiving half of a path: octets to messages, repeats dropped, restarts noticed.
+"""The receive side of a path: bytes to messages, duplicates dropped, restarts detected.
 
 A value machine: no I/O, no clock, no lock. Whole messages go straight into the inbox of their
-target port; what is for the control plane is kept for the shell to fetch.
+target port; messages for the control plane are kept until the shell takes them.
 
 Numbers. A sequence may skip forward (a cancelled message leaves a hole). It falls back only in two
-cases: a new stream repeats what the old one carried, flagged RETRANSMITTED, and such repeats below
-the expected number are dropped; or the peer began a new life. A new life of an own node says so in
-the header of each map, and a map opens each stream: its numbers count afresh, whatever its clock
-says. A new life of a Linux kernel must be recognised *before* the duplicate rule, else its first
-messages look like old repeats (Source: observed with linux v6.1, v6.12, v7.2, see
-docs/protocol/rds-tcp.md):
+cases: a new stream retransmits messages of the old one, flagged RETRANSMITTED, and those below the
+expected number are dropped; or the peer restarted. A urds node sends its generation in the header
+of each map, and a map opens each stream: its numbers count afresh, whatever its clock says. A Linux
+kernel's restart must be detected *before* the duplicate rule, else its first messages look like old
+duplicates (Source: observed with linux v6.1, v6.12, v7.2, see docs/protocol/rds-tcp.md):
 
     a  a number below the expected one without the flag: taken, the expected number follows
     b  a probe with another generation, or without one although a probe was seen before
-    c  a repeat below everything that the last stream with traffic carried
+    c  a retransmission below every number on the last stream with traffic
 
-A message dies with its stream unless it is complete.
+A message is lost with its stream unless it is complete.
 """
 
 from __future__ import annotations
@@ -24,43 +23,43 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
-from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.dataplane.base import DownReason, Limits, SocketAddress
-from urds.dataplane.reference.alike import RUN_MIN, payloads_of_run
-from urds.dataplane.reference.control_budget import ControlBudget
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
-from urds.dataplane.reference.peer_lives import (
+from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
+from urds.rds.plane.contract import DownReason, Limits, SocketAddress
+from urds.rds.plane.python.alike import RUN_MIN, payloads_of_run
+from urds.rds.plane.python.control_budget import ControlBudget
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.peer_generations import (
     PROBE_PORT,
     RETRANSMITTED,
     Fields,
-    PeerLives,
+    PeerGenerations,
     extension_of,
 )
-from urds.dataplane.reference.runs import Run
-from urds.dataplane.reference.sources import Sources
-from urds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.plane.python.runs import Run
+from urds.rds.plane.python.sources import Sources
+from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
 _FIRST_PORT = 2
 _NO_NUMBER = 1 << 64  # above every sequence number
 _CONTROL_PAYLOAD_BYTES = 64
-# A message that is not wholly here is collected apart from this length on; below it, it is
-# carried to the next read with its header.
+# An incomplete message of this length or more is collected apart; a shorter one is kept, with its
+# header, for the next read.
 _BODY_BYTES = 8192
 _LIKE_FROM, _LIKE_TO = 16, 24  # length and ports in a header: the same in like messages
-_LOOK_MESSAGES = 4  # that follow a look at a message which is not like its neighbour
+_LOOK_MESSAGES = 4  # that follow a check of a message unlike the previous one
 _READ_BYTES = 65536
-# From this length on a payload is read alone and in one piece, so that what the system call
-# returns is the payload, uncopied; while such messages come, headers are read alone as well.
-# Between the two lengths several are read at once into warm memory (`stream_reading`).
+# A payload of this length or more is read alone and in one piece, so that the system call returns
+# it uncopied; while such messages arrive, headers are read alone as well. Between the two lengths
+# several are read at once into warm memory (`stream_reading`).
 _ALONE_BYTES = 262144
 _READ_BYTES_MAX = 4 << 20
 
 
 class ControlMessage(NamedTuple):
-    """A message for the control plane, as `base.Control` without its path."""
+    """A message for the control plane, as `contract.Control` without its path."""
 
     sequence: int
     acknowledgement: int
@@ -71,7 +70,7 @@ class ControlMessage(NamedTuple):
 
 
 class Incoming:
-    """State of one receiving direction; `receive_data` is the way of every message."""
+    """State of the receive direction; every message passes `receive_data`."""
 
     def __init__(
         self,
@@ -91,16 +90,16 @@ class Incoming:
         self._control_budget = ControlBudget(
             burst_max=limits.control_events_max, interval_ns=limits.control_interval_ns
         )
-        # What the handshake agreed.
+        # Handshake results.
         self.checksum = False
-        self.acknowledging = False  # an own node: it wants to know what lies in our inboxes
-        self.watch_restarts = True  # a kernel does not tell
+        self.acknowledging = False  # a urds node: acks report messages in local inboxes
+        self.watch_restarts = True  # a kernel does not announce them
         # Numbers.
         self.sequence_expected = 0
-        self._lowest: int | None = None  # on this stream, dropped repeats included
+        self._lowest: int | None = None  # on this stream, dropped duplicates included
         self._accepted = False  # a number on this stream
         self._floor: int | None = None  # lowest of the last stream with traffic
-        self.lives = PeerLives()
+        self.generations = PeerGenerations()
         # The stream.
         self.frames = 0
         self._carry = b""
@@ -109,11 +108,11 @@ class Incoming:
         self._body_missing = 0
         self._long_before = False  # the last payload was long, the next one may be
         self._bulk = False  # what came last was longer than `_BODY_BYTES` on the average
-        # What we owe.
-        self.messages_owed = 0
-        self.bytes_owed = 0
+        # Pending acknowledgements.
+        self.ack_pending_messages = 0
+        self.ack_pending_bytes = 0
         self.acknowledgement_due = False
-        # For the shell to fetch.
+        # Taken by the shell.
         self.controls: deque[ControlMessage] = deque()
         self.peer_map: bytes | None = None
         self.acknowledged = 0
@@ -126,7 +125,7 @@ class Incoming:
         """Whether a number below the expected one is old: one was accepted on this stream."""
         return self.acknowledging and self._lowest is not None
 
-    def octets_wanted(self) -> int:
+    def bytes_wanted(self) -> int:
         """Return how much to read at once."""
         if self._body_missing >= _ALONE_BYTES:
             return min(self._body_missing, _READ_BYTES_MAX)
@@ -135,19 +134,19 @@ class Incoming:
         return self._body_missing + _READ_BYTES
 
     def wants_plain_read(self) -> bool:
-        """Tell whether nothing is begun and no long payload expected."""
+        """Return whether nothing is begun and no long payload expected."""
         return not (self._carry or self._body_missing or self._long_before or self._bulk)
 
     def wants_warm_memory(self) -> bool:
-        """Tell whether to read as much as there is into memory that is used again."""
+        """Return whether to read all available bytes into reused memory."""
         return self._bulk and not self._long_before and self._body_missing < _ALONE_BYTES
 
-    def octets_expected(self) -> int:
-        """Return how much of a long payload must arrive before reading is worth a wake-up."""
+    def bytes_expected(self) -> int:
+        """Return how much of a long payload must arrive before a read is worth a wake-up."""
         return min(self._body_missing, _READ_BYTES_MAX) if self._long_before else 0
 
     def remaining(self) -> tuple[int, int]:
-        """Return the octets still missing of a begun header and of a begun payload."""
+        """Return the bytes still missing of a begun header and of a begun payload."""
         carried = len(self._carry)
         if not carried:
             return 0, self._body_missing
@@ -157,42 +156,42 @@ class Incoming:
         return 0, HEADER_BYTES + payload_bytes - carried
 
     def begin_stream(self) -> None:
-        """Begin anew what is known of a stream; it outlives the stream until the next one."""
+        """Reset the state of a stream; it outlives its stream until the next begins."""
         if self._lowest is not None:
             self._floor, self._lowest = self._lowest, None
         self._accepted = False
         self._control_budget.begin_stream()
 
     def end_stream(self) -> None:
-        """Forget the partial message and what was owed on the stream; the numbers stay."""
+        """Drop the partial message and the stream's pending acknowledgements; numbers stay."""
         self._carry = b""
         self._forget_body()
-        self.sources.clear()  # paths outlive streams: a peer that is gone costs no memory for them
+        self.sources.clear()  # paths outlive streams: an absent peer costs no memory for them
         self.frames = 0
         self.acknowledged = 0
-        self.reset_owed()
+        self.reset_ack_pending()
 
-    def reset_owed(self) -> None:
-        """Owe nothing any more: an acknowledgement left."""
-        self.messages_owed = self.bytes_owed = 0
+    def reset_ack_pending(self) -> None:
+        """Clear pending acknowledgements: one left."""
+        self.ack_pending_messages = self.ack_pending_bytes = 0
         self.acknowledgement_due = False
 
     def restart_peer(self) -> None:
-        """Begin a new life of an own node.
+        """Note the restart of a urds node.
 
-        The expected number stays: it is the new life's since its first map, and its messages may
-        have been arriving for several streams before it could say hello.
+        The expected number stays: it counts the new generation since its first map, and its
+        messages may have been arriving for several streams before its hello.
         """
         self._floor = None
 
     def remember_generation(self, generation: int | None) -> None:
         """Note a kernel's generation; None if it sends none (up to linux v6.19)."""
-        self.lives.generation = generation
+        self.generations.generation = generation
 
     def receive_data(self, data: bytes | memoryview, now_ns: int) -> DownReason | None:
-        """Take octets off the stream; return why the stream must end, None while it is well.
+        """Take bytes off the stream; return why the stream must end, None while it is intact.
 
-        A `memoryview` is memory of the reader's: what is kept of it is copied.
+        A `memoryview` is memory of the reader's: parts that are kept are copied.
         """
         self._now_ns = now_ns
         offset = 0
@@ -217,7 +216,7 @@ class Incoming:
         elif self._carry:
             data = self._carry + data
             self._carry = b""
-        # A memoryview is unpacked and cut as bytes are.
+        # A memoryview is unpacked and sliced as bytes are.
         return self._parse(cast("bytes", data), offset, now_ns) if offset < len(data) else None
 
     def _forget_body(self) -> None:
@@ -256,7 +255,7 @@ class Incoming:
             if flags == _ACK_REQUIRED:
                 required, flags = required + 1, 0
             if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
-                run.settle(expected)
+                run.finish_pass(expected)
                 verdict, expected = self._judge(fields, payload), self._expected()
                 if verdict is not True:
                     if verdict:
@@ -268,16 +267,16 @@ class Incoming:
                 run.begin(target_port, source_port, expected)
             if payload and run.plain and not high and not low:
                 run.append((payload, run.source))
-                run.octets += payload_bytes
+                run.byte_count += payload_bytes
             else:
-                run.settle(expected)
+                run.finish_pass(expected)
                 run.put_rare(payload, high, low, now_ns, sequence + 1)
             expected = sequence + 1
             if offset >= run_from and run.plain:
                 count, run_from = self._take_run(run, data, offset, fields)
                 offset += count * (HEADER_BYTES + payload_bytes)
                 expected, frames = expected + count, frames + count
-        run.settle(expected)
+        run.finish_pass(expected)
         if required:
             self.acknowledgement_due = True
             self.counters.recv_ack_required += required
@@ -286,9 +285,9 @@ class Incoming:
         return reason
 
     def _take_run(self, run: Run, data: bytes, offset: int, fields: Fields) -> tuple[int, int]:
-        """Take the run of like messages that goes on at `offset` after one with header `fields`.
+        """Take the like messages from `offset` on after one with header `fields`.
 
-        Return how many there are, and the offset from which it is worth to look for another.
+        Return how many there are, and the offset from which to look for more.
         """
         payload_bytes = fields[2]
         step = HEADER_BYTES + payload_bytes
@@ -299,14 +298,14 @@ class Incoming:
         count = len(payloads)
         if count:
             run.extend(payloads, fields[0] + 1 + count)
-            run.octets += count * payload_bytes
+            run.byte_count += count * payload_bytes
         if asking:
             self.acknowledgement_due = True
             self.counters.recv_ack_required += asking
-        return count, offset + (count + RUN_MIN) * step  # a look in vain has its price
+        return count, offset + (count + RUN_MIN) * step  # a failed check has its price
 
     def _expected(self) -> int:
-        """Return the number below which `_judge` decides: all of them before one was accepted."""
+        """Return the number below which `_judge` decides: all before the first accepted one."""
         return self.sequence_expected if self._accepted else _NO_NUMBER
 
     def _keep_rest(self, data: bytes, offset: int, frames: int) -> None:
@@ -331,45 +330,45 @@ class Incoming:
         run.begin(fields[4], fields[3], self.sequence_expected)
         if run.plain and not any(fields[9:]):
             run.append((payload, run.source))
-            run.octets = len(payload)
-            run.settle(fields[0] + 1)
+            run.byte_count = len(payload)
+            run.finish_pass(fields[0] + 1)
         else:
             run.put_rare(payload, fields[9], fields[10], now_ns, fields[0] + 1)
 
-    def owe(self, messages: int, octets: int) -> None:
-        """Count what an own node's acknowledgement will cover; make it due at the bounds."""
-        self.messages_owed += messages
-        self.bytes_owed += octets
+    def note_received(self, messages: int, byte_count: int) -> None:
+        """Count messages pending acknowledgement to a urds node; make it due at the bounds."""
+        self.ack_pending_messages += messages
+        self.ack_pending_bytes += byte_count
         limits = self.limits
         if (
-            self.messages_owed >= limits.acknowledge_messages
-            or self.bytes_owed >= limits.acknowledge_bytes
+            self.ack_pending_messages >= limits.acknowledge_messages
+            or self.ack_pending_bytes >= limits.acknowledge_bytes
         ):
             self.acknowledgement_due = True
 
-    def count(self, inbox: Inbox | None, messages: int, octets: int) -> None:
-        """Count messages that are about to be in their queue, or have no socket."""
+    def count(self, inbox: Inbox | None, messages: int, byte_count: int) -> None:
+        """Count messages about to be queued, or without a socket."""
         if self.acknowledging:
-            self.owe(messages, octets)
+            self.note_received(messages, byte_count)
         counters = self.counters
         if inbox is None:
             counters.recv_drop_no_sock += messages
             return
         self.has_delivered = True
         counters.recv_queued += messages
-        counters.recv_bytes_added_to_sock += octets
+        counters.recv_bytes_added_to_sock += byte_count
         self.touched.append((inbox, messages))
 
     def wall_ns(self) -> int:
         """Return the wall clock, for timestamps."""
         return self._wall_ns()
 
-    # -- what is rare
+    # -- rare cases
 
     def _judge(self, fields: Fields, payload: bytes) -> DownReason | bool:
-        """Decide on a message that is not plainly next: true if it is for an inbox.
+        """Check a message that is not plainly next: true if it is for an inbox.
 
-        Its number then counts as received once it lies there, which the caller sees to.
+        The caller counts its number as received once it is in the inbox.
         """
         sequence, acknowledgement, _, source_port, target_port, flags = fields[:6]
         if acknowledgement > self.acknowledged:
@@ -382,7 +381,7 @@ class Incoming:
                 return DownReason.BAD_MAP
             self.peer_map = payload
             if fields[9]:
-                self._note_life(fields)
+                self._note_generation(fields)
             return False
         flagged = bool(flags & RETRANSMITTED)
         is_control = not target_port or (not source_port and target_port == PROBE_PORT)
@@ -391,22 +390,22 @@ class Incoming:
             and (source_port or target_port)
             and not self._admits_control(source_port, target_port)
         ):
-            return False  # before anything else, for it may tell of another life
+            return False  # first, since it may announce a restart
         if not sequence and not flagged and is_control:
-            # A hello, its answer, or an acknowledgement of an own node: all outside the numbers.
+            # A hello, its answer, or an acknowledgement of a urds node: all outside the numbers.
             if source_port or target_port:
                 self._keep_control(fields, payload)
             else:
                 self.counters.ack_received += 1
             return False
-        if self.watch_restarts and self._is_new_life(fields):
+        if self.watch_restarts and self._is_restart(fields):
             self.sequence_expected = 0
             self._floor = None
             self.restarted = True
-        # Dropped repeats count: a stream may be cut before it repeats what the next one repeats.
+        # Dropped duplicates count: a stream may be cut before it retransmits the next ones.
         self._lowest = sequence if self._lowest is None else min(self._lowest, sequence)
         if source_port == PROBE_PORT and not target_port:
-            self.lives.probe_sequence = sequence
+            self.generations.probe_sequence = sequence
         if flagged and sequence < self.sequence_expected:
             self.counters.recv_drop_old_seq += 1
             return False
@@ -418,21 +417,21 @@ class Incoming:
         self.sequence_expected = sequence + 1  # last: an interrupt may double a ping, not lose it
         return False
 
-    def _note_life(self, fields: Fields) -> None:
-        """Count the numbers of an own node afresh if a map tells another life of it."""
-        if self.lives.is_new_by_map(extension_of(fields)):
+    def _note_generation(self, fields: Fields) -> None:
+        """Count a urds node's numbers afresh if a map carries another generation."""
+        if self.generations.is_new_by_map(extension_of(fields)):
             self.sequence_expected = 0
             self._floor = None
 
-    def _is_new_life(self, fields: Fields) -> bool:
-        """Tell whether a kernel began anew (rules b and c); looked at before the duplicates."""
+    def _is_restart(self, fields: Fields) -> bool:
+        """Return whether a kernel restarted (rules b and c); checked before the duplicates."""
         sequence = fields[0]
         repeated = fields[5] & RETRANSMITTED and sequence < self.sequence_expected
         below_floor = self._floor is not None and sequence < self._floor
-        return bool(repeated and below_floor) or self.lives.is_new_by_probe(fields)
+        return bool(repeated and below_floor) or self.generations.is_new_by_probe(fields)
 
     def _admits_control(self, source_port: int, target_port: int) -> bool:
-        """Count a ping, pong or probe; tell whether it is within the budget."""
+        """Count a ping, pong or probe; return whether it is within the budget."""
         if not target_port:
             self.counters.recv_ping += 1
         handshake = PROBE_PORT in (source_port, target_port)

@@ -1,28 +1,29 @@
 """A path between two addresses of this process: the sender delivers, nothing is in flight.
 
-No header, no numbers, no checks. A delivered message is acknowledged by being in the inbox, so
-the send account never holds it. Congestion is the target's own map. A ping is answered at once.
-Source: linux v6.12 net/rds/loop.c; that every address of 127/8 is a host of its own with
-congestion and a bounded queue is ours (docs/differences.md).
+It has no header, numbers or checks. A message in the inbox is acknowledged, so the send account
+never holds it. Congestion is the target's own map. A ping is answered at once. Source: linux v6.12
+net/rds/loop.c; urds alone treats every address of 127/8 as a host of its own with congestion and a
+bounded queue (docs/differences.md).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane import loop_path
-from urds.dataplane.base import Address, Buffer, SocketAddress
-from urds.dataplane.reference.host import socket_address
+from urds.common.types import IPAddress
+from urds.rds.plane import loop_path
+from urds.rds.plane.contract import Buffer, SocketAddress
+from urds.rds.plane.python.host import socket_address
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.mailbox import Mailbox
-    from urds.dataplane.reference.plane import Plane
+    from urds.rds.plane.python.mailbox import Mailbox
+    from urds.rds.plane.python.plane import Plane
 
 
 class LoopPath(loop_path.LoopPath):
-    """Delivers within the plane."""
+    """A path that delivers within the plane."""
 
-    def __init__(self, plane: Plane, *, local: Address, peer: Address) -> None:
+    def __init__(self, plane: Plane, *, local: IPAddress, peer: IPAddress) -> None:
         super().__init__(local=local, peer=peer)
         self._plane = plane
 

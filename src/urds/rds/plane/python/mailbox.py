@@ -1,10 +1,9 @@
-"""A bound socket: queueing and taking messages, waiting, cancelling, closing.
+"""A bound socket: queue and take messages, wait, cancel, close.
 
 `sendto` and `recvfrom` have the signature of `socket.socket` and are placed into a bound `Socket`
-as they are; they do the common case in one critical section and leave everything else to
-`queueing` and `receive`. `special` marks a mailbox whose next take has more to do than to take:
-it shows its state on a descriptor, has a notice, is closed, pauses a path, or its queue holds more
-than plain pairs.
+unchanged; they do the common case in one critical section and leave everything else to `queueing`
+and `receive`. `special` marks a mailbox whose next take has further work: it shows its state on a
+descriptor, has a notice, is closed, pauses a path, or its queue holds more than plain pairs.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ from operator import index
 from os import eventfd_write
 from typing import TYPE_CHECKING, cast
 
-from urds.addresses import known_peer
-from urds.constants import (
+from urds.common.errors import ErrorReason, os_error
+from urds.common.readiness import ReadinessDescriptor, changes_one_here
+from urds.common.types import IPAddress
+from urds.rds.addresses import known_peer
+from urds.rds.constants import (
     MAX_MESSAGE_BYTES,
     MSG_DONTWAIT,
     MSG_ERRQUEUE,
@@ -25,9 +27,8 @@ from urds.constants import (
     MSG_PEEK,
     MSG_ZEROCOPY,
 )
-from urds.dataplane.base import (
+from urds.rds.plane.contract import (
     ALL_GROUPS,
-    Address,
     Buffer,
     CongestionNotice,
     MailboxSettings,
@@ -36,24 +37,22 @@ from urds.dataplane.base import (
     Path,
     SocketAddress,
 )
-from urds.dataplane.operations import Operation, OperationNotice
-from urds.dataplane.reference import alone, congestion, noticing, queueing
-from urds.dataplane.reference.accounts import Destination, SendAccounts
-from urds.dataplane.reference.host import Host
-from urds.dataplane.reference.inbox import Inbox, Item
-from urds.dataplane.reference.loop_path import LoopPath
-from urds.dataplane.reference.outgoing import REFERENCE_BYTES, Outgoing
-from urds.dataplane.reference.path import LONG_WRITE_BYTES
-from urds.dataplane.reference.poll_set import POLL_S_MAX
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.dataplane.reference.waiting import Waiter, Waiters
-from urds.errors import Refusal, os_error
-from urds.readiness import ReadinessDescriptor, changes_one_here
-from urds.wire.header import HEADER_BYTES
+from urds.rds.plane.operations import Operation, OperationNotice
+from urds.rds.plane.python import alone, congestion, notifications, queueing
+from urds.rds.plane.python.accounts import Destination, SendAccounts
+from urds.rds.plane.python.host import Host
+from urds.rds.plane.python.inbox import Inbox, Item
+from urds.rds.plane.python.loop_path import LoopPath
+from urds.rds.plane.python.outgoing import REFERENCE_BYTES, Outgoing
+from urds.rds.plane.python.path import LONG_WRITE_BYTES
+from urds.rds.plane.python.poll_set import POLL_S_MAX
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.waiting import Waiter, Waiters
+from urds.rds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from urds.dataplane.carriage import CarriedPath
-    from urds.dataplane.reference.plane import Plane
+    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.python.plane import Plane
 
 _DONTWAIT = int(MSG_DONTWAIT)
 _PEEK = int(MSG_PEEK)
@@ -62,14 +61,14 @@ _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
 _GROUPS = 64
-_LOOK_AGAIN: tuple[bytes, SocketAddress] = (b"", ("", 0))  # what came is no plain message
-# What one address needs: its path, the queue of it, the port, the octets of the peer's map, the
-# bytes that are queued to its peer.
+_LOOK_AGAIN: tuple[bytes, SocketAddress] = (b"", ("", 0))  # the received message is not plain
+# The send state of one address: its path, the path's queue, the port, the bytes of the peer's map,
+# the bytes that are queued to its peer.
 Flow = tuple[StreamPath, Outgoing, int, bytearray, Destination]
 
 
 class Mailbox(Inbox):
-    """See `dataplane.base.Mailbox`."""
+    """See `contract.Mailbox`."""
 
     def __init__(self, plane: Plane, host: Host, *, port: int, settings: MailboxSettings) -> None:
         super().__init__(port=port, buffer_bytes=settings.receive_bytes_max)
@@ -84,17 +83,17 @@ class Mailbox(Inbox):
         self.receive_waiters = Waiters()
         self.room_waiters = Waiters()
         self._flows: dict[SocketAddress, Flow] = {}  # another dict once they are forgotten
-        self._routes: dict[Address, StreamPath | LoopPath | CarriedPath] = {}
-        self._failed: set[Address] = set()
+        self._routes: dict[IPAddress, StreamPath | LoopPath | MessageTransport] = {}
+        self._failed: set[IPAddress] = set()
         self.notices: deque[OperationNotice] = deque()
         self.operation_waiters = Waiters()
         self._notice_groups = 0
-        self._wait_groups = 0  # groups that answered ENOBUFS while the monitor was on
+        self._wait_groups = 0  # groups that returned ENOBUFS while the monitor was on
         self._saw_congestion = False  # an ENOBUFS since the last map update: poll must wake
         self._map_news = False
-        self._takes_long = False  # the last message that was waited for was long
+        self._takes_long = False  # the last message waited for was long
         self.descriptor: ReadinessDescriptor | None = None
-        self._configured = settings  # perhaps not yet applied
+        self._configured = settings  # possibly not yet applied
         self._apply(settings)
 
     def _apply(self, settings: MailboxSettings) -> None:
@@ -109,7 +108,7 @@ class Mailbox(Inbox):
         virtual = self._plane.virtual
         self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
         self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
-        # What every peer takes; a longer message must ask its path.
+        # A length that every peer accepts; a longer message must check its path.
         self._plain_bytes_max = min(self._payload_bytes_max, MAX_MESSAGE_BYTES)
         self._alone_bytes_max = min(self._plain_bytes_max, REFERENCE_BYTES - 1)
         self.detailed = settings.timestamps or bool(settings.traces)
@@ -120,7 +119,7 @@ class Mailbox(Inbox):
 
     @property
     def has_route(self) -> bool:
-        """Whether it has a way to any peer."""
+        """Whether a route to any peer exists."""
         return bool(self._routes)
 
     def sendto(
@@ -132,7 +131,7 @@ class Mailbox(Inbox):
     ) -> int:
         """Queue one message; return its length."""
         if self._holds_lock():
-            raise os_error(Refusal.REENTERED)
+            raise os_error(ErrorReason.REENTERED)
         wait_ns = self.settings.send_wait_ns
         if address is None:
             address = flags_or_address  # type: ignore[assignment]  # two-argument form
@@ -145,7 +144,7 @@ class Mailbox(Inbox):
         if flow is None:
             return queueing.queue(self, payload, address, b"", wait_ns)
         path, outgoing, _, _, destination = flow
-        # Alone is what has nothing on its way there: one comparison for each message of a burst.
+        # A lone message has an empty path: one comparison for each message of a burst.
         if (
             not destination.queued_bytes
             and payload_bytes <= self._alone_bytes_max
@@ -161,21 +160,21 @@ class Mailbox(Inbox):
                     pending = self._queue_again(flow, payload, payload_bytes)
             if not pending:
                 return queueing.queue(self, payload, address, b"", wait_ns)
-            if not path.settled or pending >= path.flush_bytes:
+            if not path.is_batching or pending >= path.flush_bytes:
                 path.push(self.burst_bytes)
                 if destination.queued_bytes >= destination.look_at_bytes:
                     self._look_for_room(path, destination)
             if self.descriptor is not None and self.send_queued_bytes >= self._half_bytes:
                 self.descriptor.sync()
         except BaseException as error:
-            if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+            if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
                 self._plane.interrupts.seen = True
-                eventfd_write(self._plane.helper.wake_descriptor, 1)
+                eventfd_write(self._plane.progress_thread.wake_descriptor, 1)
             raise
         return payload_bytes
 
     def _queue_again(self, flow: Flow, payload: Buffer, payload_bytes: int) -> int:
-        """Queue on a known path if nothing is in the way; return what is pending. Lock held."""
+        """Queue on a known path if nothing prevents it; return what is pending. Lock held."""
         path, outgoing, port, congested, destination = flow
         if (
             path.full
@@ -216,14 +215,14 @@ class Mailbox(Inbox):
     def _wait_of_flags(self, flags: object, wait_ns: int | None) -> int | None:
         """Return the wait that MSG_DONTWAIT asks for; MSG_NOSIGNAL changes nothing here.
 
-        Every other flag is refused, MSG_ZEROCOPY for the lack of its cookie.
+        Every other flag raises, MSG_ZEROCOPY because its cookie is not supported.
         """
         if not isinstance(flags, int):
             raise TypeError(f"flags must be an integer, not {type(flags).__name__}")
         if flags & ~(_SENT | _ZEROCOPY):
-            raise os_error(Refusal.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
+            raise os_error(ErrorReason.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
         if flags & _ZEROCOPY:
-            raise os_error(Refusal.BAD_CMSG, "MSG_ZEROCOPY needs one ZCOPY_COOKIE")
+            raise os_error(ErrorReason.BAD_CMSG, "MSG_ZEROCOPY needs one ZCOPY_COOKIE")
         return 0 if flags & _DONTWAIT else wait_ns
 
     def _look_for_room(self, path: StreamPath, destination: Destination) -> None:
@@ -232,40 +231,40 @@ class Mailbox(Inbox):
         more_bytes = destination.queued_bytes + self._send_bytes_max // 8
         destination.look_at_bytes = max(self.quarter_bytes, more_bytes)
 
-    def destination_at(self, path: StreamPath | CarriedPath) -> Destination:
-        """Return what is queued to the peer of a path, known to the path from now on. Lock held."""
+    def destination_at(self, path: StreamPath | MessageTransport) -> Destination:
+        """Return the account of a path's peer, cached by the path from now on. Lock held."""
         destination = path.destinations.get(self)
         if destination is None:
             destination = self.accounts.destination(path.peer, absent=path.absent)
             path.destinations[self] = destination
         return destination
 
-    def will_ask(self, path: CarriedPath, payload_bytes: int) -> bool:
-        """Tell whether the next message on a path asks for an acknowledgement. Lock held."""
+    def will_ask(self, path: MessageTransport, payload_bytes: int) -> bool:
+        """Return whether the next message on a path requests an acknowledgement. Lock held."""
         destination = self.destination_at(path)
         return self.accounts.asks(destination, payload_bytes, self.send_queued_bytes)
 
-    def give_back(self, path: StreamPath | CarriedPath, freed_bytes: int) -> None:
+    def give_back(self, path: StreamPath | MessageTransport, freed_bytes: int) -> None:
         """Take messages that left a path off the account of their destination. Lock held."""
         destination = path.destinations.get(self)
-        if destination is not None:  # else we are closed
+        if destination is not None:  # else the mailbox is closed
             self.accounts.give_back(destination, freed_bytes, self.send_queued_bytes)
 
     def refuse(self, destination: Destination, payload_bytes: int, port: int) -> None:
-        """Remember that a destination has no room, to be told once it has. Lock held."""
+        """Note that a destination has no room; it is notified once it has. Lock held."""
         self._map_news = False
         self.accounts.refuse(destination, payload_bytes, 1 << port % _GROUPS)
 
     def tell_roomy(self, roomy: Sequence[Destination]) -> None:
-        """Tell senders to some destinations of their room, as of the end of congestion. Lock held.
+        """Notify senders to some destinations of room, as at the end of congestion. Lock held.
 
-        A sender that waits for one of them continues; to the others it is a new map.
+        A sender that waits for one of them continues; for the others it acts as a new map.
         """
         groups = 0
         for destination in roomy:
             groups |= destination.refused_groups
             destination.refused_groups = 0
-            destination.tell(self._plane.desk)
+            destination.tell(self._plane.wait_queue)
         if not self.settings.monitor:
             self._map_news |= bool(groups)
         elif groups & self.settings.monitor_mask:
@@ -274,7 +273,7 @@ class Mailbox(Inbox):
             self._plane.note_arrival(self, 1)
 
     def note_absent(self, destination: Destination) -> None:
-        """Learn that messages have long waited for a connection to a peer. Lock held."""
+        """Note that messages have long waited for a connection to a peer. Lock held."""
         for longest in self.accounts.note_absent(destination):
             peer = longest.peer
             assert peer is not None, "what goes to this process is never queued"
@@ -285,7 +284,7 @@ class Mailbox(Inbox):
         self._plane.tell_room(self)
 
     def note_present(self, destination: Destination) -> None:
-        """Learn that such a peer is connected again. Lock held."""
+        """Note that an absent peer is connected again. Lock held."""
         self.accounts.note_present(destination)
         self._plane.tell_room(self)
 
@@ -294,7 +293,7 @@ class Mailbox(Inbox):
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `payload_bytes_max` is discarded."""
         if self._holds_lock():
-            raise os_error(Refusal.REENTERED)
+            raise os_error(ErrorReason.REENTERED)
         if type(payload_bytes_max) is not int:
             payload_bytes_max = index(payload_bytes_max)
         if payload_bytes_max < 0:
@@ -302,12 +301,12 @@ class Mailbox(Inbox):
         if not flags and not self.special:
             item: Item | None = None
             try:
-                if self.queue:  # else another look under the lock follows
+                if self.queue:  # else a second check under the lock follows
                     with self._lock:
                         if self.queue:  # `take_first`, without a call
                             item = self.queue[0]
-                            octets = len(item[0])
-                            self.receive_queued_bytes -= octets
+                            byte_count = len(item[0])
+                            self.receive_queued_bytes -= byte_count
                             self.queue.popleft()
                     self._plane.driven = True
                 if item is None and self._receive_wait_ns != 0:
@@ -319,28 +318,30 @@ class Mailbox(Inbox):
                         return item
                     return item[0][:payload_bytes_max], item[1]
             except BaseException as error:
-                if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+                if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
                     self._plane.interrupts.seen = True
-                    eventfd_write(self._plane.helper.wake_descriptor, 1)
+                    eventfd_write(self._plane.progress_thread.wake_descriptor, 1)
                 raise
         if flags & _NEVER_QUEUED:
             if flags & _OUT_OF_BAND:  # kernel parity: as if an empty one had come
                 return b"", None  # type: ignore[return-value]  # as below
-            raise os_error(Refusal.NOTHING_TO_RECEIVE, "MSG_ERRQUEUE")
+            raise os_error(ErrorReason.NOTHING_TO_RECEIVE, "MSG_ERRQUEUE")
         wait_ns = 0 if flags & _DONTWAIT else self.settings.receive_wait_ns
         message = self.receive(wait_ns=wait_ns, peek=bool(flags & _PEEK))
         if message is None:
-            raise os_error(Refusal.NOTHING_TO_RECEIVE if wait_ns == 0 else Refusal.TIMED_OUT)
+            raise os_error(
+                ErrorReason.NOTHING_TO_RECEIVE if wait_ns == 0 else ErrorReason.TIMED_OUT
+            )
         if not isinstance(message, Message):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return message.payload[:payload_bytes_max], message.source
 
     def _wait_plain(self, wait_ns: int | None) -> Item:
-        """Wait for a message, or for a reason to look again. Raises ETIMEDOUT."""
+        """Wait for a message, or for a reason to check again. Raises ETIMEDOUT."""
         plane = self._plane
         end_ns = 0 if wait_ns is None else plane.clock_ns() + wait_ns
         item: Item | None = None
-        if not self._takes_long:  # such do not come whole, or several at once
+        if not self._takes_long:  # long ones arrive in parts, or several at once
             item = alone.receive(self, -1 if wait_ns is None else min(wait_ns / 1e9, POLL_S_MAX))
         if item is None:
             left_ns = None if wait_ns is None else max(0, end_ns - plane.clock_ns())
@@ -348,18 +349,18 @@ class Mailbox(Inbox):
             item = cast("Item | None", waited)
             if item is None:
                 self._map_news = False
-                raise os_error(Refusal.TIMED_OUT)
+                raise os_error(ErrorReason.TIMED_OUT)
         self._takes_long = len(item[0]) >= REFERENCE_BYTES
         return item
 
     def _clear_congestion(self) -> None:
-        """Have our bit judged: the queue is below half of the buffer. No lock held."""
+        """Have the local bit checked: the queue is below half of the buffer. No lock held."""
         with self._lock:
             self._plane.note_taken(self)
-        self._plane.settle()
+        self._plane.finish_pass()
 
     def _take_plain(self) -> Item | None:
-        """Take a message if that is all there is to do, else say so. Lock held."""
+        """Take a message if nothing else is to be done, else return a marker. Lock held."""
         if self.special:
             return _LOOK_AGAIN
         return self.take_first() if self.queue else None
@@ -367,13 +368,13 @@ class Mailbox(Inbox):
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
     ) -> Message | Notice | None:
-        """Take (or look at) what is next; None when nothing came in `wait_ns`."""
+        """Take (or peek at) the next item; None when nothing came in `wait_ns`."""
         plane = self._plane
         plane.refuse_reentry()
 
         def attempt() -> Message | Notice | None:
             if self.closed:
-                raise os_error(plane.closed_refusal)
+                raise os_error(plane.closed_reason)
             return self._take(peek, notices_max)
 
         try:
@@ -385,23 +386,23 @@ class Mailbox(Inbox):
             if message is None:
                 self._map_news = False
             elif peek:
-                with self._lock:  # we were told of a message and left it: another may want it
-                    self.receive_waiters.tell(1, plane.desk)
+                with self._lock:  # a notified message is left: another may want it
+                    self.receive_waiters.tell(1, plane.wait_queue)
                 plane.deliver()
-            plane.settle()
+            plane.finish_pass()
             if self.descriptor is not None:
-                self.sync()  # a notice or news that was taken is no reason any more to be readable
+                self.sync()  # a notice or news taken no longer makes it readable
         except BaseException as error:
-            if "refusal" not in error.__dict__:  # an interrupt: see what is left to do
+            if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
                 plane.interrupts.seen = True
-                eventfd_write(plane.helper.wake_descriptor, 1)
+                eventfd_write(plane.progress_thread.wake_descriptor, 1)
             raise
         return message
 
     def _take(self, peek: bool, notices_max: int) -> Message | Notice | None:
         """Take notices or a message. Lock held."""
         if self.notices:
-            return noticing.take(self, notices_max)
+            return notifications.take(self, notices_max)
         if self._notice_groups:
             notice = CongestionNotice(self._notice_groups)
             self._notice_groups = 0
@@ -411,7 +412,7 @@ class Mailbox(Inbox):
         plane = self._plane
         if peek:
             item = self.queue[0]
-            plane.counters.recv_delivered += 1  # Linux counts looks as well
+            plane.counters.recv_delivered += 1  # Linux counts peeks as well
         else:
             item = self._pop()
         if len(item) != 5:
@@ -426,11 +427,11 @@ class Mailbox(Inbox):
         )
 
     def _pop(self) -> Item:
-        """Take the next message, and note what the end of the pass has to do for it. Lock held."""
+        """Take the next message, and note the work of the end of the pass. Lock held."""
         unplain = self.unplain
         item = self.pop()
         if unplain and not self.unplain:
-            self.settle_special()
+            self.finish_special()
         if self.receive_queued_bytes < self.clear_below_bytes or (
             self.special and (self.pausing or not self.unplain)
         ):
@@ -440,22 +441,22 @@ class Mailbox(Inbox):
     # -- operations
 
     def note_operation(self, operation: Operation) -> None:
-        """Learn that an operation of ours has ended: its status says how. Lock held."""
-        noticing.note(self, operation)
+        """Note that an operation of this mailbox has ended, with a status. Lock held."""
+        notifications.note(self, operation)
 
     def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
         """Wait until an operation has ended; return whether it has."""
         self._plane.refuse_reentry()
-        return noticing.wait(self, operation, wait_ns)
+        return notifications.wait(self, operation, wait_ns)
 
     # -- congestion at the peer
 
     def note_map(self, cleared_groups: int, *, exact: bool = False) -> None:
-        """React to a peer's new map: monitor, senders, descriptor. Lock held.
+        """Handle a peer's new map: monitor, senders, descriptor. Lock held.
 
         Linux's own monitor takes every update for a change of all groups over TCP, and over RDMA
-        (`exact`) for one of the cleared ones; an installed mask is told exactly.
-        Source: linux v6.12 net/rds/cong.c, net/rds/ib_recv.c; rds(7).
+        (`exact`) for one of the cleared ones; an installed mask is told exactly. Source: linux
+        v6.12 net/rds/cong.c, net/rds/ib_recv.c; rds(7).
         """
         if self.settings.monitor:
             if self.settings.monitor_mask == ALL_GROUPS:
@@ -470,19 +471,19 @@ class Mailbox(Inbox):
         elif self._saw_congestion:
             self._map_news = True
         self._saw_congestion = False
-        for destination in self.accounts.refused():  # who met the map may be listed there
-            destination.tell(self._plane.desk)
+        for destination in self.accounts.refused():  # senders that met the map may be listed there
+            destination.tell(self._plane.wait_queue)
         self._plane.note_room(self)
 
-    def fail(self, peer: Address) -> None:
-        """Messages to the peer were dropped: the next send to it says so, once. Lock held."""
+    def fail(self, peer: IPAddress) -> None:
+        """Note dropped messages to the peer: the next send to it raises, once. Lock held."""
         self._failed.add(peer)
         self._flows = {}
 
-    # -- the rest of the contract
+    # -- other calls of the contract
 
-    def route(self, peer: Address, path: Path | CarriedPath | None) -> None:
-        """Say which path leads to `peer`; None forgets it."""
+    def route(self, peer: IPAddress, path: Path | MessageTransport | None) -> None:
+        """Set the path to `peer`; None removes it."""
         with self._lock:
             self._flows = {}
             if path is None:
@@ -492,10 +493,10 @@ class Mailbox(Inbox):
                         if one.peer == peer and not isinstance(one, LoopPath):
                             one.destinations.pop(self, None)
             else:
-                self._routes[peer] = cast("StreamPath | LoopPath | CarriedPath", path)
+                self._routes[peer] = cast("StreamPath | LoopPath | MessageTransport", path)
 
-    def forget_route(self, path: CarriedPath) -> None:
-        """Forget whatever leads over a path: the next send resolves again. Lock held."""
+    def forget_route(self, path: MessageTransport) -> None:
+        """Remove every route over a path: the next send resolves again. Lock held."""
         for peer in [peer for peer, one in self._routes.items() if one is path]:
             del self._routes[peer]
 
@@ -515,7 +516,7 @@ class Mailbox(Inbox):
             if room:
                 waiters = self.room_waiters if peer is None else self.room_waiters_of(peer)
             if not room and (self.queue or self._has_notice() or self.closed):
-                self._plane.desk.notify(waiter)
+                self._plane.wait_queue.notify(waiter)
             else:
                 waiters.add(waiter)
         self._plane.deliver()
@@ -523,13 +524,13 @@ class Mailbox(Inbox):
         def cancel() -> None:
             with self._lock:
                 if not waiters.remove(waiter):
-                    waiters.tell(1, self._plane.desk)  # told, and leaves without using it
+                    waiters.tell(1, self._plane.wait_queue)  # notified, and leaves without using it
             self._plane.deliver()
 
         return cancel
 
-    def room_waiters_of(self, peer: Address) -> Waiters:
-        """Return who is told of room for a peer: its own if it was refused. Lock held."""
+    def room_waiters_of(self, peer: IPAddress) -> Waiters:
+        """Return the waiters for room at a peer: its own if it was rejected. Lock held."""
         if isinstance(self._routes.get(peer), LoopPath):
             destination: Destination | None = self.accounts.here
         else:
@@ -539,7 +540,7 @@ class Mailbox(Inbox):
         return destination.waiters_made()
 
     def configure(self, settings: MailboxSettings) -> None:
-        """Replace the settings; waiters look again. Inside another call, soon."""
+        """Replace the settings; waiters check again. Inside another call, soon."""
         self._configured = settings
         if self._plane.is_inside():
             self._plane.later(self._take_settings)
@@ -547,7 +548,7 @@ class Mailbox(Inbox):
             self._take_settings()
 
     def _take_settings(self) -> None:
-        """Apply what was configured last. No lock held."""
+        """Apply the last configured settings. No lock held."""
         with self._lock:
             settings = self._configured
             if settings.tos != self.settings.tos:  # it may lead over other connections
@@ -555,11 +556,11 @@ class Mailbox(Inbox):
                 self._flows = {}
             self._apply(settings)
             self._plane.tell_room(self)
-            self.receive_waiters.tell_all(self._plane.desk)
+            self.receive_waiters.tell_all(self._plane.wait_queue)
             self._plane.note_taken(self)
-        self._plane.settle()
+        self._plane.finish_pass()
 
-    def cancel(self, peer: Address | None, port: int | None) -> int:
+    def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
         self._plane.refuse_reentry()
         count = 0
@@ -568,32 +569,32 @@ class Mailbox(Inbox):
                 if peer is None or path.peer == peer:
                     count += path.cancel(self, port)
             self._plane.note_room(self)
-        self._plane.settle()
+        self._plane.finish_pass()
         return count
 
     def unacknowledged(self) -> int:
-        """Return how many messages have left this socket's calls and are not acknowledged."""
+        """Return how many sent messages of this socket are not acknowledged."""
         with self._lock:
             return sum(sum(path.counts(self)) for path in self.paths())
 
     def fileno(self) -> int:
-        """Return the readiness descriptor, made on the first call.
+        """Return the readiness descriptor, created on the first call.
 
         Inside another call as well: then what that call changes is shown soon.
         """
         if self.closed:
-            raise os_error(self._plane.closed_refusal)
+            raise os_error(self._plane.closed_reason)
         descriptor = self.descriptor
         if descriptor is None:
             made = ReadinessDescriptor(self._wanted_readiness)
-            if self.descriptor is None:  # else a handler, or another thread, was faster
+            if self.descriptor is None:  # else a handler or another thread was faster
                 self.descriptor = made
             descriptor = self.descriptor
             if descriptor is not made:
                 made.close()
-            if self.closed:  # meanwhile, and it may not have seen this one
+            if self.closed:  # closed meanwhile; the close may have missed this one
                 descriptor.close()
-                raise os_error(self._plane.closed_refusal)
+                raise os_error(self._plane.closed_reason)
             if self._plane.is_inside():
                 self._plane.later(self._begin_to_show)
             else:
@@ -601,11 +602,11 @@ class Mailbox(Inbox):
         return descriptor.fileno()
 
     def _begin_to_show(self) -> None:
-        """Have every change shown from now on, and what changed meanwhile. No lock held."""
+        """Show every change from now on, and changes made meanwhile. No lock held."""
         with self._lock:
             self.special = True
-            self._plane.helper.want()
-        self._plane.helper.deliver()
+            self._plane.progress_thread.want()
+        self._plane.progress_thread.deliver()
         self.sync()
 
     def _wanted_readiness(self) -> tuple[bool, bool]:
@@ -616,9 +617,9 @@ class Mailbox(Inbox):
         return readable, writable
 
     def has_one_way(self) -> bool:
-        """Tell whether a path at its bound of messages is all that we send by: then we wait.
+        """Return whether all sends share a path or account: at its limit then every send waits.
 
-        Else only its destination does.
+        Otherwise only sends to its destination wait.
         """
         return len(self._routes) == 1 or self.settings.single_account
 
@@ -626,13 +627,13 @@ class Mailbox(Inbox):
         """Show the state on the descriptor, if there is one. No lock held."""
         if self.descriptor is None:
             return
-        if changes_one_here():  # in a handler, and another thread may be changing this one
+        if changes_one_here():  # in a handler; another thread may be changing this one
             self._plane.later(self.sync)
         else:
             self.descriptor.sync()
 
-    def settle_special(self) -> None:
-        """Find out whether the next take has more to do than to take. Lock held."""
+    def finish_special(self) -> None:
+        """Decide whether the next take has further work. Lock held."""
         self.special = bool(
             self.closed
             or self.descriptor is not None
@@ -644,16 +645,16 @@ class Mailbox(Inbox):
     def _has_notice(self) -> bool:
         return self._notice_groups != 0 or bool(self.notices)
 
-    def paths(self) -> list[StreamPath | CarriedPath]:
+    def paths(self) -> list[StreamPath | MessageTransport]:
         """Return the paths of this address. Lock held."""
         return self._host.all_paths()
 
-    def sends_by_loop_to(self, address: Address) -> bool:
-        """Tell whether this socket has sent to an address of this process. Lock held."""
+    def sends_by_loop_to(self, address: IPAddress) -> bool:
+        """Return whether this socket has sent to an address of this process. Lock held."""
         return isinstance(self._routes.get(address), LoopPath)
 
     def shut(self, plane: Plane) -> None:
-        """Leave the port, drop what nobody will read, wake everybody. Lock held."""
+        """Leave the port, drop the queue, wake all threads. Lock held."""
         self._host.inboxes.pop(self.port, None)
         self._flows = {}
         for path in self.paths():
@@ -662,23 +663,23 @@ class Mailbox(Inbox):
         self.queue.clear()
         self.notices.clear()
         self.receive_queued_bytes = 0
-        self.over_since_ns = None  # a second look would never end
+        self.over_since_ns = None  # a second check would never end
         self.special = True  # a take finds `closed`
         if self.congested:
             self.congested = False
             congestion.show(plane, self, on=False)
-        self.receive_waiters.tell_all(plane.desk)
-        self.room_waiters.tell_all(plane.desk)
+        self.receive_waiters.tell_all(plane.wait_queue)
+        self.room_waiters.tell_all(plane.wait_queue)
         for destination in self.accounts.take_refused():
-            destination.tell(plane.desk)
-        self.operation_waiters.tell_all(plane.desk)
+            destination.tell(plane.wait_queue)
+        self.operation_waiters.tell_all(plane.wait_queue)
 
     def abandon_in_child(self) -> None:
-        """Refuse everything from now on; called in the child of a fork."""
+        """Fail every call from now on; called in the child of a fork."""
         self._lock, self._holds_lock = self._plane.lock, self._plane.holds_lock
         self.closed = self.special = True
         self._flows = {}
-        # The parent's are not here.
+        # The parent's waiters and queues are not in the child.
         self.receive_waiters, self.room_waiters = Waiters(), Waiters()
         self.accounts = SendAccounts()
         self.operation_waiters = Waiters()
@@ -686,8 +687,8 @@ class Mailbox(Inbox):
             self.descriptor.abandon_in_child()
 
     def close(self, linger_ns: int | None = None) -> None:
-        """Unbind; what is queued is given `linger_ns`, by default a second in the background."""
+        """Unbind; queued messages have `linger_ns`, by default a second in the background."""
         self._plane.close_mailbox(self, linger_ns)
 
 
-_LAST_POSITION = 2  # from queueing to the application; the earlier stages fall together here
+_LAST_POSITION = 2  # from queueing to the application; the earlier stages coincide here

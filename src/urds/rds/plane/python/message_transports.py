@@ -1,7 +1,7 @@
-"""What the plane does for paths whose messages another transport carries (`dataplane.carriage`).
+"""What the plane does for message transports (`rds.plane.message_transport`).
 
-Such a path is a host's beside those with streams: it shares the host's congestion map and the map
-of its peer, it may be at its bound of messages, and a mailbox far over its buffer makes it pause.
+Such a path belongs to a host like one with a stream: it shares the host's congestion map and its
+peer's map, it may be at its limit of messages, and a mailbox far over its buffer pauses it.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from urds.dataplane.carriage import CarriedPath
-    from urds.dataplane.reference.inbox import Inbox
-    from urds.dataplane.reference.plane import Plane
+    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.python.inbox import Inbox
+    from urds.rds.plane.python.plane import Plane
 
 
-def remove(plane: Plane, path: CarriedPath) -> None:
-    """Forget a path and every route over it; its waiting senders look again. Lock held."""
+def remove(plane: Plane, path: MessageTransport) -> None:
+    """Remove a path and every route over it; its waiting senders check again. Lock held."""
     host = plane.hosts[path.local]
-    host.carried.pop(path, None)
+    host.transports.pop(path, None)
     for mailbox in host.inboxes.values():
         mailbox.forget_route(path)
     plane.note_path_room(path)
     plane.missing.pop(path, None)
     plane.full_paths.discard(path)
     plane.maps_due.discard(path)
-    plane.carried_dues.pop(path, None)
+    plane.message_transport_dues.pop(path, None)
     host.forget_peer_map(path.peer)
 
 
 def deliver(
     plane: Plane,
-    path: CarriedPath,
+    path: MessageTransport,
     source_port: int,
     target_port: int,
     payload: bytes,
@@ -42,9 +42,9 @@ def deliver(
     if inbox is None:
         counters.recv_drop_no_sock += 1
         return True
-    sources = host.carried.get(path)
+    sources = host.transports.get(path)
     if sources is None:
-        sources = host.add_carried(path)
+        sources = host.add_message_transport(path)
     source = sources[source_port]
     if inbox.detailed or extension:
         inbox.put((payload, source, extension, plane.wall_ns(), plane.clock_ns()))
@@ -60,7 +60,7 @@ def deliver(
     return False
 
 
-def _pause(plane: Plane, path: CarriedPath, inbox: Inbox) -> None:
+def _pause(plane: Plane, path: MessageTransport, inbox: Inbox) -> None:
     """Have the path resumed when the mailbox is at half of its hard bound. Lock held."""
     if path not in inbox.pausing:
         inbox.pausing.add(path)

@@ -1,28 +1,29 @@
-"""How operations that have ended come to the application: waits for one, and notices.
+"""Completion of operations at the application: waits, and notices.
 
-Whoever carries a message sets the status of each of its operations and calls `note`. Notices go
-ahead of messages and congestion notices; a closed mailbox collects none, and whoever waits for an
-operation of it is refused. Source: linux v6.12 net/rds/recv.c (rds_notify_queue_get); rds.md 3.5.
+The transport sets the status of each of a message's operations and calls `note`. Notices go ahead
+of messages and congestion notices; a closed mailbox collects none, and a wait for one of its
+operations raises. Source: linux v6.12 net/rds/recv.c (rds_notify_queue_get); docs/reference/rds.md
+3.5.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urds.dataplane.operations import Operation, OperationNotice, OperationNotices
-from urds.errors import os_error
+from urds.common.errors import os_error
+from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.mailbox import Mailbox
+    from urds.rds.plane.python.mailbox import Mailbox
 
-NOTICES_MAX = 65_536  # of one mailbox; a peer that is never asked for them costs no more
+NOTICES_MAX = 65_536  # of one mailbox; a peer that never requests them costs no more
 
 
 def note(mailbox: Mailbox, operation: Operation) -> None:
-    """Tell who waits for an operation that it has ended; keep its notice. Lock held."""
+    """Wake the waiters for an ended operation; keep its notice. Lock held."""
     plane = mailbox._plane
     assert operation.status is not None, "an operation ends with a status"
-    mailbox.operation_waiters.tell_all(plane.desk)
+    mailbox.operation_waiters.tell_all(plane.wait_queue)
     if mailbox.closed or not operation.wants_notice:
         return
     if len(mailbox.notices) >= NOTICES_MAX:
@@ -48,10 +49,10 @@ def wait(mailbox: Mailbox, operation: Operation, wait_ns: int | None) -> bool:
         if operation.status is not None:
             return True
         if mailbox.closed:
-            raise os_error(plane.closed_refusal)
+            raise os_error(plane.closed_reason)
         return None
 
     ended = plane.wait(attempt, mailbox.operation_waiters, wait_ns, flush=mailbox)
     plane.driven = True
-    plane.settle()
+    plane.finish_pass()
     return ended is True

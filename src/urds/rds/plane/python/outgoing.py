@@ -1,16 +1,16 @@
-"""The sending half of a path: number, keep until acknowledged, repeat after a break.
+"""The send side of a path: number, keep until acknowledged, retransmit after a break.
 
 A value machine: no I/O, no clock, no lock. Messages wait in three queues, sent in this order:
 
-    repeats   were handed to an earlier stream and not acknowledged; keep their number, carry
-              RETRANSMITTED, go first and restart from their header
-    unsent    have no number yet; a message is numbered when it first becomes octets, so that
-              cancelling an unsent message leaves no hole
-    unacked   became octets of the current stream; kept until the peer has them
+    retransmits  were sent on an earlier stream and not acknowledged; keep their number, carry
+                 RETRANSMITTED, go first and restart from their header
+    unsent       have no number yet; a message is numbered when it first becomes bytes, so that
+                 cancelling an unsent message leaves no hole
+    unacked      became bytes of the current stream; kept until the peer has them
 
 What "has them" means depends on the peer (`Release`): towards Linux the TCP stack's count of
-acknowledged octets, between own nodes the header's acknowledgement field. A message that was cut in
-the middle is repeated whole. Source: linux v6.12 net/rds/send.c (rds_send_path_reset).
+acknowledged bytes, between urds nodes the header's acknowledgement field. A message cut in the
+middle is retransmitted whole. Source: linux v6.12 net/rds/send.c (rds_send_path_reset).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from itertools import chain, islice, repeat, starmap
 from operator import itemgetter
 from typing import Any, Protocol
 
-from urds.constants import PROBE_PORT, HeaderFlag
-from urds.dataplane.base import Buffer, Limits, Release
-from urds.dataplane.reference.alike import RUN_MIN
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.outgoing_runs import frame_run
-from urds.dataplane.reference.rare_frames import emit_header
-from urds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.constants import PROBE_PORT, HeaderFlag
+from urds.rds.plane.contract import Buffer, Limits, Release
+from urds.rds.plane.python.alike import RUN_MIN
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.outgoing_runs import frame_run
+from urds.rds.plane.python.rare_frames import emit_header
+from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -39,7 +39,7 @@ _exhaust = deque[object](maxlen=0).extend  # each step of it made of C: no handl
 
 
 class Owner(Protocol):
-    """The send account of a socket: payload octets queued or unacknowledged."""
+    """The send account of a socket: payload bytes queued or unacknowledged."""
 
     send_queued_bytes: int
     given_up: int
@@ -47,41 +47,41 @@ class Owner(Protocol):
 
 # (owner, source_port, target_port, payload, extension); owner None: the control plane's own
 Unsent = tuple[Owner | None, int, int, Buffer, bytes]
-# (sequence, stream position behind its last octet, owner, source_port, target_port, payload, ext)
+# (sequence, stream position behind its last byte, owner, source_port, target_port, payload, ext)
 Sent = tuple[int, int, Owner | None, int, int, Buffer, bytes]
 
 
 class Fence:
     """A place in a path's queue that another path waits for.
 
-    Fan-out moves a socket from path 0 to another; what it sends there must not overtake what it
-    left behind. Source: linux v7.0 (mprds catch-up, see docs/protocol/rds-tcp.md).
+    Fan-out moves a socket from path 0 to another; later messages there must not overtake those left
+    behind. Source: linux v7.0 (mprds catch-up, see docs/protocol/rds-tcp.md).
     """
 
     __slots__ = ("open", "sequence")
 
     def __init__(self) -> None:
         self.open = False
-        self.sequence: int | None = None  # known once the queue has been numbered up to here
+        self.sequence: int | None = None  # set once the queue is numbered up to here
 
 
 class Outgoing:
     """Queues and numbers of one direction of a path."""
 
     __slots__ = (
+        "ack_request_due",
         "acknowledgement_wanted",
+        "blocked_by",
         "checksum",
         "counters",
         "fences",
         "freed",
-        "gate",
         "limits",
         "pending_bytes",
         "plain",
         "position",
-        "question_due",
         "release",
-        "repeats",
+        "retransmits",
         "sequence_next",
         "unacked",
         "unacked_bytes_left",
@@ -93,21 +93,21 @@ class Outgoing:
         self.limits = limits
         self.counters = counters
         self.unsent: deque[Unsent | Fence] = deque()
-        self.repeats: deque[Sent] = deque()
+        self.retransmits: deque[Sent] = deque()
         self.unacked: deque[Sent] = deque()
         self.sequence_next = sequence_first
-        self.position = 0  # octets made for the current stream
-        self.pending_bytes = 0  # octets of `unsent`, headers included
+        self.position = 0  # bytes made for the current stream
+        self.pending_bytes = 0  # bytes of `unsent`, headers included
         self.release = Release.NOT_YET
         self.checksum = False
         self.acknowledgement_wanted = False  # a send account is at half of its bound
-        self.question_due = False  # somebody waits until all that is here is acknowledged
+        self.ack_request_due = False  # a thread waits until everything here is acknowledged
         self.unacked_packets_left = limits.unacked_packets_max
         self.unacked_bytes_left = limits.unacked_bytes_max
         self.fences: list[Fence] = []
-        self.gate: Fence | None = None  # on another path: nothing new leaves before it opens
-        self.plain = False  # the next message may become octets at once; `PathCore.is_plain`
-        self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell looked
+        self.blocked_by: Fence | None = None  # on another path: it holds new messages back
+        self.plain = False  # the next message may become bytes at once; `PathCore.is_plain`
+        self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell checked
 
     # -- queueing
 
@@ -121,7 +121,7 @@ class Outgoing:
         *,
         ahead: bool = False,
     ) -> None:
-        """Queue one message; `ahead` puts it before other new messages, behind repeats."""
+        """Queue one message; `ahead` puts it before other new messages, behind retransmissions."""
         message = (owner, source_port, target_port, payload, extension)
         payload_bytes = len(payload)
         self.pending_bytes += HEADER_BYTES + payload_bytes
@@ -133,15 +133,15 @@ class Outgoing:
             self.unsent.append(message)
 
     def is_long(self) -> bool:
-        """Tell whether what waits has 8 KiB on the average: then each costs a buffer or two."""
+        """Return whether the queue averages 8 KiB a message: each then takes a buffer or two."""
         return self.pending_bytes >= REFERENCE_BYTES * len(self.unsent)
 
     def message_count(self) -> int:
         """Return how many messages are queued or unacknowledged."""
-        return len(self.unsent) + len(self.unacked) + len(self.repeats)
+        return len(self.unsent) + len(self.unacked) + len(self.retransmits)
 
     def fence(self) -> Fence:
-        """Return a fence behind everything queued now."""
+        """Return a fence behind every message queued now."""
         fence = Fence()
         self.plain = False
         self.unsent.append(fence)
@@ -151,30 +151,30 @@ class Outgoing:
 
     # -- the stream
 
-    def frame(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-        """Turn queued messages into octets until `octets_max`; return how many were made.
+    def frame(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+        """Frame queued messages until `bytes_max`; return how many bytes were made.
 
         Small messages are joined, payloads of 8 KiB or more are appended as they are: few buffers,
-        for one write takes 1,024 at most. The acknowledgement goes into every header; 0 towards
+        since one write takes 1,024 at most. The acknowledgement goes into every header; 0 towards
         Linux.
         """
-        made = self._frame_repeats(out, octets_max, acknowledgement) if self.repeats else 0
-        if self.unsent and made < octets_max:
-            if self.gate is None or self._gate_is_open():
-                made += self._frame_unsent(out, octets_max - made, acknowledgement)
+        made = self._frame_retransmits(out, bytes_max, acknowledgement) if self.retransmits else 0
+        if self.unsent and made < bytes_max:
+            if self.blocked_by is None or self._fence_is_open():
+                made += self._frame_unsent(out, bytes_max - made, acknowledgement)
             else:
                 self.counters.mprds_catchup_tx0_retries += 1
         return made
 
-    def _frame_unsent(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-        """Frame new messages, runs of like ones as a whole and others one after the other."""
+    def _frame_unsent(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+        """Frame new messages, batches of like ones as a whole and others one after the other."""
         made = 0
         small: list[Buffer] = []
-        while self.unsent and made < octets_max:
+        while self.unsent and made < bytes_max:
             run, framed = 0, list[Buffer]()
             if len(self.unsent) > RUN_MIN and not self.fences:
-                run = frame_run(self, framed, octets_max - made, acknowledgement)
-            made += run or self._frame_new(framed, octets_max - made, acknowledgement)
+                run = frame_run(self, framed, bytes_max - made, acknowledgement)
+            made += run or self._frame_new(framed, bytes_max - made, acknowledgement)
             small += framed
             if len(framed) > 1:  # long payloads among them are buffers of their own
                 out += small
@@ -183,10 +183,10 @@ class Outgoing:
             out.append(b"".join(small))
         return made
 
-    def _frame_new(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-        """Frame new messages, at most 32, for then there may be a run.
+    def _frame_new(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+        """Frame new messages, at most 32: a batch may follow.
 
-        Local names hold what the loop touches for each of them.
+        Local names hold what the loop uses for each of them.
         """
         pieces: list[Buffer] = []
         sent: list[Sent] = []
@@ -194,7 +194,7 @@ class Outgoing:
         sequence, position, checksum = self.sequence_next, self.position, self.checksum
         acknowledging = self.release is Release.PEER_ACKNOWLEDGED
         packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
-        fenced, end = bool(self.fences), position + octets_max
+        fenced, end = bool(self.fences), position + bytes_max
         last_sequence = sequence + len(unsent) - 1 if self.acknowledgement_wanted else -1
         for message in islice(unsent, _SINGLES):
             if position >= end:
@@ -244,7 +244,7 @@ class Outgoing:
         return self.keep_numbered(sent, sequence, position)
 
     def keep_numbered(self, sent: Iterable[Sent], sequence: int, position: int) -> int:
-        """Move messages that have become octets, from `unsent` to `unacked`; return their octets.
+        """Move messages that have become bytes, from `unsent` to `unacked`; return their bytes.
 
         `sequence` and `position` follow the last one. Numbers, account and queues change in one
         step (`interrupts`), or a message could get a second number.
@@ -263,15 +263,15 @@ class Outgoing:
             self._open_fences()
         return made
 
-    def _frame_repeats(self, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-        """Repeat what an earlier stream was handed, oldest first, with its old number."""
+    def _frame_retransmits(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+        """Retransmit messages of an earlier stream, oldest first, with their old numbers."""
         start = self.position
         flags = _RETRANSMITTED
         if self.release is Release.PEER_ACKNOWLEDGED:
             flags |= _ACK_REQUIRED
         pieces: list[Buffer] = []
-        while self.repeats and self.position < start + octets_max:
-            sequence, _, owner, source_port, target_port, payload, extension = self.repeats[0]
+        while self.retransmits and self.position < start + bytes_max:
+            sequence, _, owner, source_port, target_port, payload, extension = self.retransmits[0]
             pieces.append(
                 emit_header(
                     sequence=sequence,
@@ -291,7 +291,7 @@ class Outgoing:
                 pieces = []
             position = self.position + HEADER_BYTES + len(payload)
             again = (sequence, position, owner, source_port, target_port, payload, extension)
-            moved = _moved((again,), self.repeats, 1)
+            moved = _moved((again,), self.retransmits, 1)
             self.counters.send_repeated += 1
             self.position = position
             self.unacked.extend(moved)  # one step with the store
@@ -299,15 +299,18 @@ class Outgoing:
             out.append(b"".join(pieces))
         return self.position - start
 
-    def _gate_is_open(self) -> bool:
-        if self.gate is not None and self.gate.open:
-            self.gate = None
-        return self.gate is None
+    def _fence_is_open(self) -> bool:
+        if self.blocked_by is not None and self.blocked_by.open:
+            self.blocked_by = None
+        return self.blocked_by is None
 
     def end_stream(self) -> None:
-        """Turn everything unacknowledged into repeats, in its old order."""
-        repeats, unacked = deque(chain(self.unacked, self.repeats)), deque[Sent]()
-        self.repeats, self.unacked = repeats, unacked  # in one step: an interrupt may repeat this
+        """Move every unacknowledged message to the retransmit queue, in its old order."""
+        retransmits, unacked = deque(chain(self.unacked, self.retransmits)), deque[Sent]()
+        self.retransmits, self.unacked = (
+            retransmits,
+            unacked,
+        )  # in one step: an interrupt may repeat this
         self.position = 0
         self.plain = False
         self.allow_unacked()
@@ -315,22 +318,22 @@ class Outgoing:
     # -- acknowledgements
 
     def want_acknowledgement(self) -> None:
-        """Have the last message ask: an account is half full, and others may wait for room."""
+        """Have the last message request an ack: an account is half full, others may wait."""
         self.acknowledgement_wanted = True
         self.plain = False
 
     def asks(self) -> bool:
-        """Tell whether all that can leave has left, and somebody waits for its acknowledgement."""
+        """Return whether every ready message has left, and a thread waits for its ack."""
         return (
-            self.question_due
+            self.ack_request_due
             and self.release is Release.PEER_ACKNOWLEDGED
             and bool(self.unacked)
-            and not self.repeats
-            and (not self.unsent or (self.gate is not None and not self.gate.open))
+            and not self.retransmits
+            and (not self.unsent or (self.blocked_by is not None and not self.blocked_by.open))
         )
 
     def handle_peer_acknowledged(self, sequence: int) -> bool:
-        """Free everything up to `sequence`; False if that was never handed over."""
+        """Free everything up to `sequence`; return False if that was never sent."""
         if sequence >= self.sequence_next:
             return False
         unacked = self.unacked
@@ -341,30 +344,30 @@ class Outgoing:
                     break
                 messages, freed_bytes = messages + 1, freed_bytes + len(payload)
             self._free(unacked, messages, owner, freed_bytes)
-        if not unacked:  # nothing is out: a request and its reply need no further asking
+        if not unacked:  # nothing is out: a request and its reply need no further request
             self.allow_unacked()
         if self.fences:
             self._open_fences()
         return True
 
     def allow_unacked(self) -> None:
-        """Begin to count anew how much may be out before an acknowledgement is asked for."""
+        """Restart the count of messages that may be out before an acknowledgement is requested."""
         self.unacked_packets_left = self.limits.unacked_packets_max
         self.unacked_bytes_left = self.limits.unacked_bytes_max
 
-    def handle_stream_acknowledged(self, octets: int) -> None:
-        """Free what lies wholly within the first `octets` of the current stream."""
+    def handle_stream_acknowledged(self, byte_count: int) -> None:
+        """Free messages wholly within the first `byte_count` bytes of the current stream."""
         unacked = self.unacked
-        while unacked and unacked[0][1] <= octets:
+        while unacked and unacked[0][1] <= byte_count:
             self._free(unacked, 1, unacked[0][2], len(unacked[0][5]))
         if self.fences:
             self._open_fences()
 
-    def forget_repeats(self, sequence: int) -> None:
-        """Free repeats that the peer says it has, up to `sequence`."""
-        repeats = self.repeats
-        while sequence < self.sequence_next and repeats and repeats[0][0] <= sequence:
-            self._free(repeats, 1, repeats[0][2], len(repeats[0][5]))
+    def forget_retransmits(self, sequence: int) -> None:
+        """Free messages to retransmit that the peer reports received, up to `sequence`."""
+        retransmits = self.retransmits
+        while sequence < self.sequence_next and retransmits and retransmits[0][0] <= sequence:
+            self._free(retransmits, 1, retransmits[0][2], len(retransmits[0][5]))
         if self.fences:
             self._open_fences()
 
@@ -380,7 +383,7 @@ class Outgoing:
         _exhaust(gone)  # one step with the store
 
     def _open_fences(self) -> None:
-        oldest = self.unacked or self.repeats  # what was repeated already is older
+        oldest = self.unacked or self.retransmits  # a message retransmitted already is older
         for fence in self.fences:
             if fence.sequence is None and self.unsent and self.unsent[0] is fence:
                 self.unsent.popleft()
@@ -392,12 +395,12 @@ class Outgoing:
     # -- taking messages out
 
     def forget_probes(self) -> None:
-        """Repeat no handshake any more, and send none that waits: another follows, and says more.
+        """Retransmit no handshake any more, drop any that waits: a newer one follows.
 
-        A stranger who connects and leaves acknowledges none of them. Kept, they would become more
-        with each of his connections, and all go out again on the next.
+        A pending connection that is closed at once acknowledges none of them. Kept, they would grow
+        with each such connection, and all would go out again on the next.
         """
-        self.repeats = deque(sent for sent in self.repeats if not _is_probe(*sent[2:5]))
+        self.retransmits = deque(sent for sent in self.retransmits if not _is_probe(*sent[2:5]))
         self.unacked = deque(sent for sent in self.unacked if not _is_probe(*sent[2:5]))
         for message in [one for one in self.unsent if not isinstance(one, Fence)]:
             if _is_probe(*message[:3]):
@@ -407,8 +410,8 @@ class Outgoing:
     def cancel(self, owner: Owner, target_port: int | None) -> int:
         """Remove the owner's messages, to one port or to all; return how many.
 
-        Octets already made go out to the end, for the sake of framing; only repeating ends.
-        Source: linux v6.12 net/rds/send.c (rds_send_drop_to).
+        Framed bytes go out to the end, to keep the framing; only retransmission ends. Source: linux
+        v6.12 net/rds/send.c (rds_send_drop_to).
         """
         unsent: deque[Unsent | Fence] = deque()
         removed = removed_bytes = 0
@@ -417,12 +420,12 @@ class Outgoing:
                 removed, removed_bytes = removed + 1, removed_bytes + len(message[3])
             else:
                 unsent.append(message)
-        repeats, repeated, repeated_bytes = _without(self.repeats, owner, target_port)
+        retransmits, repeated, repeated_bytes = _without(self.retransmits, owner, target_port)
         unacked, sent, sent_bytes = _without(self.unacked, owner, target_port)
         gone_bytes = removed_bytes + repeated_bytes + sent_bytes
         freed_bytes = self.freed.get(owner, 0) + gone_bytes
         # One step: an interrupt must not part the queues from their account.
-        self.unsent, self.repeats, self.unacked = unsent, repeats, unacked
+        self.unsent, self.retransmits, self.unacked = unsent, retransmits, unacked
         self.pending_bytes -= HEADER_BYTES * removed + removed_bytes
         owner.send_queued_bytes -= gone_bytes
         self.freed[owner] = freed_bytes
@@ -430,23 +433,23 @@ class Outgoing:
         return removed + repeated + sent
 
     def holds(self, owner: Owner | None = None) -> bool:
-        """Tell whether a message of the owner, or of any, is queued or unacknowledged."""
+        """Return whether a message of the owner, or of any, is queued or unacknowledged."""
         if owner is not None and owner.send_queued_bytes:
             return True
-        sent = (message[2] for message in chain(self.repeats, self.unacked))
+        sent = (message[2] for message in chain(self.retransmits, self.unacked))
         unsent = (one[0] for one in self.unsent if not isinstance(one, Fence))
         return any(one is not None and owner in (None, one) for one in chain(sent, unsent))
 
     def counts(self, owner: Owner | None = None) -> tuple[int, int]:
-        """Count the messages of the owner, or of any: never sent, and not acknowledged."""
+        """Return how many messages of the owner, or of all, are unsent and unacknowledged."""
         unsent = (one[0] for one in self.unsent if not isinstance(one, Fence))
-        sent = (message[2] for message in chain(self.repeats, self.unacked))
+        sent = (message[2] for message in chain(self.retransmits, self.unacked))
         return _count(unsent, owner), _count(sent, owner)
 
     def drop_handed_over(self) -> int:
-        """Drop what an earlier life of the peer was handed and did not acknowledge."""
-        dropped = self._give_up(list(self.repeats) + list(self.unacked))
-        self.repeats.clear()
+        """Drop messages sent to an earlier generation of the peer and not acknowledged."""
+        dropped = self._give_up(list(self.retransmits) + list(self.unacked))
+        self.retransmits.clear()
         self.unacked.clear()
         self._open_fences()
         return dropped
@@ -469,7 +472,7 @@ class Outgoing:
         for message in messages:
             owner = message[2]
             if owner is None:
-                continue  # a ping or pong: nobody's message
+                continue  # a ping or pong: not counted
             count += 1
             payload_bytes = len(message[5])
             freed_bytes = self.freed.get(owner, 0) + payload_bytes
@@ -484,9 +487,9 @@ def _count(owners: Iterable[Owner | None], wanted: Owner | None) -> int:
 
 
 def _moved(kept: Iterable[Sent], queue: deque[Any], messages: int) -> Iterable[Sent]:
-    """Return what gives `kept` and, with each, takes the first message off `queue`.
+    """Return an iterator of `kept` that takes the first message off `queue` with each.
 
-    Made of C alone, so that one call moves them all (`interrupts`).
+    It is made of C alone, so that one call moves them all (`interrupts`).
     """
     return map(_first, zip(kept, starmap(queue.popleft, repeat((), messages)), strict=False))
 

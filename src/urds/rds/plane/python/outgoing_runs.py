@@ -1,7 +1,7 @@
-"""How a path frames a run of messages that are alike (`alike`): all of them in a few slices.
+"""Framing of a batch of like messages (`alike`) in a few slices.
 
-The result is that of the loop in `Outgoing`, message by message: numbers, stream positions, which
-of them ask for an acknowledgement, counters. A value machine: no I/O, no clock, no lock.
+The result is that of the loop in `Outgoing`, message by message: numbers, stream positions,
+acknowledgement requests, counters. A value machine: no I/O, no clock, no lock.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
-from urds.dataplane.base import Buffer, Release
-from urds.dataplane.reference import alike
-from urds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.plane.contract import Buffer, Release
+from urds.rds.plane.python import alike
+from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.outgoing import Outgoing, Unsent
+    from urds.rds.plane.python.outgoing import Outgoing, Unsent
 
 
-def frame_run(own: Outgoing, out: list[Buffer], octets_max: int, acknowledgement: int) -> int:
-    """Frame the run at the head of `unsent`, if there is one; return the octets made.
+def frame_run(own: Outgoing, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+    """Frame the batch at the head of `unsent`, if there is one; return the bytes made.
 
-    The last message of all is not in it: whether that one asks is decided apart.
+    It leaves out the last message, whose acknowledgement request is decided apart.
     """
     sequence, position, sum_field = own.sequence_next, own.position, 0
     owner, source_port, target_port, payload, _ = cast("Unsent", own.unsent[0])
@@ -29,7 +29,7 @@ def frame_run(own: Outgoing, out: list[Buffer], octets_max: int, acknowledgement
     if own.checksum:
         sum_field = alike.sum_of(sequence, acknowledgement, payload_bytes, ports)
     before = len(own.unsent)
-    count = min(before - 1, octets_max // step, alike.count_max(sequence, sum_field))
+    count = min(before - 1, bytes_max // step, alike.count_max(sequence, sum_field))
     if count < alike.RUN_MIN or payload_bytes > alike.RUN_BYTES_MAX:
         return 0
     payloads = alike.payloads_at_head(own.unsent, count)
@@ -37,22 +37,22 @@ def frame_run(own: Outgoing, out: list[Buffer], octets_max: int, acknowledgement
         return 0
     asking = range(0)
     if own.release is Release.PEER_ACKNOWLEDGED:
-        first = max(0, own.unacked_packets_left - 1)  # none are left where many were cancelled
+        first = max(0, own.unacked_packets_left - 1)  # none are left if many were cancelled
         asking = range(first, count, own.limits.unacked_packets_max)
     fields = (sequence, acknowledgement, payload_bytes, source_port, target_port)
-    octets = alike.emit(HEADER.pack(*fields, 0, 0, 0, sum_field, 0, 0), payloads, asking)
+    data = alike.emit(HEADER.pack(*fields, 0, 0, 0, sum_field, 0, 0), payloads, asking)
     numbers = range(sequence, sequence + count)
-    ends = range(position + step, position + len(octets) + 1, step)
+    ends = range(position + step, position + len(data) + 1, step)
     same = (repeat(one) for one in (owner, source_port, target_port))
     messages = zip(numbers, ends, *same, payloads, repeat(b""))
-    out.append(octets)
+    out.append(data)
     if own.release is Release.PEER_ACKNOWLEDGED:
         _count_down(own, asking, count, payload_bytes)
-    return own.keep_numbered(messages, sequence + count, position + len(octets))
+    return own.keep_numbered(messages, sequence + count, position + len(data))
 
 
 def _count_down(own: Outgoing, asking: range, count: int, payload_bytes: int) -> None:
-    """Count down, behind the last message that asked, to the next that has to."""
+    """Count down, behind the last message that requested an ack, to the next that has to."""
     if asking:
         own.allow_unacked()
         own.counters.send_ack_required += len(asking)

@@ -1,14 +1,14 @@
-"""How a new life of the peer shows in what it sends: by its maps or by its probes.
+"""Detection of a peer's restart by its maps or its probes.
 
-A value machine. An own node says its life in each map; a kernel says a generation in each probe
-from linux v7.0 on, and before that nothing: then a second probe means a new life, unless it is the
-first one repeated. See docs/adr/0008-the-map-tells-the-life.md and docs/protocol/rds-tcp.md.
+A value machine. A urds node sends its generation in each map; a kernel sends one in each probe from
+linux v7.0 on, and none before: then a second probe is a restart, unless it is the first one
+retransmitted. See docs/adr/0008-the-map-tells-the-life.md and docs/protocol/rds-tcp.md.
 """
 
 from __future__ import annotations
 
-from urds.constants import HeaderFlag
-from urds.wire.exthdr import parse_handshake
+from urds.rds.constants import HeaderFlag
+from urds.rds.wire.extensions import parse_handshake
 
 RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 PROBE_PORT = 1
@@ -17,35 +17,35 @@ PROBE_PORT = 1
 Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
-class PeerLives:
-    """What is known of the peer's present life."""
+class PeerGenerations:
+    """The known present generation of the peer."""
 
-    __slots__ = ("generation", "life", "probe_sequence")
+    __slots__ = ("generation", "map_generation", "probe_sequence")
 
     def __init__(self) -> None:
         self.probe_sequence: int | None = None  # of the last probe
-        self.generation: int | None = None  # a kernel's
-        self.life: int | None = None  # the generation in an own node's maps
+        self.generation: int | None = None  # of a kernel
+        self.map_generation: int | None = None  # in a urds node's maps
 
     def is_new_by_map(self, extension: bytes) -> bool:
-        """Tell whether a map tells another life of an own node; note the one it tells.
+        """Return whether a map carries another generation of a urds node; note it.
 
-        A first word on it begins no life: a node that took us for a kernel kept it to itself.
+        The first one sent is no restart: towards a supposed kernel a node sends none.
         """
         handshake = parse_handshake(extension)
         if handshake.mark is None or handshake.generation is None:
             return False
-        known, self.life = self.life, handshake.generation
+        known, self.map_generation = self.map_generation, handshake.generation
         return known not in (None, handshake.generation)
 
     def is_new_by_probe(self, fields: Fields) -> bool:
-        """Tell whether a message is a probe of a kernel that began anew; note its generation."""
+        """Return whether a message is a probe of a restarted kernel; note its generation."""
         sequence, _, _, source_port, target_port, flags = fields[:6]
         if source_port != PROBE_PORT or target_port:
             return False
         handshake = parse_handshake(extension_of(fields))
         if handshake.mark is not None:
-            return False  # an own node tells in its maps
+            return False  # a urds node sends it in its maps
         if handshake.generation is not None:
             # Noted here too: the next probe may come before the control plane has read this one.
             known, self.generation = self.generation, handshake.generation
@@ -56,5 +56,5 @@ class PeerLives:
 
 
 def extension_of(fields: Fields) -> bytes:
-    """Return the extension header of a frame, 16 octets."""
+    """Return the extension header of a frame, 16 bytes."""
     return (fields[9] << 64 | fields[10]).to_bytes(16, "big")

@@ -1,7 +1,7 @@
-"""The descriptors that a plane waits for: streams, the kick, and what the control plane watches.
+"""The descriptors of a plane: streams, the kick, and those that the control plane watches.
 
 One epoll set for all of them, so that one thread can wait for everything, and so that an event loop
-can wait for the plane by one descriptor. Who serves what is ready is the plane's affair.
+can wait for the plane by one descriptor. The plane decides which thread serves it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import select
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Event, Interest, Ready
+from urds.rds.plane.contract import Event, Interest, Ready
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.plane import Plane
-    from urds.dataplane.reference.stream_path import StreamPath
+    from urds.rds.plane.python.plane import Plane
+    from urds.rds.plane.python.stream_path import StreamPath
 
 _READY_MAX = 64
-POLL_S_MAX = 86400.0  # epoll counts milliseconds in an int; who has longer to wait polls again
+POLL_S_MAX = 86400.0  # epoll counts milliseconds in an int; a longer wait polls again
 
 
 class PollSet:
-    """An epoll set and what its members stand for; the tables are guarded by the plane's lock."""
+    """An epoll set and its members; the plane's lock guards the tables."""
 
     def __init__(self, plane: Plane) -> None:
         self._lock = plane.lock
         self._set = select.epoll()
-        # For who waits alone: seconds (-1 for ever, else at most POLL_S_MAX), how many;
-        # descriptors and masks.
+        # For the fast path: seconds (-1 without limit, else at most POLL_S_MAX), count; descriptors
+        # and masks.
         self.wait = self._set.poll
         self.paths: dict[int, StreamPath] = {}  # by descriptor
         self._watched: dict[int, Interest] = {}
@@ -41,7 +41,7 @@ class PollSet:
         return self._set.poll(-1 if timeout_s is None else min(timeout_s, POLL_S_MAX), _READY_MAX)
 
     def add_kick(self, descriptor: int) -> None:
-        """Watch the kick for ever."""
+        """Watch the kick from now on."""
         self._set.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class PollSet:
         path.polled = True
 
     def remove(self, path: StreamPath) -> None:
-        """Take a path's stream out. Lock held."""
+        """Remove a path's stream. Lock held."""
         assert path.stream is not None
         descriptor = path.stream.fileno()
         self.paths.pop(descriptor, None)
@@ -68,7 +68,7 @@ class PollSet:
             self._set.unregister(descriptor)
 
     def update(self, path: StreamPath) -> None:
-        """Watch a path for what it waits for now. No lock held.
+        """Watch a path for its present needs. No lock held.
 
         A path that waits for nothing leaves the set: a member is told of errors whatever it asked
         for, so a connection that is reset while it is not read would keep every poll awake.
@@ -87,7 +87,7 @@ class PollSet:
                 self._set.unregister(descriptor)
             path.polled = bool(mask)
 
-    # -- what the control plane watches
+    # -- descriptors of the control plane
 
     def watch(self, descriptor: int, interest: Interest) -> None:
         """Watch a descriptor until it is ready once. No lock held."""
@@ -110,9 +110,9 @@ class PollSet:
                 self._set.unregister(descriptor)
 
     def take_watched(self, descriptor: int, events: list[Event]) -> bool:
-        """End the watch of a ready descriptor and report it; tell whether it was one. Lock held.
+        """End the watch of a ready descriptor, report it; return whether there was one. Lock held.
 
-        It is looked at again: between the poll and now its number may have come to mean another.
+        It is checked again: since the poll its number may have come to mean another file.
         """
         interest = self._watched.get(descriptor)
         if interest is None:
@@ -133,5 +133,5 @@ class PollSet:
     def watch_again(self) -> None:
         """Watch all that an interrupt kept from being reported. Lock held."""
         for descriptor, interest in self._watched.items():
-            with suppress(OSError):  # as a rule it is watched
+            with suppress(OSError):  # normally it is watched
                 self._set.register(descriptor, int(interest))

@@ -1,14 +1,14 @@
-"""The helper: what must happen when no application thread does it.
+"""The progress thread: it does the work that no application thread does.
 
-One daemon thread sits in `Plane.help`. It flushes tails, sends late acknowledgements and asks the
-kernel what a Linux peer's TCP has; and it reads when nobody else does. It sleeps on a set of its
-own: a wake descriptor and, nested, the plane's set armed for one event.
+One daemon thread runs `Plane.help`. It flushes batches, sends late acknowledgements and asks the
+kernel what a Linux peer's TCP has; and it reads when no other thread does. It sleeps on a set of
+its own: a wake descriptor and, nested, the plane's set armed for one event.
 
-It arms only while no leader exists and nobody has driven for a tick. *Driving* is leaving a wait,
-a pump, and each message taken: a consumer that empties a full queue must not have the helper read
-behind its back, or the queue grows without bound. It sleeps longer than a tick only with nothing
-due and either armed or a leader present for 16 ticks. That decision and every change that
-matters to it are made under the plane's lock, so none can slip between.
+It arms only while no leader exists and no thread has made progress for a tick (`driven`): left a
+wait, called `pump`, or taken a message. While a consumer empties a full queue, the progress thread
+must not read too, or the queue grows without bound. It sleeps longer than a tick only with nothing
+due and either armed or a leader present for 16 ticks. That decision and every change that matters
+to it are made under the plane's lock, so none can slip between.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import select
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Event
-from urds.dataplane.reference.poll_set import POLL_S_MAX
+from urds.rds.plane.contract import Event
+from urds.rds.plane.python.poll_set import POLL_S_MAX
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.plane import Plane
+    from urds.rds.plane.python.plane import Plane
 
 TICK_NS = 1_000_000
-_TICK_MAX_NS = 4_000_000  # while somebody drives; each tick costs him the interpreter lock
+_TICK_MAX_NS = 4_000_000  # while a thread makes progress; a tick costs it the interpreter lock
 _LEADER_TICKS = 16
-_SILENCE_NS = 50_000_000  # of an event loop, before the helper reads in its place
+_SILENCE_NS = 50_000_000  # of an event loop, before the progress thread reads in its place
 
 
-class Helper:
-    """State of the helper; `run` and what it calls belong to its thread, the rest to everybody."""
+class ProgressThread:
+    """State of the progress thread; only that thread calls `run` and what `run` calls."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -49,22 +49,22 @@ class Helper:
         self._loop_was_silent = False
         self.asleep = False  # in a sleep of more than a tick; plane's lock
         self.resting = False  # in any sleep; plane's lock
-        self.interrupted = False  # `Plane.wake`: end `run` though there is no event
+        self.interrupted = False  # `Plane.wake`: end `run` even without an event
         self.wake_due = False
 
     def want(self, *, now: bool = False) -> None:
-        """There is work: end a long sleep; with `now` any sleep. Plane's lock held."""
+        """End a long sleep, since there is work; with `now` any sleep. Plane's lock held."""
         if self.asleep or (now and self.resting):
             self.asleep = self.resting = False
             self.wake_due = True
 
     def leader_left(self) -> None:
-        """Nobody leads: an unarmed long sleep would leave the streams unread. Lock held."""
+        """End an unarmed long sleep: without a leader the streams would stay unread. Lock held."""
         if self.asleep and not self._armed:
             self.want()
 
     def ring(self) -> None:
-        """End any sleep, for a new look at who reads; takes no lock."""
+        """End any sleep, to decide again which thread reads; takes no lock."""
         os.eventfd_write(self.wake_descriptor, 1)
 
     def deliver(self) -> None:
@@ -78,7 +78,7 @@ class Helper:
         plane = self._plane
         while True:
             plane.catch_up()
-            plane.interrupts.settle()
+            plane.interrupts.finish_pass()
             plane.serve_due()
             with plane.lock:
                 events = plane.take_events()
@@ -95,17 +95,17 @@ class Helper:
                     )
                 self.resting = True
             if self._sleep(timeout_ns):
-                plane.counters.helper_passes += 1
+                plane.counters.progress_thread_passes += 1
                 plane.serve_ready(0.0)
 
     def _decide(self, now_ns: int) -> int | None:
-        """Arm if nobody reads; return how long to sleep, None until woken. Plane's lock held."""
+        """Arm if no thread reads; return how long to sleep, None until woken. Plane's lock held."""
         plane = self._plane
         driven, plane.driven = plane.driven, False
-        led = plane.desk.leader is not None
+        led = plane.wait_queue.leader is not None
         self._tick_ns = min(2 * self._tick_ns, _TICK_MAX_NS) if driven or led else TICK_NS
         self._leader_ticks = self._leader_ticks + 1 if led else 0
-        # An event loop that has not pumped for a while may be blocked by its own code.
+        # An event loop that has not called `pump` for a while may be blocked by its own code.
         looping = bool(plane.loops)
         absent = not looping or self._loop_was_silent
         self._loop_was_silent = looping and not driven
@@ -113,19 +113,19 @@ class Helper:
             self._set.modify(plane.poll_set.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
             self._armed = True
         due_ns = plane.next_due_ns(now_ns)
-        # Never sooner than a tick: in a burst the next tail is always nearly due, and gone by then.
+        # Never sooner than a tick: in a burst a batch is always nearly due, and gone by then.
         left_ns = None if due_ns is None else max(TICK_NS, due_ns - now_ns)
         if self._loop_was_silent and not self._armed:
             left_ns = _SILENCE_NS if left_ns is None else min(_SILENCE_NS, left_ns)
-        # A loop that drives does so again soon: a tick costs it less than a wake-up per message.
+        # An active event loop calls again soon: a tick costs it less than a wake-up per message.
         elif not self._armed and self._leader_ticks < _LEADER_TICKS:
             return self._tick_ns if left_ns is None else min(self._tick_ns, left_ns)
-        # What is due later than a tick from now must not make us deaf for what comes before it.
+        # Work due later than a tick must not hide work that comes before it.
         self.asleep = left_ns is None or left_ns > TICK_NS
         return left_ns
 
     def _sleep(self, timeout_ns: int | None) -> bool:
-        """Sleep; return whether the plane's set has something and nobody leads."""
+        """Sleep; return whether the plane's set is ready and there is no leader."""
         timeout_s = -1 if timeout_ns is None else min(timeout_ns / 1e9, POLL_S_MAX)
         ready = self._set.poll(timeout_s)
         plane = self._plane
@@ -136,16 +136,16 @@ class Helper:
                 if descriptor == self.wake_descriptor:
                     os.eventfd_read(self.wake_descriptor)
                 else:
-                    self._armed = False  # one event is spent, whoever serves it
-                    read = plane.desk.leader is None
+                    self._armed = False  # the one event is spent
+                    read = plane.wait_queue.leader is None
         return read
 
     def abandon_in_child(self) -> None:
-        """Forget after a fork that anybody sleeps: the bell is closed, its number may be reused."""
+        """Forget sleepers after a fork: the doorbell is closed, its number may be reused."""
         self.asleep = self.resting = self.wake_due = False
         self.close()
 
     def close(self) -> None:
-        """Release the descriptors."""
+        """Close the descriptors."""
         self._set.close()
         os.close(self.wake_descriptor)

@@ -1,9 +1,9 @@
-"""Frames that are made one at a time: repeats, congestion maps, hellos, acknowledgements."""
+"""Single frames: retransmissions, congestion maps, hellos, acknowledgements."""
 
 from __future__ import annotations
 
-from urds.constants import HeaderFlag
-from urds.wire.header import HEADER
+from urds.rds.constants import HeaderFlag
+from urds.rds.wire.header import HEADER
 
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
 _NO_EXTENSION = b""
@@ -20,7 +20,7 @@ def emit_header(
     extension: bytes,
     checksum: bool,
 ) -> bytes:
-    """Return the octets of one header of a rare frame: a repeat, a map, an acknowledgement."""
+    """Return one header of a retransmission, a map or an acknowledgement."""
     high = int.from_bytes(extension[:8], "big")
     low = int.from_bytes(extension[8:], "big")
     sum_field = 0
@@ -33,16 +33,16 @@ def emit_header(
     )  # fmt: skip
 
 
-def emit_map(octets: bytes, *, extension: bytes = _NO_EXTENSION, checksum: bool) -> bytes:
+def emit_map(data: bytes, *, extension: bytes = _NO_EXTENSION, checksum: bool) -> bytes:
     """Return a congestion map frame: number 0, ports 0, exactly the flag CONG_BITMAP."""
     header = emit_header(
         sequence=0,
         acknowledgement=0,
-        payload_bytes=len(octets),
+        payload_bytes=len(data),
         source_port=0,
         target_port=0,
         flags=_CONG_BITMAP,
         extension=extension,
         checksum=checksum,
     )
-    return header + octets
+    return header + data

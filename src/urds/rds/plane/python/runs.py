@@ -1,7 +1,7 @@
 """Neighbouring messages of one read, put into their inbox and counted in one step.
 
-An exception of a signal handler may come between any two calls. So a run is collected apart, and
-what it changes is stored right before the one call that puts it into the queue (`interrupts`).
+A signal handler's exception may come between any two calls. So a run is collected apart, and its
+changes are stored right before the one call that puts it into the queue (`interrupts`).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import SocketAddress
-from urds.dataplane.reference.inbox import Inbox, Item
+from urds.rds.plane.contract import SocketAddress
+from urds.rds.plane.python.inbox import Inbox, Item
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.incoming import Incoming
+    from urds.rds.plane.python.incoming import Incoming
 
 
 class Run:
     """Neighbouring messages from one socket to one socket."""
 
-    __slots__ = ("_inbox", "_incoming", "_items", "append", "octets", "plain", "source")
+    __slots__ = ("_inbox", "_incoming", "_items", "append", "byte_count", "plain", "source")
 
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
@@ -29,11 +29,11 @@ class Run:
         self.append: Callable[[Item], None] = self._items.append
         self.plain = False
         self.source: SocketAddress = ("", 0)
-        self.octets = 0
+        self.byte_count = 0
 
     def begin(self, target_port: int, source_port: int, expected: int) -> None:
-        """Settle the run before and look up both ends of the next."""
-        self.settle(expected)
+        """Finish the previous run and look up both ends of the next."""
+        self.finish_pass(expected)
         inbox = self._incoming.inboxes.get(target_port)
         self._inbox = inbox
         if inbox is None:  # a port without a socket: its sources cost nothing
@@ -43,7 +43,7 @@ class Run:
         self.plain = not inbox.detailed
 
     def put_rare(self, payload: bytes, high: int, low: int, now_ns: int, expected: int) -> None:
-        """Put in a message without payload, or one with its extension and times; none is before.
+        """Put in an empty message, or one with its extension and times; no run is open.
 
         `expected` is the number that follows it.
         """
@@ -83,21 +83,21 @@ class Run:
         else:
             inbox.queue[-1] = last
 
-    def settle(self, expected: int) -> None:
-        """Put the run into its inbox, and what it changes into accounts and numbers.
+    def finish_pass(self, expected: int) -> None:
+        """Put the run into its inbox, update accounts and numbers.
 
         `expected` is the number that follows its last message.
         """
-        items, octets, inbox, incoming = self._items, self.octets, self._inbox, self._incoming
+        items, data, inbox, incoming = self._items, self.byte_count, self._inbox, self._incoming
         if not items:
             return
         fresh: list[Item] = []
         self._items = fresh
-        self.append, self.octets = fresh.append, 0
-        incoming.count(inbox, len(items), octets)
+        self.append, self.byte_count = fresh.append, 0
+        incoming.count(inbox, len(items), data)
         if inbox is None:
             incoming.sequence_expected = expected
             return
-        inbox.receive_queued_bytes += octets
+        inbox.receive_queued_bytes += data
         incoming.sequence_expected = expected
         inbox.queue.extend(items)  # one step with the two stores

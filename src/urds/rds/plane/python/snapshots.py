@@ -8,26 +8,27 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Address, Carrier, MailboxRow, MessageRow, PathRow, Snapshot
-from urds.dataplane.reference.outgoing import Fence
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, Snapshot
+from urds.rds.plane.python.outgoing import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from urds.dataplane.carriage import CarriedPath
-    from urds.dataplane.reference.mailbox import Mailbox
-    from urds.dataplane.reference.plane import Plane
-    from urds.dataplane.reference.stream_path import StreamPath
+    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.python.mailbox import Mailbox
+    from urds.rds.plane.python.plane import Plane
+    from urds.rds.plane.python.stream_path import StreamPath
 
 _ROWS_MAX = 65536  # of each message table
 
 
 def take_snapshot(plane: Plane) -> Snapshot:
-    """Copy everything that can be looked at. Plane's lock held."""
+    """Copy counters and tables. Plane's lock held."""
     mailboxes = [box for host in plane.hosts.values() for box in host.inboxes.values()]
     paths = [path for host in plane.hosts.values() for path in host.paths]
-    carried = {path: path.row() for host in plane.hosts.values() for path in host.carried}
-    tos_of = _tos_of_sources(plane, carried)
+    transports = {path: path.row() for host in plane.hosts.values() for path in host.transports}
+    tos_of = _tos_of_sources(plane, transports)
     counters = plane.counters.as_dict()
     counters["recv_delivered"] += (
         counters["recv_queued"]
@@ -41,12 +42,12 @@ def take_snapshot(plane: Plane) -> Snapshot:
     return Snapshot(
         counters=counters,
         mailboxes=[_mailbox_row(box) for box in mailboxes],
-        paths=[*(_path_row(path) for path in paths), *carried.values()],
+        paths=[*(_path_row(path) for path in paths), *transports.values()],
         send_queue=_first_rows(
-            *(_unsent_rows(path) for path in paths), *(path.unsent_rows() for path in carried)
+            *(_unsent_rows(path) for path in paths), *(path.unsent_rows() for path in transports)
         ),
         retransmit_queue=_first_rows(
-            *(_sent_rows(path) for path in paths), *(path.sent_rows() for path in carried)
+            *(_sent_rows(path) for path in paths), *(path.sent_rows() for path in transports)
         ),
         receive_queue=_first_rows(*(_received_rows(box, tos_of) for box in mailboxes)),
     )
@@ -79,7 +80,7 @@ def _path_row(path: StreamPath) -> PathRow:
     outgoing = core.outgoing
     header_missing, data_missing = core.incoming.remaining()
     local, peer = _stream_addresses(path)
-    acknowledged = core.octets_written
+    acknowledged = core.bytes_written
     if path.stream is not None:
         with suppress(OSError):
             acknowledged -= path.stream.unacknowledged()
@@ -88,21 +89,21 @@ def _path_row(path: StreamPath) -> PathRow:
         peer=path.peer,
         index=path.index,
         transport=Carrier.TCP,
-        tos=0,  # TCP carries every one as 0
+        tos=0,  # TCP reports every one as 0
         up=path.stream is not None,
         sending=path.writing,
         held=core.is_held(),
         sequence_next=outgoing.sequence_next,
         sequence_expected=core.incoming.sequence_expected,
-        unsent_messages=len(outgoing.unsent) + len(outgoing.repeats),
+        unsent_messages=len(outgoing.unsent) + len(outgoing.retransmits),
         unacknowledged_messages=len(outgoing.unacked),
         local_stream=local,
         peer_stream=peer,
         header_remaining_bytes=header_missing,
         data_remaining_bytes=data_missing,
-        stream_sent_octets=core.octets_written,
-        stream_expected_octets=outgoing.unacked[-1][1] if outgoing.unacked else outgoing.position,
-        stream_acknowledged_octets=acknowledged,
+        stream_sent_bytes=core.bytes_written,
+        stream_expected_bytes=outgoing.unacked[-1][1] if outgoing.unacked else outgoing.position,
+        stream_acknowledged_bytes=acknowledged,
     )
 
 
@@ -129,7 +130,7 @@ def _sent_rows(path: StreamPath) -> list[MessageRow]:
     outgoing = path.core.outgoing
     return [
         MessageRow(message[0], len(message[5]), path.local, message[3], path.peer, message[4])
-        for queue in (outgoing.unacked, outgoing.repeats)
+        for queue in (outgoing.unacked, outgoing.retransmits)
         for message in islice(queue, _ROWS_MAX)
     ]
 
@@ -145,21 +146,21 @@ def _received_rows(box: Mailbox, tos_of: Mapping[int, int]) -> list[MessageRow]:
     return rows
 
 
-def _tos_of_sources(plane: Plane, rows: Mapping[CarriedPath, PathRow]) -> dict[int, int]:
+def _tos_of_sources(plane: Plane, rows: Mapping[MessageTransport, PathRow]) -> dict[int, int]:
     """Return the type of service of each source address that is not 0, by the tuple's identity.
 
-    A queued message does not say which path brought it, but the messages of a path and a port have
-    one tuple between them, which no other path has. Where more ports sent than `Sources` keeps, the
-    messages from before it began anew show 0.
+    A queued message does not name the path it came by, but the messages of a path and a port share
+    one tuple, which no other path has. If more ports sent than `Sources` keeps, the messages from
+    before it was cleared show 0.
     """
     return {
         id(source): rows[path].tos
         for host in plane.hosts.values()
-        for path, sources in host.carried.items()
+        for path, sources in host.transports.items()
         if rows[path].tos
         for source in sources.values()
     }
 
 
-def _address_of(box: Mailbox, host: str) -> Address:
+def _address_of(box: Mailbox, host: str) -> IPAddress:
     return type(box.local)(host)

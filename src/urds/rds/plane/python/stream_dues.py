@@ -1,7 +1,7 @@
-"""What time makes due on a path: a tail, an acknowledgement, a question to TCP about the peer's.
+"""Timed work of a path: a batch, an acknowledgement, a query of TCP's acknowledgements.
 
-Towards Linux nothing tells us that its TCP has acknowledged; it is asked, first after a
-millisecond, then half as often each time in vain. A sender whose account fills asks by itself.
+Linux does not notify that TCP has acknowledged bytes; it is queried, first after a millisecond,
+then half as often each time without result. A sender whose account fills queries by itself.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Release
+from urds.rds.plane.contract import Release
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.stream_path import StreamPath
+    from urds.rds.plane.python.stream_path import StreamPath
 
-TAIL_NS = 500_000  # age at which the helper sends a tail
+TAIL_NS = 500_000  # age at which the progress thread sends a batch
 ACK_POLL_NS = 1_000_000
 _ACK_POLL_MAX_NS = 16_000_000
 
 
 def look_for_acknowledgements(path: StreamPath) -> None:
-    """Free what the peer has: read its acknowledgements, or ask our TCP what its TCP has."""
-    path.plane.driven = True  # a sender that reads them itself needs no helper
+    """Free acknowledged messages: read the peer's acks, or query the local TCP."""
+    path.plane.driven = True  # a sender that reads them itself needs no progress thread
     if path.core.outgoing.release is Release.PEER_ACKNOWLEDGED:
         path.read()
     else:
         _ask_stream(path)
-    path.plane.settle()
-    path.idle_since_ns = path.plane.clock_ns()  # looking is no pause of the sender
+    path.plane.finish_pass()
+    path.idle_since_ns = path.plane.clock_ns()  # this check is no pause of the sender
 
 
 def due_ns(path: StreamPath) -> int | None:
@@ -36,7 +36,7 @@ def due_ns(path: StreamPath) -> int | None:
     if path.stream is None:
         return None
     due: int | None = None
-    if not path.blocked and not path.broken:  # else the stream itself says when to go on
+    if not path.blocked and not path.broken:  # else the stream itself says when to continue
         if core.incoming.acknowledgement_due:
             return 0
         due = core.poll_timeout()
@@ -49,7 +49,7 @@ def due_ns(path: StreamPath) -> int | None:
 
 
 def serve(path: StreamPath, now_ns: int) -> None:
-    """Do what is due: the tail, an acknowledgement, a question to TCP. No lock held."""
+    """Do due work: the batch, an acknowledgement, a query of TCP. No lock held."""
     with path.plane.lock:
         path.core.handle_timeout(now_ns)
         outgoing = path.core.outgoing
@@ -66,13 +66,13 @@ def serve(path: StreamPath, now_ns: int) -> None:
 
 
 def _ask_stream(path: StreamPath) -> None:
-    """Free what our TCP says the peer's TCP has.
+    """Free messages that the local TCP reports acknowledged by the peer's TCP.
 
-    Under the lock, so that nobody closes the descriptor in between; what another thread is
-    just writing is not counted yet, and counts as not acknowledged.
+    Under the lock, so that no thread closes the descriptor in between; bytes that another thread is
+    writing count as not acknowledged.
     """
     core = path.core
     with path.plane.lock, suppress(OSError):
         if path.stream is not None:
-            core.handle_stream_acknowledged(core.octets_written - path.stream.unacknowledged())
-            path.settle_freed()
+            core.handle_stream_acknowledged(core.bytes_written - path.stream.unacknowledged())
+            path.finish_freed()

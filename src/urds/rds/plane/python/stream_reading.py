@@ -1,9 +1,9 @@
-"""How a path reads its stream: one thread at a time, to its end, and what a read brings.
+"""Reading of a path's stream: one thread at a time, to its end.
 
-Reading does not stop because a mailbox is over its buffer, for acknowledgements and maps travel in
-the same stream; far over it, the path pauses. Whatever ends a stream, all that the peer's TCP was
-told to be here is taken in first. After an interrupt in between, octets may be lost on their way
-from the stream to us: then the stream ends, and its peer repeats them.
+Reading does not stop because a mailbox is over its buffer, since acknowledgements and maps travel
+in the same stream; far over it, the path pauses. At any end of a stream all data that the peer's
+TCP had acknowledged is read first. After an interrupt in between, bytes from the stream may be
+lost: then the stream ends, and its peer retransmits them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from contextlib import suppress
 from os import eventfd_write
 from typing import TYPE_CHECKING
 
-from urds.dataplane.base import Control, DownReason, FirstFrame, PeerRestarted, Stream
-from urds.dataplane.reference.dues import note_owed
-from urds.dataplane.reference.inbox import Inbox
+from urds.rds.plane.contract import Control, DownReason, FirstFrame, PeerRestarted, Stream
+from urds.rds.plane.python.dues import note_ack_pending
+from urds.rds.plane.python.inbox import Inbox
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.stream_path import StreamPath
+    from urds.rds.plane.python.stream_path import StreamPath
 
 _READS_PER_PASS = 8
-_PASS_BYTES = 4 << 20  # then others have their turn
-# The same where others are known to wait: a peer that sends without end has no more of a socket
-# than its neighbours. A single read may bring more, of a long payload.
+_PASS_BYTES = 4 << 20  # then other paths are served
+# The same if others are known to wait: a peer that sends without end gets no more of a socket than
+# its neighbours. A single read may bring more, of a long payload.
 _SHARED_PASS_BYTES = 256 << 10
-# Of a stream whose last read brought nothing for anybody. Measured with `tests.tcp.siege`, load 20:
-# the 99th of a neighbour's round trips beside a flood of messages for nobody, pings, or maps took
-# 147, 358, 92 ms with 8 reads of 64 KiB in a pass, 36, 80, 48 ms with one, 11, 20, 4 ms with this.
-_VAIN_BYTES = 16384
+# For a stream whose last read brought nothing for any socket here. Measured with
+# `tests.rds.transports.tcp.siege`, load 20: the 99th percentile of a neighbour's round trips beside
+# a flood of unroutable messages, pings, or maps took 147, 358, 92 ms with 8 reads of 64 KiB in a
+# pass, 36, 80, 48 ms with one, 11, 20, 4 ms so.
+_EMPTY_READ_BYTES = 16384
 _EXPECT_BYTES = 131072
 _DRAIN_READS = 1024
-_COUNTER_OF_BREACH = {
+_COUNTER_OF_PROTOCOL_ERROR = {
     DownReason.TOO_LONG: "recv_drop_too_long",
     DownReason.BAD_MAP: "recv_drop_bad_map",
     DownReason.BAD_CHECKSUM: "recv_drop_bad_checksum",
@@ -40,13 +41,13 @@ _COUNTER_OF_BREACH = {
 
 
 def read(path: StreamPath, *, others: bool = False) -> bool:
-    """Read what is there, a bounded number of times; return whether anything came.
+    """Read available bytes, a bounded number of times; return whether any came.
 
-    A shorter while if `others` are ready, too.
+    The limit is lower if `others` are ready, too.
     """
-    octets_max = _SHARED_PASS_BYTES if others else _PASS_BYTES
-    stream: Stream | None = None  # until we are the one who reads
-    reads = octets = 0
+    bytes_max = _SHARED_PASS_BYTES if others else _PASS_BYTES
+    stream: Stream | None = None  # until this thread is the reader
+    reads = byte_count = 0
     more = True
     try:
         with path.plane.lock:
@@ -54,25 +55,25 @@ def read(path: StreamPath, *, others: bool = False) -> bool:
                 path.plane.driven = path.plane.driven or path.reading
                 return False
             stream, path.reading = path.stream, True
-        while more and reads < _READS_PER_PASS and octets < octets_max:
-            octets_read, more = _read_once(path, stream)
-            octets += octets_read
+        while more and reads < _READS_PER_PASS and byte_count < bytes_max:
+            bytes_read, more = _read_once(path, stream)
+            byte_count += bytes_read
             reads += 1
-            more = more and not path.vain and _has_come(path, stream)
+            more = more and not path.last_read_was_empty and _has_come(path, stream)
         expect(path, stream)
         path.reading = False
     except BaseException:
         if stream is not None:
             path.plane.interrupts.reads[path] = stream
             path.plane.interrupts.seen = True
-            eventfd_write(path.plane.helper.wake_descriptor, 1)
+            eventfd_write(path.plane.progress_thread.wake_descriptor, 1)
         raise
     finish(path)
-    return octets > 0
+    return byte_count > 0
 
 
 def finish(path: StreamPath) -> None:
-    """Do what a read made necessary, once nobody reads: pause, answer. No lock held."""
+    """Do the work that follows a read, once no thread reads: pause, answer. No lock held."""
     if path.paused:
         path.plane.poll_set.update(path)
     if path.core.wants_to_write():
@@ -80,58 +81,58 @@ def finish(path: StreamPath) -> None:
 
 
 def drain(path: StreamPath, stream: Stream) -> None:
-    """Take in everything that can be read without waiting, whatever ends it."""
+    """Read everything available without waiting, up to any end of the stream."""
     plane = path.plane
     with suppress(OSError):
         for _ in range(_DRAIN_READS):
-            data = stream.recv(path.core.incoming.octets_wanted())
+            data = stream.recv(path.core.incoming.bytes_wanted())
             with plane.lock:
                 if not data or path.stream is not stream:
                     return
                 reason = path.core.receive_data(data, plane.clock_ns())
                 _settle(path)
                 if reason is not None:
-                    _count_breach(path, reason)
+                    _count_protocol_error(path, reason)
                     return
 
 
 def abort(path: StreamPath, stream: Stream) -> None:
-    """End a stream whose reader was interrupted: octets may be lost on their way to us.
+    """End a stream whose reader was interrupted: received bytes may be lost.
 
-    For the helper, which no handler interrupts.
+    For the progress thread, which no handler interrupts.
     """
     with path.plane.lock:
         if path.stream is stream:
-            _settle(path)  # what did arrive has its waiters, too
+            _settle(path)  # notify waiters for what did arrive
             path.end(DownReason.ERROR, errno.EINTR)
         path.reading = False
 
 
 def _has_come(path: StreamPath, stream: Stream) -> bool:
-    """Tell whether to read on: not while most of a long payload is still on its way.
+    """Return whether to read on: not while most of a long payload is still in transit.
 
-    A payload that is read as a whole is what the system call returns; read in pieces it is copied
-    once more, and each piece costs a wake-up.
+    A payload read whole is what the system call returns; read in pieces it is copied once more, and
+    each piece costs a wake-up.
     """
-    expected = path.core.incoming.octets_expected()
+    expected = path.core.incoming.bytes_expected()
     return expected < _EXPECT_BYTES or stream.waiting() >= expected
 
 
 def expect(path: StreamPath, stream: Stream) -> None:
     """Sleep through the pieces of a long payload: one wake-up, and one read, for most of it.
 
-    For the thread that reads: what it asks for must not outlive what the next reader finds.
+    For the thread that reads: its request must not outlive what the next reader finds.
     """
-    expected = path.core.incoming.octets_expected()
+    expected = path.core.incoming.bytes_expected()
     if expected < _EXPECT_BYTES:
         expected = 1
-    if expected != path.expected_octets and path.stream is stream:
-        path.expected_octets = expected
+    if expected != path.expected_bytes and path.stream is stream:
+        path.expected_bytes = expected
         stream.expect(expected)
 
 
 def _read_once(path: StreamPath, stream: Stream) -> tuple[int, bool]:
-    """Read once and take the octets in; return how many, and whether to read on.
+    """Read once and process the bytes; return how many, and whether to read on.
 
     A read into warm memory is the last of a pass: the payloads go while they are in the cache.
     """
@@ -147,16 +148,16 @@ def _read_once(path: StreamPath, stream: Stream) -> tuple[int, bool]:
 
 def _take_in(path: StreamPath, stream: Stream, memory: memoryview | None) -> tuple[int, bool]:
     """Read once, into `memory` if it is given; return as `_read_once` does."""
-    octets_max = path.core.incoming.octets_wanted() if memory is None else len(memory)
-    if path.vain:
-        octets_max = min(octets_max, _VAIN_BYTES)
+    bytes_max = path.core.incoming.bytes_wanted() if memory is None else len(memory)
+    if path.last_read_was_empty:
+        bytes_max = min(bytes_max, _EMPTY_READ_BYTES)
     data: bytes | memoryview = b""
     error = 0
     try:
         if memory is None:
-            data = stream.recv(octets_max)
+            data = stream.recv(bytes_max)
         else:
-            data = memory[: stream.recv_into(memory[:octets_max])]
+            data = memory[: stream.recv_into(memory[:bytes_max])]
     except BlockingIOError:
         return 0, False
     except OSError as failure:
@@ -164,11 +165,11 @@ def _take_in(path: StreamPath, stream: Stream, memory: memoryview | None) -> tup
     with path.plane.lock:
         if path.stream is not stream:
             return 0, False
-        return len(data), digest(path, data, error) and len(data) == octets_max
+        return len(data), digest(path, data, error) and len(data) == bytes_max
 
 
 def digest(path: StreamPath, data: bytes | memoryview, error: int) -> bool:
-    """Take in what a read gave, none at the end or after an error; return whether all is well.
+    """Process the bytes of a read, none at the end or after an error; return whether all is well.
 
     Lock held.
     """
@@ -178,22 +179,24 @@ def digest(path: StreamPath, data: bytes | memoryview, error: int) -> bool:
     reason = path.core.receive_data(data, path.plane.clock_ns())
     _settle(path)
     if reason is not None:
-        _count_breach(path, reason)
+        _count_protocol_error(path, reason)
         path.end(reason, 0)
     return reason is None
 
 
 def _settle(path: StreamPath) -> None:
-    """Report what a read brought: arrivals, room, control messages, maps. Lock held."""
+    """Report the results of a read: arrivals, room, control messages, maps. Lock held."""
     plane, incoming = path.plane, path.core.incoming
-    path.vain = not (incoming.touched or path.core.outgoing.freed or incoming.remaining()[1])
+    path.last_read_was_empty = not (
+        incoming.touched or path.core.outgoing.freed or incoming.remaining()[1]
+    )
     for inbox, messages in incoming.touched:
         plane.note_arrival(inbox, messages)
         if inbox.may_be_too_full() and plane.is_over_hard_bound(inbox):
             _pause(path, inbox)
     incoming.touched.clear()
     if path.core.outgoing.freed or path.full or path.room_wanted or path.dependents:
-        path.settle_freed()
+        path.finish_freed()
     if incoming.frames and not path.first_frame_told:
         path.first_frame_told = True
         plane.emit(FirstFrame(path, path.attachment))
@@ -204,16 +207,16 @@ def _settle(path: StreamPath) -> None:
         incoming.restarted = False
         plane.counters.peer_restarted += 1
     if incoming.peer_map is not None:
-        octets, incoming.peer_map = incoming.peer_map, None
-        plane.note_peer_map(path.host, path.peer, octets)
-    owed_ns = path.core.poll_timeout()
-    if owed_ns is not None:
-        note_owed(plane, path, owed_ns)
+        data, incoming.peer_map = incoming.peer_map, None
+        plane.note_peer_map(path.host, path.peer, data)
+    ack_pending_ns = path.core.poll_timeout()
+    if ack_pending_ns is not None:
+        note_ack_pending(plane, path, ack_pending_ns)
 
 
-def _count_breach(path: StreamPath, reason: DownReason) -> None:
-    """Count why a peer's stream is cut. Lock held."""
-    name = _COUNTER_OF_BREACH[reason]
+def _count_protocol_error(path: StreamPath, reason: DownReason) -> None:
+    """Count the reason for which a peer's stream is cut. Lock held."""
+    name = _COUNTER_OF_PROTOCOL_ERROR[reason]
     counters = path.plane.counters
     setattr(counters, name, getattr(counters, name) + 1)
 

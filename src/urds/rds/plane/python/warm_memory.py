@@ -1,11 +1,11 @@
-"""Memory to read into that is used again and so stays in the processor's cache.
+"""A read buffer that is reused and so stays in the processor's cache.
 
-A read returns octets in fresh memory; where payloads are long that memory is not in the cache, and
-often not even there: the allocator gives large blocks back to the kernel, and each page of 4 KiB
-costs a fault when it comes again. So who expects long payloads reads into a block that is kept
-here and copies each payload out of it once. Measured over loopback with plain sockets, payloads of
-64 KiB, CPython 3.11, Linux 6.18, processor time of both sides per message: 23 us so, 26 us with two
-exact reads per message, 36 us with reads of a megabyte into fresh memory.
+A read returns bytes in fresh memory; if payloads are long that memory is not in the cache, and
+often not even mapped: the allocator gives large blocks back to the kernel, and each page of 4 KiB
+costs a fault when it comes again. So a reader that expects long payloads reads into a block that is
+kept here and copies each payload out of it once. Measured over loopback with plain sockets,
+payloads of 64 KiB, CPython 3.11, Linux 6.18, processor time of both sides per message: 23 us so, 26
+us with two exact reads per message, 36 us with reads of a megabyte into fresh memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KEPT_BYTES = 4 << 20
 
 
 class WarmMemory:
-    """One block for all readers of a plane, made when the first one asks."""
+    """One block for all readers of a plane, allocated at its first use."""
 
     __slots__ = ("_block",)
 
@@ -35,7 +35,7 @@ class WarmMemory:
         return block
 
     def give_back(self, block: memoryview) -> None:
-        """Let the next reader have the block."""
+        """Return the block for the next reader."""
         self._block.append(block)
 
 

@@ -1,8 +1,8 @@
 """Connections between their first step and their end: attempts, requests, links.
 
-An endpoint names a connection by a number. Here it is from its `Connect`, or from the request that
-came in, until the endpoint ends it. An attempt asks one device after the other, for the next when
-nobody listens on the one before. Control lock held; callbacks of devices only make reports.
+A local address names a connection by a number. It is here from its `Connect`, or from the incoming
+request, until the local address ends it. An attempt asks one device after the other, the next one
+if the peer does not listen there. Control lock held; callbacks of devices only make reports.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ipaddress import ip_address
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from urds.dataplane.base import Address
-from urds.transport.rdma import events
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.events import Failure, PeerKey
-from urds.transport.rdma.link import Link
-from urds.verbs.providers.base import Connection, ConnectionEvent, ConnectionEventKind
+from urds.common.types import IPAddress
+from urds.rds.transports.rdma import events
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.events import Failure, PeerKey
+from urds.rds.transports.rdma.link import Link
+from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent
 
 if TYPE_CHECKING:
-    from urds.transport.rdma.node import RdmaHost, RdmaNode
+    from urds.rds.transports.rdma.node import RdmaHost, RdmaNode
 
 PORT_V4: Final = 18634
 PORT_V6: Final = 16385
@@ -35,7 +35,7 @@ _FAILURES: Final = {
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A link, attached or not, and the devices on which its peer was not sought yet."""
+    """A link, attached or not, and the devices on which its peer was not tried yet."""
 
     link: Link | None
     others: deque[RdmaDevice]
@@ -43,10 +43,10 @@ class _Attempt:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A connect request that waits for the endpoint's answer."""
+    """A connect request that waits for the local address's answer."""
 
     device: RdmaDevice
-    connection: Connection
+    connection: VerbsConnection
 
 
 class Attempts:
@@ -64,8 +64,10 @@ class Attempts:
 
     # -- requests
 
-    def handle_request(self, host: RdmaHost, device: RdmaDevice, event: ConnectionEvent) -> None:
-        """Take a connect request; inside its device's call, the control lock not held."""
+    def handle_request(
+        self, host: RdmaHost, device: RdmaDevice, event: VerbsConnectionEvent
+    ) -> None:
+        """Note a connect request; inside its device's call, the control lock not held."""
         if event.kind is not ConnectionEventKind.REQUEST:
             return
         number, connection = self.next_number(), event.connection
@@ -74,12 +76,12 @@ class Attempts:
             lambda: self._forget_request(number, connection)
         )
         peer = ip_address(connection.peer[0])
-        octets = event.parameters.private_data
+        data = event.parameters.private_data
         self._node.report(
-            lambda: host.endpoint.handle_request(number, peer, octets, self._node.now_ns())
+            lambda: host.endpoint.handle_request(number, peer, data, self._node.now_ns())
         )
 
-    def _forget_request(self, number: int, connection: Connection) -> None:
+    def _forget_request(self, number: int, connection: VerbsConnection) -> None:
         """Drop a request that went before it was answered."""
         request = self._requests.get(number)
         if request is not None and request.connection is connection:
@@ -104,7 +106,7 @@ class Attempts:
         self._report_failure(host, key, number, Failure.ERROR, b"")
 
     def reject(self, number: int, private_data: bytes) -> None:
-        """Answer a request with no."""
+        """Reject a request."""
         request = self._requests.pop(number, None)
         if request is not None:
             with request.device.adapter.lock:
@@ -116,12 +118,12 @@ class Attempts:
     # -- attempts
 
     def connect(self, host: RdmaHost, key: PeerKey, number: int) -> None:
-        """Begin to connect; the endpoint hears how it went."""
+        """Begin to connect; the result is reported to the local address."""
         attempt = self._attempts[number] = _Attempt(None, deque(self._node.devices))
         self._ask(host, key, number, attempt)
 
     def _ask(self, host: RdmaHost, key: PeerKey, number: int, attempt: _Attempt) -> None:
-        """Ask a device to connect; one that cannot ask at all is passed over."""
+        """Ask a device to connect; one that cannot ask at all is skipped."""
         while attempt.others:
             device = attempt.others.popleft()
             with device.adapter.lock:
@@ -142,9 +144,9 @@ class Attempts:
         self._report_failure(host, key, number, Failure.UNREACHABLE, b"")
 
     def _fail(
-        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, octets: bytes
+        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, data: bytes
     ) -> None:
-        """Ask the next device after one where nobody listens, or report the failure."""
+        """Ask the next device after one where the peer does not listen, or report the failure."""
         attempt = self._attempts.get(number)
         if attempt is None:
             return
@@ -153,13 +155,13 @@ class Attempts:
             self._ask(host, key, number, attempt)
             return
         self._drop(number)
-        self._report_failure(host, key, number, failure, octets)
+        self._report_failure(host, key, number, failure, data)
 
     def _report_failure(
-        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, octets: bytes
+        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, data: bytes
     ) -> None:
         self._node.path(host, key).failure = failure.name.lower()
-        host.endpoint.handle_failed(key, number, failure, octets, self._node.now_ns())
+        host.endpoint.handle_failed(key, number, failure, data, self._node.now_ns())
 
     def _new_link(self, host: RdmaHost, key: PeerKey, number: int, device: RdmaDevice) -> Link:
         limits = self._node.settings.core
@@ -174,16 +176,16 @@ class Attempts:
         return link
 
     def _handle_event(
-        self, host: RdmaHost, key: PeerKey, link: Link, event: ConnectionEvent
+        self, host: RdmaHost, key: PeerKey, link: Link, event: VerbsConnectionEvent
     ) -> None:
-        """Take what a connection says; inside its device's call, the control lock not held."""
+        """Handle an event of a connection; inside its device's call, the control lock not held."""
         node, endpoint = self._node, host.endpoint
-        number, octets = link.number, event.parameters.private_data
+        number, data = link.number, event.parameters.private_data
         recover = partial(node.start_over, host, key)
         if event.kind is ConnectionEventKind.ESTABLISHED:
             link.is_established = True
             node.report(
-                lambda: endpoint.handle_established(key, number, octets, node.now_ns()), recover
+                lambda: endpoint.handle_established(key, number, data, node.now_ns()), recover
             )
             return
         link.is_over = True
@@ -194,7 +196,7 @@ class Attempts:
             )
             return
         failure = _FAILURES.get(event.kind, Failure.ERROR)
-        node.report(lambda: self._fail(host, key, number, failure, octets), recover)
+        node.report(lambda: self._fail(host, key, number, failure, data), recover)
 
     # -- links
 
@@ -203,19 +205,19 @@ class Attempts:
         attempt = self._attempts.get(action.number)
         if attempt is not None and attempt.link is not None:
             path = self._node.path(host, action.key)
-            if path.link is not None:  # a fault of ours has swallowed its end
+            if path.link is not None:  # a fault of this node has lost its end
                 self.end(host, action.key, path.link.number)
             path.failure = ""
             path.attach(
                 attempt.link,
                 acknowledged=action.acknowledged,
                 credits=action.credits,
-                is_own=action.is_own,
+                is_urds_peer=action.is_urds_peer,
                 long_frames=action.long_frames,
             )
 
     def end(self, host: RdmaHost, key: PeerKey, number: int) -> None:
-        """End a link, attached or not, or a request that nobody will answer."""
+        """End a link, attached or not, or a request that will not be answered."""
         request = self._requests.pop(number, None)
         if request is not None:
             with request.device.adapter.lock:
@@ -243,10 +245,10 @@ class Attempts:
                 link.close()
 
 
-def port_of(address: Address, device: RdmaDevice) -> int:
+def port_of(address: IPAddress, device: RdmaDevice) -> int:
     """Return the port at which a node listens for RDMA connections to an address.
 
     iWARP shares TCP's ports, where 16385 is RDS over TCP's, so it has 18634 for IPv6 as well.
-    Source: linux v6.12 net/rds/rdma_transport.c; rds.md 1.1.
+    Source: linux v6.12 net/rds/rdma_transport.c; docs/reference/rds.md 1.1.
     """
     return PORT_V6 if address.version == 6 and device.provider != "tcp" else PORT_V4

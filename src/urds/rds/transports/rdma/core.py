@@ -1,6 +1,6 @@
 """The core of one connection of RDS over RDMA: what to post, and what follows from what came.
 
-A value machine: no I/O, no clock, no lock, no chance. A shell drives it with the plane's lock held:
+A value machine: no I/O, no clock, no lock, no randomness. Its shell holds the plane's lock:
 
     attach, detach         a connection was established, it is gone
     poll_work              the next thing to post
@@ -8,12 +8,13 @@ A value machine: no I/O, no clock, no lock, no chance. A shell drives it with th
     handle_frame           what a receive brought
     handle_posted          receives were posted again
 
-Order on a fresh connection: our congestion map, repeats, new messages. An acknowledgement rides on
-every header; a frame of its own it gets when no header is about to leave, one at a time. Such a
+Order on a fresh connection: the congestion map, retransmits, new messages. An acknowledgement rides
+on every header; it gets a frame of its own when no header is about to leave, one at a time. Such a
 frame may stand between the frames of a message, nothing else may.
 
 The sending half is `sending`, the receiving half `receiving`, flow control `credits`.
-Source: linux v6.12 net/rds/ib_send.c, net/rds/ib_recv.c, net/rds/send.c; rds.md 1 and 4.
+Source: linux v6.12 net/rds/ib_send.c, net/rds/ib_recv.c, net/rds/send.c;
+docs/reference/rds.md 1, 4.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from urds.constants import RdmaStatus
-from urds.dataplane.base import Buffer
-from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
-from urds.transport.rdma.credits import CREDITS_MAX, Credits
-from urds.transport.rdma.frames import (
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.contract import Buffer
+from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.transports.rdma.credits import CREDITS_MAX, Credits
+from urds.rds.transports.rdma.frames import (
     ACK_ONLY,
     FRAGMENT_BYTES,
     LONG_FRAGMENT_BYTES,
     is_ack_only,
 )
-from urds.transport.rdma.messages import MessageEntry, Task
-from urds.transport.rdma.receiving import Incoming
-from urds.transport.rdma.sending import Outgoing, Want
-from urds.transport.rdma.work import Frame, Outcome, Work
-from urds.wire.checksum import header_intact
-from urds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.transports.rdma.messages import MessageEntry, Task
+from urds.rds.transports.rdma.receiving import Incoming
+from urds.rds.transports.rdma.sending import Outgoing, Want
+from urds.rds.transports.rdma.work import Frame, Outcome, Work
+from urds.rds.wire.checksum import header_intact
+from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.counters import Counters
-    from urds.dataplane.reference.outgoing import Owner
-    from urds.transport.rdma.counters import RdmaCounters
+    from urds.rds.plane.python.counters import Counters
+    from urds.rds.plane.python.outgoing import Owner
+    from urds.rds.transports.rdma.counters import RdmaCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,30 +53,30 @@ class CoreLimits:
 
     send_ring: int = 256  # work requests posted and not completed
     receive_ring: int = 256
-    message_bytes_max: int = 1 << 20  # also what a peer may announce; judged before memory is taken
+    message_bytes_max: int = 1 << 20  # also what a peer may announce; checked before allocation
     messages_max: int = 65_536  # queued and unacknowledged; beyond it pings stay unanswered
-    unacked_packets_max: int = 8  # every so many messages one asks for an acknowledgement
+    unacked_packets_max: int = 8  # every so many messages one has ACK_REQUIRED
     unacked_bytes_max: int = 16 << 20
-    flow_control: bool = False  # whether we offer credits
+    flow_control: bool = False  # whether this side offers credits
 
 
 class Around(Protocol):
     """What a shell does for a core; called with the plane's lock held."""
 
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
-        """Put a message into its inbox; `extension` is empty if all its octets are 0."""
+        """Put a message into its inbox; `extension` is empty if all its bytes are 0."""
 
-    def take_map(self, octets: bytes) -> None:
+    def take_map(self, data: bytes) -> None:
         """Put the peer's congestion map in force."""
 
-    def map_octets(self) -> bytes:
-        """Return our congestion map as it is now."""
+    def map_bytes(self) -> bytes:
+        """Return the local congestion map as it is now."""
 
     def may_answer_ping(self, port: int) -> bool:
-        """Tell whether a pong may go to a port: we answer pings, and it is not congested."""
+        """Tell whether a pong may be sent: pings are answered, and the port is not congested."""
 
     def key_used(self, target_port: int, key: int) -> None:
-        """Note that the message to this port was preceded by an operation with this key of ours."""
+        """Note that the message to this port was preceded by an operation with this local key."""
 
     def operation_ended(self, owner: Owner, operation: Operation) -> None:
         """Note how an operation ended; its `status` is set."""
@@ -101,7 +102,7 @@ class ConnectionCore:
         self.counters = counters
         self.rdma = rdma
         self.is_attached = False
-        self.map_due = False  # set by the shell when our map changed on a connection
+        self.map_due = False  # set by the shell when the local map changed on a connection
         self._was_acknowledged = False  # by a frame of this connection
         self._around = around
         self._outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
@@ -110,24 +111,24 @@ class ConnectionCore:
         self._posted: deque[_Posted] = deque()  # at most `send_ring`
         self._wr_id_next = 1  # never reused: a completion of an older connection finds nothing
         self._ack_wr_id = 0  # of the acknowledgement that is on its way, 0 if there is none
-        self._told = 0  # the acknowledgement that our last frame named
+        self._told = 0  # the acknowledgement that the last frame sent named
 
     # -- the connection comes and goes
 
     def offer(self, posted: int) -> int:
-        """Return the credits for our private data: `posted` receives, 0 without flow control."""
+        """Return the credits for the private data: `posted` receives, 0 without flow control."""
         return self._credits.offer(posted if self.limits.flow_control else 0)
 
     @property
     def acknowledge_sequence(self) -> int:
-        """The highest number received, for our private data."""
+        """The highest number received, for the private data."""
         return max(0, self._incoming.sequence_expected - 1)
 
     def attach(self, *, acknowledged: int, credits: int, long_frames: bool = False) -> None:
-        """Begin a connection with what the peer's private data said; our map goes first.
+        """Begin a connection with the contents of the peer's private data; the map goes first.
 
-        An acknowledgement of what was never sent is passed over here: it is about another life of
-        ours, and the first frame that repeats it ends the connection.
+        An acknowledgement of what was never sent is ignored here: it is about another generation of
+        this node, and the first frame that contains it again ends the connection.
         """
         assert not self.is_attached, "the shell detaches first"
         self.is_attached = True
@@ -143,8 +144,8 @@ class ConnectionCore:
     def detach(self) -> None:
         """End the connection.
 
-        What is unacknowledged will be repeated, what is partial is forgotten. Operations that were
-        handed over and have not ended end with DROPPED, and their messages are dropped.
+        Unacknowledged messages will be retransmitted, a partial one is forgotten. Operations that
+        were handed over and have not ended end with DROPPED, and their messages are dropped.
         """
         if not self.is_attached:
             return
@@ -159,16 +160,16 @@ class ConnectionCore:
         self._tell_ended()
 
     def restart_peer(self) -> int:
-        """Begin a new life of the peer, without a connection.
+        """Begin another generation of the peer, without a connection.
 
-        Returns how many messages its old life took with it: they were handed to it.
+        Returns how many messages its old generation took with it: they were handed to it.
         """
         assert not self.is_attached, "the shell detaches first"
         self._incoming.restart_peer()
         return self._outgoing.drop_handed_over()
 
     def expect(self, sequence: int) -> None:
-        """Know what this life of the peer has sent: before its first connection to this core."""
+        """Restore what this generation of the peer has sent: before its first connection here."""
         assert not self.is_attached, "numbers are known before frames come"
         self._incoming.sequence_expected = max(self._incoming.sequence_expected, sequence)
 
@@ -302,16 +303,16 @@ class ConnectionCore:
     def _post_frame(self) -> Work:
         outgoing, incoming = self._outgoing, self._incoming
         if self.map_due and outgoing.current is None:
-            octets = self._around.map_octets()
+            data = self._around.map_bytes()
             self.map_due = False
-            outgoing.begin_map(octets)
+            outgoing.begin_map(data)
         self.rdma.ib_ack_send_piggybacked += incoming.acknowledgement_asked
         credit = self._take_credit()
         frame = outgoing.take_frame(
             self._wr_id_next,
             acknowledgement=incoming.acknowledgement,
             credit=credit,
-            # A peer that is woken by solicited frames only would else not grant what we wait for.
+            # A peer that only solicited frames wake would else not grant the awaited credits.
             solicited=not self._credits.may_take(),
         )
         self._note_told()
@@ -320,8 +321,8 @@ class ConnectionCore:
 
     def _post_acknowledgement(self) -> Work:
         credit = self._take_credit()
-        octets = ACK_ONLY.emit(acknowledgement=self._incoming.acknowledgement, credit=credit)
-        frame = Frame(self._wr_id_next, octets, solicited=True)
+        data = ACK_ONLY.emit(acknowledgement=self._incoming.acknowledgement, credit=credit)
+        frame = Frame(self._wr_id_next, data, solicited=True)
         self.rdma.ib_ack_sent += 1
         self._ack_wr_id = frame.wr_id
         self._note_told()
@@ -347,13 +348,13 @@ class ConnectionCore:
         return self._was_acknowledged or self._incoming.acknowledgement > 0
 
     @property
-    def owes_acknowledgement(self) -> bool:
+    def has_ack_pending(self) -> bool:
         """Whether messages lie in inboxes that the peer was not told of."""
         return self.is_attached and self._incoming.acknowledgement != self._told
 
     def acknowledge(self) -> None:
-        """Make an acknowledgement due at once if one is owed: later there may be no connection."""
-        if self.owes_acknowledgement:
+        """Make a pending acknowledgement due at once: later there may be no connection."""
+        if self.has_ack_pending:
             self._incoming.acknowledgement_asked = True
 
     # -- what happened
@@ -380,7 +381,7 @@ class ConnectionCore:
             self._outgoing.handle_piece_failed(task, RdmaStatus.REMOTE_ERROR)
         elif outcome is Outcome.FAILED:
             self._outgoing.handle_piece_failed(task, RdmaStatus.OTHER_ERROR)
-        # FLUSHED: the end of the connection says DROPPED; kernel parity.
+        # FLUSHED: the end of the connection reports DROPPED; kernel parity.
 
     def _count_success(self, operation: Operation) -> None:
         if isinstance(operation, RdmaTransfer):
@@ -401,16 +402,16 @@ class ConnectionCore:
         """Note receives that were posted again; the next frames grant them."""
         self._credits.note_posted(count)
 
-    def handle_frame(self, octets: memoryview) -> str | None:
-        """Take what a receive brought; return why the connection must end, None while it is well.
+    def handle_frame(self, data: memoryview) -> str | None:
+        """Take what a receive brought; return the protocol error that ends the connection, or None.
 
-        After a breach the shell calls nothing but `detach`.
+        After a protocol error the shell calls nothing but `detach`.
         """
         if not self.is_attached:
             return None
-        if len(octets) < HEADER_BYTES:
-            return f"frame of {len(octets)} octets, header {HEADER_BYTES}"
-        fields = HEADER.unpack_from(octets)
+        if len(data) < HEADER_BYTES:
+            return f"frame of {len(data)} bytes, header {HEADER_BYTES}"
+        fields = HEADER.unpack_from(data)
         if not header_intact(fields):
             self.counters.recv_drop_bad_checksum += 1
             return f"header checksum {fields[8]:#06x} does not match"
@@ -423,11 +424,11 @@ class ConnectionCore:
             self.rdma.ib_rx_credit_updates += 1
             if not self._credits.handle_granted(credit):
                 return f"credits above {CREDITS_MAX}"
-        payload = octets[HEADER_BYTES:]
+        payload = data[HEADER_BYTES:]
         if not is_ack_only(fields):
             return self._incoming.take_fragment(fields, payload)
         self.rdma.ib_ack_received += 1
-        return f"{len(payload)} octets behind an acknowledgement" if payload else None
+        return f"{len(payload)} bytes behind an acknowledgement" if payload else None
 
     def _answer_ping(self, port: int) -> None:
         """Queue a pong; pings beyond the bound of messages stay unanswered."""

@@ -1,18 +1,18 @@
 """Flow control of one connection: a SEND takes a credit, which is a receive the peer has posted.
 
-Both sides must have offered credits in their private data, else there is no flow control and a
-SEND that finds no receive is repeated by the device. The last credit is kept for a frame that
-itself grants some, or two sides without credits would wait for each other for ever.
-Source: linux v6.12 net/rds/ib_send.c (rds_ib_send_grab_credits); rds.md 4.2.
+Both sides must have offered credits in their private data, else there is no flow control and the
+device retries a SEND that finds no receive. The last credit is kept for a frame that itself grants
+some, or two sides without credits would wait for each other for ever.
+Source: linux v6.12 net/rds/ib_send.c (rds_ib_send_grab_credits); docs/reference/rds.md 4.2.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-ADVERTISED_MAX: Final = 255  # what the octet of a header holds
-CREDITS_MAX: Final = 65535  # a peer that claims more receives than this is not to be believed
-_ADVERTISE_AT: Final = 16  # receives posted again before a frame is sent for their sake alone
+ADVERTISED_MAX: Final = 255  # what the byte of a header holds
+CREDITS_MAX: Final = 65535  # more receives than a peer can have
+_ADVERTISE_AT: Final = 16  # receives posted again before a frame grants them alone
 
 
 class Credits:
@@ -23,12 +23,12 @@ class Credits:
     def __init__(self) -> None:
         self.is_on = False
         self._offered = 0
-        self._available = 0  # receives of the peer that nothing of ours has taken
-        self._unadvertised = 0  # receives of ours that the peer does not know of
+        self._available = 0  # receives of the peer that no frame has taken
+        self._unadvertised = 0  # own receives that the peer does not know of
         self._advertise_at = _ADVERTISE_AT
 
     def offer(self, posted: int) -> int:
-        """Return what our private data grants: all receives posted so far."""
+        """Return what the local private data grants: all receives posted so far."""
         self._offered = posted
         self._unadvertised = 0
         # A peer with few credits would wait for ever for a bound that it cannot reach.
@@ -50,7 +50,7 @@ class Credits:
         self._unadvertised += count
 
     def handle_granted(self, count: int) -> bool:
-        """Add what a frame brought; False if the sum is beyond belief."""
+        """Add the credits of a frame; False if the sum is above `CREDITS_MAX`."""
         if not self.is_on:
             return True
         self._available += count
@@ -71,5 +71,5 @@ class Credits:
         return advertised
 
     def update_is_due(self) -> bool:
-        """Tell whether so many receives wait to be granted that they deserve their own frame."""
+        """Tell whether the ungranted receives are enough for a frame of their own."""
         return self.is_on and self._unadvertised >= self._advertise_at

@@ -1,9 +1,9 @@
 """One open device as all RDS connections of a process share it.
 
-One completion queue hands each completion to its link at once; what links have to do then is done
-when the device's call is over. A device is driven by its own thread: whoever waits for a message
-sleeps on the plane's descriptors, and counts as attending here. A mistake of ours in what a link
-does there costs its connection; the thread goes on for the others.
+One completion queue hands each completion to its link at once; links do the work that follows when
+the device's call is over. A device makes progress in its own thread: a thread that waits for a
+message sleeps on the plane's descriptors, and counts as attending here. A fault in a link's work
+there costs its connection; the thread goes on for the others.
 
 Everything needs the adapter's lock, unless it says otherwise.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
-from urds.dataplane.base import Address as Host
+from urds.common.types import HostPort, IPAddress
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import NestedDomain
 from urds.verbs.engine.numbers import (
@@ -27,17 +27,17 @@ from urds.verbs.engine.numbers import (
 )
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
-from urds.verbs.engine.work import WC, AsyncEvent
-from urds.verbs.providers.base import Adapter, Address, Listener, OnConnectionEvent, PortSpace
+from urds.verbs.engine.work import WC, EngineEvent
+from urds.verbs.providers.base import Adapter, Listener, OnConnectionEvent, PortSpace
 
 if TYPE_CHECKING:
-    from urds.transport.rdma.link import Link
+    from urds.rds.transports.rdma.link import Link
 
-# Keeps an exception that nobody expected from ending the thread, and recovers from it.
+# Keeps an unexpected exception from ending the thread, and recovers from it.
 Confine = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 BACKLOG: Final = 256
-# A peer may do to our regions what each of them allows.
+# A peer may do to local regions what each of them allows.
 _ACCESS: Final = (
     AccessFlag.LOCAL_WRITE
     | AccessFlag.REMOTE_WRITE
@@ -56,7 +56,7 @@ class RdmaDevice:
         self.provider = adapter.attributes.provider
         self.domain = object()  # of regions for every peer
         # Of regions for one peer, and of the queue pairs towards it: both keep it.
-        self._domains: weakref.WeakValueDictionary[Host, NestedDomain] = (
+        self._domains: weakref.WeakValueDictionary[IPAddress, NestedDomain] = (
             weakref.WeakValueDictionary()
         )
         self.links: dict[int, Link] = {}  # by queue pair
@@ -66,16 +66,18 @@ class RdmaDevice:
         self._completions.on_push = self._take
         with adapter.lock:
             adapter.on_async_event = self._handle_event
-            adapter.attend()
+            adapter.add_external_waiter()
 
-    def domain_of(self, peer: Host) -> NestedDomain:
+    def domain_of(self, peer: IPAddress) -> NestedDomain:
         """Return the protection domain of one peer, which reaches what is for every peer too."""
         domain = self._domains.get(peer)
         if domain is None:
             domain = self._domains[peer] = NestedDomain(self.domain)
         return domain
 
-    def queue_pair(self, link: Link, *, peer: Host, send_ring: int, receive_ring: int) -> QueuePair:
+    def queue_pair(
+        self, link: Link, *, peer: IPAddress, send_ring: int, receive_ring: int
+    ) -> QueuePair:
         """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM.
 
         Its receives come from a queue of its own that may be filled inside any callback.
@@ -103,12 +105,12 @@ class RdmaDevice:
         if self.links.pop(qp.qpn, None) is not None:
             self.adapter.remove(qp)
 
-    def listen(self, address: Address, on_event: OnConnectionEvent) -> Listener:
+    def listen(self, address: HostPort, on_event: OnConnectionEvent) -> Listener:
         """Listen for connections. Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES."""
         return self.adapter.listen(address, PortSpace.TCP, backlog=BACKLOG, on_event=on_event)
 
     def soon(self, link: Link, action: Callable[[], None]) -> None:
-        """Run what a link has to do once the device's call is over; any thread, any lock."""
+        """Run a link's work once the device's call is over; any thread, any lock."""
 
         def run() -> None:
             with self.confine(link.cut_after_fault):
@@ -121,11 +123,11 @@ class RdmaDevice:
         if self.is_abandoned:
             return
         with self.adapter.lock:
-            self.adapter.unattend()
+            self.adapter.remove_external_waiter()
         self.adapter.close()
 
-    def _handle_event(self, event: AsyncEvent) -> None:
-        """Tell a link that its peer has asked for what it may not have; its queue pair is over."""
+    def _handle_event(self, event: EngineEvent) -> None:
+        """Report an access error of a link's peer to the link; its queue pair is over."""
         if event.event_type in (AsyncEventType.QP_ACCESS_ERR, AsyncEventType.QP_REQ_ERR):
             link = self.links.get(event.element.qpn)
             if link is not None:
@@ -142,5 +144,5 @@ class RdmaDevice:
 
 
 def let_out(_recover: Callable[[], None]) -> AbstractContextManager[None]:
-    """Let exceptions out, where no guard was given."""
+    """Let exceptions pass, where no guard was given."""
     return nullcontext()

@@ -1,11 +1,11 @@
-"""What the control core of RDS over RDMA asks its shell to do, and what it tells.
+"""Actions that the control core of RDS over RDMA asks of its shell, and its notices.
 
-The shell carries actions out in the order in which `poll_event` gives them. A connection has a
-number: of an attempt of ours `next_number` drew it, of a request of the peer the shell did.
+The shell does actions in the order in which `poll_event` returns them. A connection has a number:
+`next_number` drew it for an attempt of this side, the shell for a request of the peer.
 
 A number named by `Connect` or `Accept` is ended by exactly one `Abandon` or `Detach`, whatever
-happened to it: there the shell gives back what it took for it. One of a request alone is answered
-by exactly one `Accept` or `Reject`. Reports about a number that has ended are ignored.
+happened to it: there the shell releases what it took for it. One of a request alone is answered by
+exactly one `Accept` or `Reject`. Reports about a number that has ended are ignored.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from urds.proto.paths import Address
+from urds.common.types import IPAddress
 
 
 class PeerKey(NamedTuple):
-    """Whom a connection leads to: there is one for each peer and type of service."""
+    """The peer of a connection: there is one for each address and type of service."""
 
-    peer: Address
+    peer: IPAddress
     tos: int
-    passive: bool = False  # the accepting end of a connection to ourselves
+    passive: bool = False  # the accepting end of a connection to the same node
 
 
 class Failure(Enum):
     """How an attempt, or an answer to a request, ended without a connection."""
 
     REJECTED = auto()  # by RDS, with private data
-    REFUSED = auto()  # nobody listens
+    REFUSED = auto()  # the peer does not listen
     UNREACHABLE = auto()
     ERROR = auto()
 
 
 class Reason(Enum):
-    """Why a connection was refused for good; races and rests are only counted."""
+    """Why a connection was refused for good; races and quarantines are only counted."""
 
     NOT_ALLOWED = auto()  # the peer is not in the allowed networks: setting URDS_ALLOW
     TOO_MANY_PEERS = auto()
@@ -75,21 +75,21 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Hand the established connection to the path; there is no other then."""
+    """Attach the established connection to the path; there is no other then."""
 
     key: PeerKey
     number: int
-    acknowledged: int  # the highest of our numbers that this life of the peer has; 0: none
+    acknowledged: int  # the highest own number that this generation of the peer has; 0: none
     credits: int  # 0: no flow control
-    is_own: bool
-    long_frames: bool = False  # both sides said that they take them
+    is_urds_peer: bool
+    long_frames: bool = False  # both sides offered them
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """Take the connection from the path, unless it is gone, and close it.
+    """Detach the connection from the path, unless it is gone, and close it.
 
-    If the path still holds messages then, say so with `handle_wanted`.
+    If the path still holds messages then, answer with `handle_wanted`.
     """
 
     key: PeerKey
@@ -98,7 +98,7 @@ class Detach:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Close what was never established: an attempt, or a request that was accepted."""
+    """Close what was never established: an attempt, or an accepted request."""
 
     key: PeerKey
     number: int
@@ -106,7 +106,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class RestartPeer:
-    """The peer began a new life: drop what the old one was handed, forget its numbers."""
+    """The peer restarted: drop what was sent to the old generation, forget its numbers."""
 
     key: PeerKey
 
@@ -131,10 +131,10 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class PeerKnown:
-    """The private data told who the peer is; also when that changed."""
+    """The private data identified the peer; also sent when that changed."""
 
     key: PeerKey
-    is_own: bool
+    is_urds_peer: bool
     version: tuple[int, int]
 
 
@@ -142,7 +142,7 @@ class PeerKnown:
 class Refused:
     """A connection was refused; the `Reject` or `Abandon` came before."""
 
-    peer: Address
+    peer: IPAddress
     reason: Reason
 
 

@@ -1,19 +1,19 @@
 """Frames of RDS over RDMA: each SEND is a whole header and one fragment of payload.
 
-A fragment has up to 4096 octets, between own nodes that agreed on it up to 65536 (docs/adr/0014).
+A fragment has up to 4096 bytes, between own nodes that agreed on it up to 65536 (docs/adr/0014).
 A message becomes as many frames as it has fragments, at least one. All of them carry the header of
 the message; only acknowledgement, credit and checksum may differ between them. Every header has
-its checksum. Source: linux v6.12 net/rds/ib_send.c; rds.md 4.2.
+its checksum. Source: linux v6.12 net/rds/ib_send.c; docs/reference/rds.md 4.2.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from urds.constants import IB_FRAGMENT_BYTES
-from urds.dataplane.base import Buffer
-from urds.wire.checksum import header_checksum
-from urds.wire.header import HEADER
+from urds.rds.constants import IB_FRAGMENT_BYTES
+from urds.rds.plane.contract import Buffer
+from urds.rds.wire.checksum import header_checksum
+from urds.rds.wire.header import HEADER
 
 FRAGMENT_BYTES: Final = IB_FRAGMENT_BYTES
 LONG_FRAGMENT_BYTES: Final = 65536  # the device's packets bound it no more than its memory
@@ -42,7 +42,7 @@ class MessageHeader:
         self._words = (int.from_bytes(space[:8], "big"), int.from_bytes(space[8:], "big"))
 
     def emit(self, *, acknowledgement: int, credit: int, payload: Buffer = b"") -> bytes:
-        """Return the octets of one frame; copies the payload, one fragment of the message."""
+        """Return the bytes of one frame; copies the payload, one fragment of the message."""
         sequence, payload_bytes, source_port, target_port, flags = self._fields
         fields = (
             sequence, acknowledgement, payload_bytes, source_port, target_port, flags, credit, 0,

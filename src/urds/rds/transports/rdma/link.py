@@ -1,10 +1,10 @@
 """One connection of one device: a queue pair, its ring of receives, and the work of a path's core.
 
 A link is made for an attempt to connect, or for a request that is answered. Until the control plane
-attaches it to its path, what arrives is kept; then frames go to the path's core as they come, and
-what the core has to say is posted when the device's call is over, or in a sender's own thread.
+attaches it to its path, arrivals are kept; then frames go to the path's core as they come, and the
+core's work is posted when the device's call is over, or in a sender's own thread.
 
-Adapter's lock held, unless a method says otherwise; the path's core needs the plane's beside it.
+Adapter's lock held, unless a method says otherwise; the path's core needs the plane's lock too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from ipaddress import IPv6Address
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from urds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
-from urds.dataplane.base import RdmaRow
-from urds.dataplane.operations import AtomicOperation, RdmaTransfer
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.frames import FRAGMENT_BYTES, LONG_FRAGMENT_BYTES
-from urds.transport.rdma.regions import REGIONS_MAX
-from urds.transport.rdma.work import Frame, Outcome, Piece, Work
+from urds.common.types import HostPort
+from urds.rds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
+from urds.rds.plane.contract import RdmaRow
+from urds.rds.plane.operations import AtomicOperation, RdmaTransfer
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, LONG_FRAGMENT_BYTES
+from urds.rds.transports.rdma.regions import REGIONS_MAX
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
+from urds.rds.wire.header import HEADER_BYTES
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import (
     AccessFlag,
@@ -33,18 +35,16 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectParameters,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
-from urds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from urds.transport.rdma.path import RdmaPath
+    from urds.rds.transports.rdma.path import RdmaPath
 
 _SHORT_BYTES: Final = HEADER_BYTES + FRAGMENT_BYTES
 _LONG_BYTES: Final = HEADER_BYTES + LONG_FRAGMENT_BYTES
@@ -52,7 +52,7 @@ _RECEIVES_FIRST: Final = 16  # an idle connection shall cost little
 # Whether a peer sends long frames is known after the first receives were posted, so they and as
 # many others as such a peer ever gets have room for one: 4 MiB, once all have been filled.
 _LONG_RECEIVES: Final = 64
-_BATCH: Final = 64  # work requests between two looks at the plane's lock
+_BATCH: Final = 64  # work requests between two releases of the plane's lock
 _ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
 _OUTCOMES: Final = {
     WCStatus.SUCCESS: Outcome.DONE,
@@ -71,16 +71,16 @@ class Link:
         self.device = device
         self.path = path
         self.number = number
-        self.connection: Connection | None = None
+        self.connection: VerbsConnection | None = None
         self.is_established = False
         self.is_over = False
-        self.on_event: Callable[[Link, ConnectionEvent], None]
+        self.on_event: Callable[[Link, VerbsConnectionEvent], None]
         self.receive_ring = receive_ring
         self._attached = False
-        self._is_due = False  # `settle` comes
-        self._breach: str | None = None  # why it must end; no frame is looked at any more
-        self._breach_told = False
-        self._early: list[WC] = []  # arrived before the path took us
+        self._is_due = False  # `finish_pass` comes
+        self._protocol_error: str | None = None  # why it must end; no frame is looked at any more
+        self._protocol_error_told = False
+        self._early: list[WC] = []  # arrived before the path took the link
         self._held: list[int] = []  # receives not posted again while the path pauses
         self._scratch: dict[int, Region] = {}  # local memory of reads and atomics, by wr_id
         # Pages that no frame has reached yet take no memory.
@@ -99,8 +99,8 @@ class Link:
 
     # -- connecting
 
-    def connect(self, local: Address, peer: Address, private_data: bytes) -> None:
-        """Ask for the connection; `on_event` tells how it went. Raises OSError."""
+    def connect(self, local: HostPort, peer: HostPort, private_data: bytes) -> None:
+        """Ask for the connection; `on_event` reports the result. Raises OSError."""
         self.connection = self.device.adapter.connect(
             self._qp,
             peer,
@@ -110,29 +110,29 @@ class Link:
             local=local,
         )
 
-    def accept(self, connection: Connection, private_data: bytes) -> None:
+    def accept(self, connection: VerbsConnection, private_data: bytes) -> None:
         """Answer a request. Raises OSError."""
         self.connection, connection.on_event = connection, self._handle_event
         connection.accept(self._qp, _parameters(private_data))
 
-    def _handle_event(self, event: ConnectionEvent) -> None:
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.connection is self.connection:
             self.on_event(self, event)
 
-    # -- the path comes and goes
+    # -- attach and detach
 
     def attach(self, *, long_frames: bool = False) -> None:
-        """Give the path what came early, and post what it has to say."""
+        """Pass early arrivals to the path, and post the core's work."""
         self._attached = True
         if long_frames:
             self._slots_max = min(self.receive_ring, _LONG_RECEIVES)
         early, self._early = self._early, []
         for wc in early:
             self._take_frame(wc)
-        self.settle()
+        self.finish_pass()
 
     def close(self) -> None:
-        """End the connection and give everything back; no event comes any more. Safe twice."""
+        """End the connection and release everything; no event comes any more. Idempotent."""
         self.is_over, self._attached = True, False
         connection, self.connection = self.connection, None
         if connection is not None:
@@ -156,7 +156,7 @@ class Link:
     def row(self) -> RdmaRow:
         """Describe the connection for rds-info. Needs no lock: what it reads stays as it is.
 
-        The service level is the one that Linux asks for; no device of ours tells them apart.
+        The service level is the one that Linux asks for; no device here tells them apart.
         Source: linux v6.12 net/rds/rdma_transport.c, net/rds/ib.c (rds_ib_conn_info_visitor).
         """
         key, qp = self.path.key, self._qp
@@ -186,42 +186,42 @@ class Link:
 
     # -- work
 
-    def settle(self) -> None:
-        """Post what the core has to say and tell the plane what changed; outside the engine."""
+    def finish_pass(self) -> None:
+        """Post the core's work and tell the plane what changed; outside the engine."""
         self._is_due = False
-        if self._breach is not None:
-            if not self._breach_told:
-                self._breach_told = True
-                self.path.handle_breach(self, self._breach)
+        if self._protocol_error is not None:
+            if not self._protocol_error_told:
+                self._protocol_error_told = True
+                self.path.handle_protocol_error(self, self._protocol_error)
             return
         self.pump()
-        self.path.settle()
+        self.path.finish_pass()
 
-    def settle_soon(self) -> None:
-        """See to it that `settle` runs. From any thread, with or without locks."""
+    def finish_soon(self) -> None:
+        """Have `finish_pass` run. From any thread, with or without locks."""
         if not self._is_due:
             self._is_due = True
-            self.device.soon(self, self.settle)
+            self.device.soon(self, self.finish_pass)
 
     def pump(self) -> None:
-        """Post what the core has to say, until it has no more or the ring is full."""
+        """Post the core's work, until there is none or the ring is full."""
         qp = self._qp
-        if not self._attached or qp is None or self._breach is not None:
+        if not self._attached or qp is None or self._protocol_error is not None:
             return
         path = self.path
         poll_work = path.core.poll_work
-        while qp.state is QPState.RTS:  # work may fail, and end it, within a kick of ours
+        while qp.state is QPState.RTS:  # work may fail, and end it, within a kick
             with path.plane.lock:
                 works: list[Work] = list(islice(iter(poll_work, None), _BATCH))
             if not works or not self._post(qp, works):
                 return
-            self.device.adapter.kick(qp)
+            self.device.adapter.progress_qp(qp)
 
     def _post(self, qp: QueuePair, works: list[Work]) -> bool:
-        """Post work; if it cannot be, as a read from a peer that serves none, have us cut."""
+        """Post work; if that fails, as a read from a peer that serves none, end the connection."""
         try:
             for work in works:
-                qp.post_send(self._request_of(work), 0)  # only datagrams look at the time
+                qp.post_send(self._request_of(work), 0)  # only datagrams use the time
         except OSError as refused:
             self.cut(f"work cannot be posted: {refused.strerror}")
             return False
@@ -230,25 +230,25 @@ class Link:
     def handle_refused(self, *, wrong_key: bool) -> None:
         """Tell at once that the peer's request was refused: the end of the queue pair follows.
 
-        The peer may have been late: the region it was told of has been freed, or is used up.
+        The peer may be late: the region that it was told of has been freed, or is used up.
         """
-        if self._breach_told:
+        if self._protocol_error_told:
             return
-        if self._breach is None:
-            self._breach = (
-                "no region has this key and these octets" if wrong_key else "request refused"
+        if self._protocol_error is None:
+            self._protocol_error = (
+                "no region has this key and these bytes" if wrong_key else "request refused"
             )
-        self._breach_told = True
-        self.path.handle_breach(self, self._breach, wrong_key=wrong_key)
+        self._protocol_error_told = True
+        self.path.handle_protocol_error(self, self._protocol_error, wrong_key=wrong_key)
 
     def cut_after_fault(self) -> None:
-        """Have the connection ended: nobody knows what a mistake of ours has left undone here."""
+        """Have the connection ended: the state that a fault has left here is unknown."""
         self.cut("a fault of urds")
 
     def cut(self, reason: str) -> None:
-        """Do nothing more here, and have the control plane end the connection."""
-        self._breach = reason
-        self.settle_soon()
+        """Stop all work here, and have the control plane end the connection."""
+        self._protocol_error = reason
+        self.finish_soon()
 
     def _request_of(self, work: Work) -> SendWR:
         wr_id = self.receive_ring + work.wr_id
@@ -256,23 +256,23 @@ class Link:
             flags = SendFlag.SOLICITED if work.solicited else SendFlag(0)
             if work.fence:
                 flags |= SendFlag.FENCE
-            return SendWR(wr_id, WROpcode.SEND, send_flags=flags, octets=work.octets)
+            return SendWR(wr_id, WROpcode.SEND, send_flags=flags, data=work.data)
         operation = work.operation
         if isinstance(operation, RdmaTransfer):
             piece = operation.pieces[work.number]
             wr = SendWR(wr_id, WROpcode.RDMA_WRITE if operation.is_write else WROpcode.RDMA_READ)
             if operation.is_write:
-                wr.octets = piece
+                wr.data = piece
             else:
-                wr.sg = [self._lend(wr_id, piece)]
+                wr.sg = [self._export(wr_id, piece)]
         else:
             assert isinstance(operation, AtomicOperation)
             wr = _atomic(wr_id, operation)
-            wr.sg = [self._lend(wr_id, operation.result)]
+            wr.sg = [self._export(wr_id, operation.result)]
         wr.set_wr_rdma(operation.key, work.remote_address)
         return wr
 
-    def _lend(self, wr_id: int, view: memoryview) -> SGE:
+    def _export(self, wr_id: int, view: memoryview) -> SGE:
         """Let the device write into memory of the application until the request completes."""
         region = self.device.adapter.keys.register(
             self.device.domain, view, 0, AccessFlag.LOCAL_WRITE
@@ -299,13 +299,13 @@ class Link:
         else:
             self._early.append(wc)
             return
-        self.settle_soon()
+        self.finish_soon()
 
     def _take_frame(self, wc: WC) -> None:
-        if self._breach is not None:
+        if self._protocol_error is not None:
             return
         if wc.opcode is not WCOpcode.RECV:  # the buffer holds an older frame
-            self._breach = "a write with immediate data is no frame"
+            self._protocol_error = "a write with immediate data is no frame"
             return
         start = _start(wc.wr_id)
         path = self.path
@@ -316,7 +316,7 @@ class Link:
             if reason is None and not is_paused:
                 path.core.handle_posted(1 + grows)
         if reason is not None:
-            self._breach = reason
+            self._protocol_error = reason
         elif is_paused:
             self._hold(wc.wr_id)
         else:
@@ -342,7 +342,7 @@ class Link:
             with self.path.plane.lock:
                 self.path.core.handle_posted(len(held))
                 self.path.rdma_counters.ib_rx_refill_from_thread += 1
-        self.settle()
+        self.finish_pass()
 
     def _post_receive(self, slot: int) -> None:
         qp = self._qp
@@ -363,9 +363,9 @@ def receives_at_first(receive_ring: int) -> int:
 
 
 def _parameters(private_data: bytes) -> ConnectParameters:
-    """Return what RDS says when it connects or accepts: a send waits for ever for a receive.
+    """Return RDS's parameters to connect and accept: a send waits for ever for a receive.
 
-    Source: linux v6.12 net/rds/ib_cm.c (rds_ib_cm_fill_conn_param); rds.md 4.1.
+    Source: linux v6.12 net/rds/ib_cm.c (rds_ib_cm_fill_conn_param); docs/reference/rds.md 4.1.
     """
     return ConnectParameters(
         private_data=private_data,

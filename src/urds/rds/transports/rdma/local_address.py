@@ -1,11 +1,11 @@
-"""One local address over RDMA: its peers, and who may become one.
+"""One local address over RDMA: its peers, and the peers that it admits.
 
-A value machine: no I/O, no clock, no chance of its own, no lock. The control thread of the driver
-feeds it, carries out what `poll_event` gives, and calls `handle_timeout` when `poll_timeout` says.
-What becomes of one peer stands in `peer`.
+A value machine: no I/O, no clock, no random numbers of its own, no lock. The driver's control
+thread feeds it, does what `poll_event` returns, and calls `handle_timeout` at the time that
+`poll_timeout` returns. The module `peer` decides what becomes of one peer.
 
-Peers outlive their connections, for they remember the life of the peer. When there are too many,
-the one that is idle for longest goes, if the shell agrees: it knows of messages on their way.
+Peers outlive their connections, for they remember the generation of the peer. When there are too
+many, the one idle for longest is evicted, if the shell agrees: it knows of messages on their way.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
-from urds.errors import Refusal, os_error
-from urds.proto.paths import Address, address_octets
-from urds.proto.settings import EndpointSettings
-from urds.proto.timers import Timers
-from urds.transport.rdma.events import (
+from urds.common.errors import ErrorReason, os_error
+from urds.common.types import IPAddress
+from urds.rds.control.paths import address_bytes
+from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.control.timers import Timers
+from urds.rds.transports.rdma.events import (
     Action,
     Failure,
     Forget,
@@ -28,12 +29,12 @@ from urds.transport.rdma.events import (
     Refused,
     Reject,
 )
-from urds.transport.rdma.peer import REJECTION, RdmaPeer, read_offer
-from urds.transport.rdma.rests import HostRests
-from urds.transport.rdma.seeking import key_of
-from urds.transport.rdma.settings import PeerSettings
-from urds.transport.rdma.stats import RdmaStats
-from urds.wire.connect_data import accepted_version
+from urds.rds.transports.rdma.peer import REJECTION, RdmaPeer, read_offer
+from urds.rds.transports.rdma.quarantine import Quarantine
+from urds.rds.transports.rdma.reconnect import key_of
+from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.stats import RdmaStats
+from urds.rds.wire.private_data import accepted_version
 
 if TYPE_CHECKING:
     from random import Random
@@ -44,14 +45,14 @@ _EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one
 class RdmaEndpoint:
     """The control state of one local address.
 
-    `next_number` draws the numbers of our attempts: others than the shell gives requests.
+    `next_number` draws the numbers of this side's attempts; the shell gives requests others.
     """
 
     def __init__(
         self,
         *,
-        local: Address,
-        settings: EndpointSettings,
+        local: IPAddress,
+        settings: LocalAddressSettings,
         peer_settings: PeerSettings,
         random: Random,
         stats: RdmaStats,
@@ -65,7 +66,7 @@ class RdmaEndpoint:
         self._random = random
         self._next_number = next_number
         self._may_evict = may_evict
-        self._rests = HostRests(
+        self._quarantine = Quarantine(
             each_max_ns=peer_settings.reconnect_delay_max_ns,
             all_max_ns=peer_settings.reconnect_delay_idle_max_ns,
             hosts_max=settings.peers_max,
@@ -74,7 +75,7 @@ class RdmaEndpoint:
         self._actions: deque[Action] = deque()
         self._timers = Timers()
         self._peers: dict[PeerKey, RdmaPeer] = {}
-        self.timed_key: PeerKey | None = None  # whose timer runs: whom a fault in it concerns
+        self.timed_key: PeerKey | None = None  # the peer that a fault in the timer concerns
 
     # -- peers
 
@@ -87,7 +88,7 @@ class RdmaEndpoint:
         """Return a peer if there is one."""
         return self._peers.get(key)
 
-    def key_for(self, peer: Address, tos: int, now_ns: int) -> PeerKey:
+    def key_for(self, peer: IPAddress, tos: int, now_ns: int) -> PeerKey:
         """Return the key by which messages reach a peer; make the peer if need be.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
@@ -96,20 +97,20 @@ class RdmaEndpoint:
         if key in self._peers:
             return key
         if not self.allows(peer):
-            raise os_error(Refusal.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
+            raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
         if self._make_peer(key, now_ns) is None:
-            self.stats.note_refusal(Reason.TOO_MANY_PEERS)
-            raise os_error(Refusal.TOO_MANY_PEERS, f"{self._settings.peers_max} peers")
+            self.stats.count_rejection(Reason.TOO_MANY_PEERS)
+            raise os_error(ErrorReason.TOO_MANY_PEERS, f"{self._settings.peers_max} peers")
         return key
 
-    def allows(self, peer: Address) -> bool:
-        """Tell whether the peer may exchange messages with us."""
+    def allows(self, peer: IPAddress) -> bool:
+        """Tell whether the peer may exchange messages with this node."""
         if peer.is_loopback or self._is_ourselves(peer):
             return True
         return any(peer in network for network in self._settings.allowed)
 
-    def _is_ourselves(self, peer: Address) -> bool:
-        return address_octets(peer) == address_octets(self.local)
+    def _is_ourselves(self, peer: IPAddress) -> bool:
+        return address_bytes(peer) == address_bytes(self.local)
 
     def _make_peer(self, key: PeerKey, now_ns: int) -> RdmaPeer | None:
         """Make a peer; None if there are too many and none is idle."""
@@ -121,7 +122,7 @@ class RdmaEndpoint:
             settings=self._peer_settings,
             random=self._random,
             stats=self.stats,
-            rests=self._rests,
+            quarantine=self._quarantine,
             actions=self._actions,
             timers=self._timers,
             next_number=self._next_number,
@@ -131,7 +132,7 @@ class RdmaEndpoint:
         return peer
 
     def _evict(self) -> bool:
-        """Forget the peer that is idle for longest; false if none is."""
+        """Evict the peer that is idle for longest; false if there is none to evict."""
         idle = (peer for peer in self._peers.values() if peer.is_idle)
         for peer in nsmallest(_EVICTION_TRIES, idle, key=lambda peer: peer.used_ns):
             if self._may_evict(peer.key):
@@ -149,9 +150,9 @@ class RdmaEndpoint:
         return self._peers[key].offer(acknowledged=acknowledged, credits=credits)
 
     def handle_wanted(self, key: PeerKey, now_ns: int) -> None:
-        """Look for a connection: messages wait, and there is none.
+        """Connect: messages wait, and there is no connection.
 
-        The passive end of a connection to ourselves has the other end look for one.
+        The passive end of a connection to the same node has the other end connect.
         """
         if (peer := self._peers.get(key)) is not None:
             peer.handle_wanted(now_ns)
@@ -161,18 +162,18 @@ class RdmaEndpoint:
                 if active is not None:
                     active.handle_wanted(now_ns)
 
-    def handle_request(self, number: int, peer: Address, octets: bytes, now_ns: int) -> None:
-        """Answer a request of the peer; `octets` are its private data."""
+    def handle_request(self, number: int, peer: IPAddress, data: bytes, now_ns: int) -> None:
+        """Answer a request of the peer; `data` is its private data."""
         if not self.allows(peer):
             self._refuse(number, peer, Reason.NOT_ALLOWED)
             return
-        offer, reason = read_offer(octets, local=self.local, peer=peer)
+        offer, reason = read_offer(data, local=self.local, peer=peer)
         version = accepted_version(offer)
         if reason is not None or version is None:
             self._refuse(number, peer, reason or Reason.VERSION)
             return
-        if now_ns < self._rests.until_ns(peer):
-            self.stats.refused_resting += 1
+        if now_ns < self._quarantine.until_ns(peer):
+            self.stats.refused_quarantined += 1
             self._actions.append(Reject(number, REJECTION))
             return
         key = PeerKey(peer, 0 if offer is None else offer.tos, self._is_ourselves(peer))
@@ -182,45 +183,45 @@ class RdmaEndpoint:
         else:
             known.handle_request(number, offer, version, now_ns)
 
-    def handle_established(self, key: PeerKey, number: int, octets: bytes, now_ns: int) -> None:
-        """Take the connection. `octets`: the reply's private data, none where we accepted."""
+    def handle_established(self, key: PeerKey, number: int, data: bytes, now_ns: int) -> None:
+        """Take the connection. `data`: the reply's private data, none where this side accepted."""
         if (peer := self._peers.get(key)) is not None:
-            peer.handle_established(number, octets, now_ns)
+            peer.handle_established(number, data, now_ns)
 
     def handle_failed(
-        self, key: PeerKey, number: int, failure: Failure, octets: bytes, now_ns: int
+        self, key: PeerKey, number: int, failure: Failure, data: bytes, now_ns: int
     ) -> None:
-        """Try again later. `octets`: private data of a rejection.
+        """Try again later. `data`: private data of a rejection.
 
-        They would tell which version to offer next; but we begin with the one that Linux falls
-        back to, so they are not read.
+        They would tell which version to offer next; but a connection begins with the version to
+        which Linux falls back, so they are not read.
         """
         if (peer := self._peers.get(key)) is not None:
             peer.handle_failed(number, failure, now_ns)
 
     def handle_ended(self, key: PeerKey, number: int, now_ns: int, *, useful: bool = False) -> None:
-        """Look for another connection: an established one is gone.
+        """Reconnect a peer whose established connection is gone.
 
         After a `useful` one, which has carried messages, the delays begin anew.
         """
         if (peer := self._peers.get(key)) is not None:
             peer.handle_ended(number, now_ns, useful=useful)
 
-    def handle_breach(
+    def handle_protocol_error(
         self, key: PeerKey, number: int, now_ns: int, *, wrong_key: bool = False
     ) -> None:
-        """End a connection on which the peer broke the protocol, and let its host rest."""
+        """End a connection on which the peer broke the protocol, and quarantine its host."""
         self.stats.wrong_keys += wrong_key
         if (peer := self._peers.get(key)) is not None:
-            peer.handle_breach(number, now_ns)
+            peer.handle_protocol_error(number, now_ns)
 
     def handle_fault(self, key: PeerKey, now_ns: int) -> None:
-        """Have a peer start over after a rest: a mistake of ours was met, actions may be lost."""
+        """Have a peer start over after a quarantine: a fault of this node may have lost actions."""
         if (peer := self._peers.get(key)) is not None:
             peer.handle_fault(now_ns)
 
-    def _refuse(self, number: int, peer: Address, reason: Reason) -> None:
-        self.stats.note_refusal(reason)
+    def _refuse(self, number: int, peer: IPAddress, reason: Reason) -> None:
+        self.stats.count_rejection(reason)
         self._actions.append(Reject(number, REJECTION))
         self._actions.append(Refused(peer, reason))
 

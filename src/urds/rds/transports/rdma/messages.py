@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from urds.constants import ExtensionType, RdmaStatus
-from urds.dataplane.base import Buffer
-from urds.dataplane.operations import Operation, RdmaTransfer
-from urds.transport.rdma.work import Piece
-from urds.wire import exthdr
-from urds.wire.header import EXTENSION_BYTES
+from urds.rds.constants import ExtensionType, RdmaStatus
+from urds.rds.plane.contract import Buffer
+from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.transports.rdma.work import Piece
+from urds.rds.wire import extensions as exthdr
+from urds.rds.wire.header import EXTENSION_BYTES
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.outgoing import Owner
+    from urds.rds.plane.python.outgoing import Owner
 
 
-_ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses what no memory can be
+_ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses those without memory
 
 
 class MessageEntry(NamedTuple):
@@ -29,13 +29,13 @@ class MessageEntry(NamedTuple):
 
 
 class Message:
-    """One message on its way; everything that is not in its header is ours alone."""
+    """One message on its way; fields that are not in its header stay on this side."""
 
     __slots__ = (
         "ack_required",
         "extension",
         "is_map",
-        "is_repeat",
+        "is_retransmit",
         "is_silent",
         "is_taken_back",
         "owner",
@@ -58,7 +58,7 @@ class Message:
         ack_required: bool = False,
         is_map: bool = False,
     ) -> None:
-        self.owner = owner  # None: a pong or map, or nobody waits for it any more
+        self.owner = owner  # None: a pong or map, or no socket waits for it any more
         self.source_port = source_port
         self.target_port = target_port
         self.payload = payload
@@ -67,7 +67,7 @@ class Message:
         self.sequence = 0
         self.ack_required = ack_required
         self.is_map = is_map
-        self.is_repeat = False
+        self.is_retransmit = False
         self.is_silent = False
         self.is_taken_back = False  # goes on to its last frame and is forgotten then
         self.was_handed_over = False
@@ -89,7 +89,7 @@ class Task:
         self.pieces = len(operation.pieces) if isinstance(operation, RdmaTransfer) else 1
         assert self.pieces, "an operation has at least one piece"
         self.posted = self.done = 0
-        self.offset = 0  # octets in the pieces posted
+        self.offset = 0  # bytes in the pieces posted
         self.final: RdmaStatus | None = None  # taken back: how it ends when its pieces are done
 
     def next_piece(self, wr_id: int) -> Piece:
@@ -112,7 +112,7 @@ def next_task(message: Message) -> Task | None:
 
 
 def has_succeeded(message: Message) -> bool:
-    """Tell whether all operations of a message have, so that it may be repeated alone."""
+    """Tell whether all operations of a message succeeded: it may be retransmitted alone."""
     return all(task.operation.status is RdmaStatus.SUCCESS for task in message.tasks)
 
 
@@ -125,7 +125,7 @@ def asks_fence(message: Message) -> bool:
 
 
 def with_keys(extension: bytes, operations: Iterable[Operation]) -> bytes:
-    """Add the keys that transfers use, as far as there is room; leave alone what is not a list."""
+    """Add the keys that transfers use, as far as there is room; skip data that is no list."""
     keys = [
         exthdr.Extension(ExtensionType.RDMA, (operation.key,))
         for operation in operations

@@ -1,9 +1,9 @@
-"""RDS over RDMA in one process: devices, local addresses, peers, and the control thread's turn.
+"""RDS over RDMA in one process: devices, local addresses, peers, and the control thread's pass.
 
-A node carries out what the endpoints decide, and tells them what the devices say. All of it runs in
-the control thread, or with its lock held: callbacks of devices only put reports down and wake it.
-Nothing waits here. What concerns a single connection is in `attempts`.
-Source: linux v6.12 net/rds/rdma_transport.c; rds.md 4.1.
+A node does what the local addresses decide, and passes device reports to them. All of it runs in
+the control thread, or with its lock held: callbacks of devices only queue reports and wake it. No
+call waits here. What concerns a single connection is in `attempts`.
+Source: linux v6.12 net/rds/rdma_transport.c; docs/reference/rds.md 4.1.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from urds.dataplane.base import Address, Mailbox, Wanted
-from urds.errors import Refusal, os_error
-from urds.logs import LogQueue, messages
-from urds.proto.settings import EndpointSettings
-from urds.reentry import holder_test
-from urds.transport.rdma import events
-from urds.transport.rdma.attempts import Attempts, port_of
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.device import Confine, RdmaDevice, let_out
-from urds.transport.rdma.endpoint import RdmaEndpoint
-from urds.transport.rdma.events import PeerKey
-from urds.transport.rdma.link import Link, receives_at_first
-from urds.transport.rdma.path import RdmaPath
-from urds.transport.rdma.regions import RegionTable
-from urds.transport.rdma.settings import PeerSettings
-from urds.transport.rdma.stats import RdmaStats
+from urds.common.errors import ErrorReason, os_error
+from urds.common.logs import LogQueue, messages
+from urds.common.reentry import holder_test
+from urds.common.types import IPAddress
+from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.plane.contract import Mailbox, Wanted
+from urds.rds.transports.rdma import events
+from urds.rds.transports.rdma.attempts import Attempts, port_of
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.device import Confine, RdmaDevice, let_out
+from urds.rds.transports.rdma.events import PeerKey
+from urds.rds.transports.rdma.link import Link, receives_at_first
+from urds.rds.transports.rdma.local_address import RdmaEndpoint
+from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.regions import RegionTable
+from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.stats import RdmaStats
 from urds.verbs.providers.base import Listener
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.plane import Plane
+    from urds.rds.plane.python.plane import Plane
 
 _EVICTED_MAX: Final = 65_536  # of one address; beyond it the oldest is forgotten
 
@@ -52,13 +53,13 @@ class NodeSettings:
 
 @dataclass(slots=True, eq=False)
 class RdmaHost:
-    """One local address: its endpoint, its listeners, the paths to its peers."""
+    """One local address: its core, its listeners, the paths to its peers."""
 
-    address: Address
+    address: IPAddress
     endpoint: RdmaEndpoint
     paths: dict[PeerKey, RdmaPath] = field(default_factory=dict)
     listeners: list[tuple[RdmaDevice, Listener]] = field(default_factory=list)
-    # What was received of peers that were evicted, by their life: they may repeat it.
+    # What was received of evicted peers, by their generation: they may send it again.
     evicted: dict[tuple[PeerKey, int], int] = field(default_factory=dict)
 
 
@@ -80,7 +81,7 @@ class RdmaNode:
         self.devices = tuple(devices)
         self.counters = RdmaCounters()
         self.stats = RdmaStats()
-        self.hosts: dict[Address, RdmaHost] = {}
+        self.hosts: dict[IPAddress, RdmaHost] = {}
         self.confine: Confine = let_out
         self.log = log
         self.regions = RegionTable(lambda: self.devices, self._later, counters=self.counters)
@@ -100,7 +101,7 @@ class RdmaNode:
 
     # -- addresses and routes
 
-    def open(self, address: Address, settings: EndpointSettings) -> RdmaHost:
+    def open(self, address: IPAddress, settings: LocalAddressSettings) -> RdmaHost:
         """Listen at an address on all devices. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
         host = self.hosts.get(address)
         if host is not None:
@@ -124,8 +125,8 @@ class RdmaNode:
             self._stop_listening(host)
             if refused.errno == errno.EADDRINUSE:
                 detail = f"another process has {address} over RDMA: end it, or bind another address"
-                raise os_error(Refusal.ADDRESS_IN_USE, detail) from refused
-            raise os_error(Refusal.NOT_LOCAL, f"{address}: {refused}") from refused
+                raise os_error(ErrorReason.ADDRESS_IN_USE, detail) from refused
+            raise os_error(ErrorReason.NOT_LOCAL, f"{address}: {refused}") from refused
         self.hosts[address] = host
         return host
 
@@ -143,7 +144,7 @@ class RdmaNode:
                 listener.close()
         host.listeners.clear()
 
-    def resolve(self, mailbox: Mailbox, peer: Address) -> RdmaPath:
+    def resolve(self, mailbox: Mailbox, peer: IPAddress) -> RdmaPath:
         """Route a mailbox to a peer. Raises OSError: EACCES, EUSERS."""
         host = self.hosts[mailbox.local]
         tos = mailbox.settings.tos
@@ -160,7 +161,7 @@ class RdmaNode:
         for path in host.paths.values() if host is not None else ():
             path.mailboxes.discard(mailbox)
 
-    def connected(self, mailbox: Mailbox, peer: Address) -> bool:
+    def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether there is a connection; if not, ask for one."""
         path = self.resolve(mailbox, peer)
         with self.plane.lock:
@@ -182,15 +183,15 @@ class RdmaNode:
                 sequence_first=self._sequence_first(),
                 may_answer_ping=self.settings.ping_enable,
                 on_key_used=self.regions.handle_key_used,
-                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),  # type: ignore[arg-type]  # a CarriedPath
-                on_breach=self._report_breach,
+                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),  # type: ignore[arg-type]  # a MessageTransport
+                on_protocol_error=self._report_protocol_error,
             )
             self._paths[path] = host
-            self.plane.add_carried(path)
+            self.plane.add_message_transport(path)
         return path
 
-    def _take_routes(self, address: Address, key: PeerKey) -> bool:
-        """Take the routes to an idle peer away; false if a message came in for it before that."""
+    def _take_routes(self, address: IPAddress, key: PeerKey) -> bool:
+        """Remove the routes to an idle peer; false if a message for it was queued before that."""
         path = self.hosts[address].paths.get(key)
         if path is None:
             return True
@@ -204,7 +205,7 @@ class RdmaNode:
         return True
 
     def _remember(self, host: RdmaHost, path: RdmaPath) -> None:
-        """Keep the number of a peer that is about to be evicted, if its life can be told."""
+        """Keep the number of a peer that is about to be evicted, if its generation is known."""
         peer = host.endpoint.find(path.key)
         if peer is None or peer.generation is None or not path.core.sequence_expected:
             return
@@ -223,21 +224,21 @@ class RdmaNode:
             with self.plane.lock:
                 path.core.expect(sequence)
 
-    # -- what the plane and the devices say
+    # -- reports of the plane and the devices
 
     def owns(self, path: object) -> bool:
-        """Tell whether a path is one of ours."""
+        """Tell whether a path is of this node."""
         return path in self._paths
 
     def handle_wanted(self, path: RdmaPath) -> None:
-        """Seek a connection: the first message was queued without one."""
+        """Reconnect: the first message was queued without a connection."""
         host = self._paths.get(path)
         if host is not None:
             with self.confine(partial(self._want_again, host, path.key)):
                 host.endpoint.handle_wanted(path.key, self.now_ns())
 
     def _want_again(self, host: RdmaHost, key: PeerKey) -> None:
-        """Start over after a fault; nobody says a second time that messages wait."""
+        """Start over after a fault; the report that messages wait comes only once."""
         self.start_over(host, key)
         host.endpoint.handle_wanted(key, self.now_ns())
 
@@ -249,27 +250,29 @@ class RdmaNode:
     def report(self, report: Callable[[], None], recover: Callable[[], None] | None = None) -> None:
         """Have the control thread take a report; a device's lock held, the plane's not.
 
-        After a fault of ours in it `recover` is called: the report is lost then.
+        After a fault in it `recover` is called: the report is lost then.
         """
         self._reports.append((report, recover or _nothing))
         self.plane.wake()
 
-    def _report_breach(self, path: RdmaPath, link: Link, reason: str, wrong_key: bool) -> None:
+    def _report_protocol_error(
+        self, path: RdmaPath, link: Link, reason: str, wrong_key: bool
+    ) -> None:
         host = self._paths.get(path)
         if host is None:
             return
         self.log.warning("RDMA connection of %s cut: %s", path.peer, reason)
         self.report(
-            lambda: host.endpoint.handle_breach(
+            lambda: host.endpoint.handle_protocol_error(
                 path.key, link.number, self.now_ns(), wrong_key=wrong_key
             ),
             partial(self.start_over, host, path.key),
         )
 
-    # -- the turn of the control thread
+    # -- the pass of the control thread
 
-    def turn(self, now_ns: int) -> int | None:
-        """Take reports, run due timers, carry out actions; return when the next timer is due."""
+    def progress(self, now_ns: int) -> int | None:
+        """Take reports, run due timers, do actions; return when the next timer is due."""
         for _ in range(len(self._reports)):
             report, recover = self._reports.popleft()
             with self.confine(recover):
@@ -287,7 +290,7 @@ class RdmaNode:
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     def _carry_out(self, host: RdmaHost) -> None:
-        """Do what the endpoint decided; after a fault of ours the peer starts over."""
+        """Do what the local address decided; after a fault in it the peer starts over."""
         while (action := host.endpoint.poll_event()) is not None:
             with self.confine(partial(self.start_over, host, getattr(action, "key", None))):
                 self._do(host, action)
@@ -297,7 +300,7 @@ class RdmaNode:
             host.endpoint.handle_fault(host.endpoint.timed_key, self.now_ns())
 
     def start_over(self, host: RdmaHost, key: PeerKey | None) -> None:
-        """Have a peer start over after a fault of ours."""
+        """Have a peer start over after a fault of this node."""
         if key is not None:
             host.endpoint.handle_fault(key, self.now_ns())
 
@@ -309,7 +312,7 @@ class RdmaNode:
         elif isinstance(action, events.Reject):
             self._attempts.reject(action.number, action.private_data)
         elif isinstance(action, events.Attach):
-            # A peer evicted since has its end coming: nobody would remember what it sent.
+            # The end of a peer evicted since follows: its messages would not be remembered.
             peer = host.endpoint.find(action.key)
             if peer is not None and peer.number == action.number:
                 self._recall(host, action.key)
@@ -319,14 +322,14 @@ class RdmaNode:
         else:
             self._note(host, action)
 
-    def failure(self, local: Address, peer: Address) -> str:
+    def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""
         host = self.hosts.get(local)
         paths = host.paths if host is not None else {}
         return next((path.failure for key, path in paths.items() if key.peer == peer), "")
 
     def offer(self, host: RdmaHost, key: PeerKey) -> bytes:
-        """Return our private data. Credits are granted for every receive that is posted."""
+        """Return this side's private data. Credits are granted for every receive that is posted."""
         core = self.path(host, key).core
         with self.plane.lock:
             credits = core.offer(receives_at_first(self.settings.core.receive_ring))
@@ -353,7 +356,7 @@ class RdmaNode:
             text = "RDMA connection of %s refused: %s%s"
             self.log.warning(text, action.peer, reason, hint)
         elif isinstance(action, events.PeerKnown):
-            kind = "urds" if action.is_own else "linux"
+            kind = "urds" if action.is_urds_peer else "linux"
             self.log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
 
     def _forget(self, host: RdmaHost, key: PeerKey) -> None:
@@ -364,7 +367,7 @@ class RdmaNode:
             mailbox.route(key.peer, None)
         path.detach()
         path.drop_queue()
-        self.plane.remove_carried(path)
+        self.plane.remove_message_transport(path)
         del self._paths[path]
 
     # -- ends

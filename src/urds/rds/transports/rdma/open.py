@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from urds.transport.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.device import RdmaDevice
 from urds.verbs.device import find_device
 
 
 def open_devices(names: Sequence[str]) -> list[RdmaDevice]:
-    """Open devices in the order in which peers are sought on them.
+    """Open devices in the order in which peers are tried on them.
 
-    Raises OSError: ENODEV for no name or one that no device has, or what its provider says; then
+    Raises OSError: ENODEV for no name or one that no device has, or its provider's error; then
     none of them stays open.
     """
     if not names:

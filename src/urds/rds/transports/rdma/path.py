@@ -1,9 +1,9 @@
 """The path to one peer over RDMA: what a plane, a device and the control plane share.
 
 The path joins three sides. The plane queues messages and asks what is under way, with its lock
-held; a link posts what the core has to say and brings what arrives, with its adapter's lock held
-and the plane's inside it; the control plane gives and takes links. Public attributes are guarded by
-the plane's lock, `link` by whoever changes it: the control thread, under the link's adapter lock.
+held; a link posts the core's work and delivers what arrives, with its adapter's lock held and the
+plane's inside it; the control plane attaches and detaches links. The plane's lock guards public
+attributes; `link` changes in the control thread only, under the link's adapter lock.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from urds.constants import MAX_MESSAGE_BYTES, RdmaStatus
-from urds.dataplane.base import Buffer, Carrier, MessageRow, PathRow, RdmaRow
-from urds.dataplane.operations import Operation
-from urds.transport.rdma.core import ConnectionCore, CoreLimits
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.events import PeerKey
+from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
+from urds.rds.plane.contract import Buffer, Carrier, MessageRow, PathRow, RdmaRow
+from urds.rds.plane.operations import Operation
+from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.events import PeerKey
 
 if TYPE_CHECKING:
-    from urds.dataplane import base
-    from urds.dataplane.reference.accounts import Destination
-    from urds.dataplane.reference.host import Host
-    from urds.dataplane.reference.mailbox import Mailbox
-    from urds.dataplane.reference.outgoing import Owner
-    from urds.dataplane.reference.plane import Plane
-    from urds.transport.rdma.link import Link
+    from urds.rds.plane import contract as base
+    from urds.rds.plane.python.accounts import Destination
+    from urds.rds.plane.python.host import Host
+    from urds.rds.plane.python.mailbox import Mailbox
+    from urds.rds.plane.python.outgoing import Owner
+    from urds.rds.plane.python.plane import Plane
+    from urds.rds.transports.rdma.link import Link
 
 _ROWS_MAX: Final = 65536  # of each message table
 _ACKNOWLEDGE_NS: Final = 1_000_000  # what an acknowledgement waits for a message to ride on
 
 
 class RdmaPath:
-    """A `CarriedPath` over one RDMA connection, which comes and goes."""
+    """A `MessageTransport` over one RDMA connection, which comes and goes."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RdmaPath:
         may_answer_ping: bool,
         on_key_used: Callable[[object, int], None],
         on_wanted: Callable[[RdmaPath], None],
-        on_breach: Callable[[RdmaPath, Link, str, bool], None],
+        on_protocol_error: Callable[[RdmaPath, Link, str, bool], None],
     ) -> None:
         self.local = host.address
         self.peer = key.peer
@@ -76,9 +76,9 @@ class RdmaPath:
         self._is_wanted = False
         self._on_key_used = on_key_used
         self._on_wanted = on_wanted
-        self._on_breach = on_breach
+        self._on_protocol_error = on_protocol_error
 
-    # -- as a `CarriedPath`; plane's lock held
+    # -- as a `MessageTransport`; plane's lock held
 
     def queue(
         self,
@@ -89,7 +89,8 @@ class RdmaPath:
         operations: Sequence[Operation],
     ) -> None:
         """Take a message; ask for a connection if there is none."""
-        # A sender whose account is half full waits for acknowledgements soon. Source: rds.md 1.6.
+        # A sender whose account is half full waits for acknowledgements soon. Source:
+        # docs/reference/rds.md 1.6.
         ack_required = sender.will_ask(self, len(payload))
         self.core.queue(
             sender,
@@ -100,7 +101,7 @@ class RdmaPath:
             operations,
             ack_required=ack_required,
         )
-        self._judge_full()
+        self._check_full()
         self.want()
 
     def want(self) -> None:
@@ -114,26 +115,26 @@ class RdmaPath:
         """Remove a mailbox's messages, to one port or all; return how many."""
         count = self.core.cancel(mailbox, port)
         self.plane.counters.send_cancelled += count
-        self._settle_taken_out(mailbox)
+        self._finish_taken_out(mailbox)
         return count
 
     def give_up(self, mailbox: Mailbox) -> int:
         """Remove a mailbox's messages: their peer is absent too long; return how many."""
         count = self.core.cancel(mailbox, None, RdmaStatus.DROPPED)
         self._count_given_up(count)
-        self._settle_taken_out(mailbox)
+        self._finish_taken_out(mailbox)
         return count
 
-    def _settle_taken_out(self, mailbox: Mailbox) -> None:
+    def _finish_taken_out(self, mailbox: Mailbox) -> None:
         mailbox.give_back(self, self.core.freed.pop(mailbox, 0))
-        self.settle_freed()
+        self.finish_freed()
 
     def holds(self, mailbox: Mailbox | None = None) -> bool:
         """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
         return self.core.holds(mailbox)
 
     def note_map_due(self) -> None:
-        """Send our map with the next push."""
+        """Send the local map with the next push."""
         self.core.map_due = self.link is not None
 
     def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
@@ -161,9 +162,9 @@ class RdmaPath:
             peer_stream=None,
             header_remaining_bytes=0,
             data_remaining_bytes=0,
-            stream_sent_octets=0,
-            stream_expected_octets=0,
-            stream_acknowledged_octets=0,
+            stream_sent_bytes=0,
+            stream_expected_bytes=0,
+            stream_acknowledged_bytes=0,
             rdma=RdmaRow(self.key.passive) if self.link is None else self.link.row(),
         )
 
@@ -186,23 +187,23 @@ class RdmaPath:
         here, there = (self.local, source_port), (self.peer, target_port)
         return MessageRow(sequence, payload_bytes, *here, *there, self.key.tos)
 
-    def _judge_full(self) -> None:
+    def _check_full(self) -> None:
         full = self.core.message_count() >= self._limits.messages_max
         if full is not self.full:
             self.full = full
             self.plane.note_full(self)
 
-    def settle_freed(self) -> None:
-        """Tell whom freed messages concern: their owners, and senders at our bound."""
+    def finish_freed(self) -> None:
+        """Report freed messages to their owners, and to senders that wait at the bound."""
         for owner, freed_bytes in self.core.freed.items():
             self.plane.note_freed(self, owner, freed_bytes)  # type: ignore[arg-type]  # owners are mailboxes here
         self.core.freed.clear()
         if self.full or self.room_wanted:
-            self._judge_full()
+            self._check_full()
             if not self.full:
                 self.plane.note_path_room(self)
 
-    # -- as a `CarriedPath`; no lock held
+    # -- as a `MessageTransport`; no lock held
 
     def push(self) -> None:
         """Post what is queued in the caller's thread, which holds no lock."""
@@ -211,19 +212,19 @@ class RdmaPath:
             with link.device.adapter.lock:
                 try:
                     link.pump()
-                except BaseException:  # of a signal's handler: nobody knows what was posted
+                except BaseException:  # of a signal's handler: what was posted is unknown
                     link.cut("a signal interrupted a send")
                     raise
-            self.settle()
+            self.finish_pass()
 
     def push_soon(self) -> None:
-        """See to it that what is queued is posted soon; waits for no lock."""
+        """Have queued messages posted soon; waits for no lock."""
         link = self.link
         if link is not None:
-            link.settle_soon()
+            link.finish_soon()
 
     def resume(self) -> None:
-        """Take in messages again; waits for no lock."""
+        """Receive messages again; waits for no lock."""
         self.is_paused = False
         link = self.link
         if link is not None:
@@ -237,7 +238,7 @@ class RdmaPath:
         self.push()
 
     def end(self, until_ns: int) -> None:
-        """Acknowledge what came in, let what was posted arrive, end the connection in order."""
+        """Acknowledge what came in, let posted messages arrive, end the connection in order."""
         link = self.link
         if link is None:
             return
@@ -256,13 +257,13 @@ class RdmaPath:
 
     # -- for links; their adapter's lock held
 
-    def settle(self) -> None:
-        """Tell the plane what a turn of the device changed."""
+    def finish_pass(self) -> None:
+        """Tell the plane what a pass of the device changed."""
         with self.plane.lock:
-            self.settle_freed()
-            if self.core.owes_acknowledgement and self._acknowledges_unasked:
+            self.finish_freed()
+            if self.core.has_ack_pending and self._acknowledges_unasked:
                 self._plan_acknowledgement()
-        self.plane.settle()
+        self.plane.finish_pass()
 
     def _plan_acknowledgement(self) -> None:
         """Have the last messages of a burst acknowledged, which ask for nothing. Lock held."""
@@ -271,9 +272,9 @@ class RdmaPath:
             self._acknowledgement_planned = True
             plane.note_due(self, plane.clock_ns() + _ACKNOWLEDGE_NS)
 
-    def handle_breach(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
+    def handle_protocol_error(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""
-        self._on_breach(self, link, reason, wrong_key)
+        self._on_protocol_error(self, link, reason, wrong_key)
 
     # -- for the control plane
 
@@ -283,14 +284,14 @@ class RdmaPath:
         *,
         acknowledged: int,
         credits: int,
-        is_own: bool,
+        is_urds_peer: bool,
         long_frames: bool = False,
     ) -> None:
-        """Take an established link: our map first, then repeats, then new messages."""
+        """Attach an established link: the map goes first, then retransmits, then new messages."""
         with link.device.adapter.lock:
             with self.plane.lock:
                 self.link = link
-                self._acknowledges_unasked = is_own
+                self._acknowledges_unasked = is_urds_peer
                 self.is_paused = self._is_wanted = False
                 self.plane.note_attached(self)
                 self.core.attach(
@@ -299,7 +300,7 @@ class RdmaPath:
             link.attach(long_frames=long_frames)
 
     def detach(self) -> None:
-        """End the link, if there is one; what is unacknowledged will be repeated."""
+        """End the link, if there is one; unacknowledged messages will be retransmitted."""
         link = self.link
         if link is None:
             return
@@ -309,31 +310,31 @@ class RdmaPath:
                 self.link = None
                 self.is_paused = self._is_wanted = False
                 self.core.detach()
-                self.settle_freed()
+                self.finish_freed()
                 if self.core.holds():
                     self.want()
-        self.plane.settle()
+        self.plane.finish_pass()
 
     def restart_peer(self) -> int:
-        """Begin a new life of the peer; return how many messages its old life took with it."""
+        """Begin another generation of the peer; return how many messages the old one took along."""
         with self.plane.lock:
             count = self.core.restart_peer()
             self.plane.counters.peer_restarted += 1
             self._count_given_up(count)
-            self.settle_freed()
-        self.plane.settle()
+            self.finish_freed()
+        self.plane.finish_pass()
         return count
 
     def drop_queue(self) -> int:
-        """Drop every message; its senders learn it once, by EHOSTUNREACH."""
+        """Drop every message; each sender gets EHOSTUNREACH once."""
         with self.plane.lock:
             count = self.core.drop_all()
             self._count_given_up(count)
             for owner in self.core.freed:
                 owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
             self._is_wanted = False
-            self.settle_freed()
-        self.plane.settle()
+            self.finish_freed()
+        self.plane.finish_pass()
         return count
 
     def _count_given_up(self, count: int) -> None:
@@ -348,23 +349,25 @@ class RdmaPath:
     # -- as the core's surroundings; plane's lock held
 
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
-        """Put a whole message into its mailbox; one far over its buffer makes us pause."""
-        if not self.plane.deliver_carried(self, source_port, target_port, payload, extension):
+        """Put a whole message into its mailbox; one far over its buffer pauses the path."""
+        if not self.plane.deliver_from_transport(
+            self, source_port, target_port, payload, extension
+        ):
             self.is_paused = True
 
-    def take_map(self, octets: bytes) -> None:
-        """Put the peer's congestion map in force; monitors hear of what it cleared alone.
+    def take_map(self, data: bytes) -> None:
+        """Put the peer's congestion map in force; monitors are told of cleared ports alone.
 
-        Source: linux v6.12 net/rds/ib_recv.c (rds_ib_cong_recv); rds.md 3.7.
+        Source: linux v6.12 net/rds/ib_recv.c (rds_ib_cong_recv); docs/reference/rds.md 3.7.
         """
-        self.plane.note_peer_map(self._host, self.peer, octets, exact=True)
+        self.plane.note_peer_map(self._host, self.peer, data, exact=True)
 
-    def map_octets(self) -> bytes:
-        """Return our map as it is now."""
-        return self._host.map_octets()
+    def map_bytes(self) -> bytes:
+        """Return the local map as it is now."""
+        return self._host.map_bytes()
 
     def may_answer_ping(self, port: int) -> bool:
-        """Tell whether a pong may go: we answer pings, and its target has room."""
+        """Tell whether a pong may be sent: this node answers pings, and the target has room."""
         return self._may_answer_ping and not self._host.congested_at(self.peer).test(port)
 
     def key_used(self, target_port: int, key: int) -> None:

@@ -1,18 +1,19 @@
-"""One peer at one type of service: who it is, and which connection counts.
+"""One peer at one type of service: its identity, and which connection counts.
 
 Two attempts may cross, and a request may meet a connection that is dead at the other end. Linux
-rejects the request in both cases; in the second it drops the old connection too. Chance in the
-back-off parts the two sides. Own nodes do better, for a request carries our mark: of two attempts
+rejects the request in both cases; in the second it drops the old connection too. Randomness in the
+back-off parts the two sides. Own nodes do better, for a request carries the mark: of two attempts
 the lower address's wins at once, and a request that meets a connection takes its place. Requests
-overtake answers, though. So one of the same life does not yet count against a young connection: it
-may be an attempt that the peer gave up for this very one.
+overtake answers, though. So one of the same generation does not yet count against a young
+connection: it may be an attempt that the peer ended for this very one.
 
-The generation in the mark tells the life of an own node. It counts once a connection stands: a
-request may have been on its way for long, and its sender be gone. Until then we are in doubt which
-life we talk to, and acknowledge nothing: the peer may repeat what we have, but an acknowledgement
-of what another life sent would be a breach.
+The mark holds the generation of an own node. It counts once a connection is established: a request
+may have been on its way for long, and its sender be gone. Until then the peer's generation is in
+doubt, and nothing is acknowledged: the peer may retransmit what has arrived, but acknowledging the
+messages of another generation would be a protocol error.
 
-Source: rds.md 4.1 (linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c); docs/adr/0010.
+Source: docs/reference/rds.md 4.1 (linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c);
+docs/adr/0010.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from urds.errors import WireError
-from urds.proto.paths import Address, address_octets
-from urds.proto.timers import Timers
-from urds.transport.rdma.events import (
+from urds.common.errors import WireError
+from urds.common.types import IPAddress
+from urds.rds.control.paths import address_bytes
+from urds.rds.control.timers import Timers
+from urds.rds.transports.rdma.events import (
     Accept,
     Action,
     Attach,
@@ -36,17 +38,17 @@ from urds.transport.rdma.events import (
     Reject,
     RestartPeer,
 )
-from urds.transport.rdma.rests import HostRests
-from urds.transport.rdma.seeking import Seeker
-from urds.transport.rdma.settings import PeerSettings
-from urds.transport.rdma.state import RESTING, UNDER_WAY, Input, State
-from urds.transport.rdma.stats import RdmaStats
-from urds.wire.connect_data import REJECTED_INCOMPATIBLE, VERSION_OFFERED, ConnectData
+from urds.rds.transports.rdma.quarantine import Quarantine
+from urds.rds.transports.rdma.reconnect import PeerReconnector
+from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.state import UNDER_WAY, WITHOUT_CONNECTION, PeerInput, PeerState
+from urds.rds.transports.rdma.stats import RdmaStats
+from urds.rds.wire.private_data import REJECTED_INCOMPATIBLE, VERSION_OFFERED, ConnectData
 
 if TYPE_CHECKING:
     from random import Random
 
-# What a Linux peer has to ask again, after its request made us drop a connection.
+# The time that a Linux peer has to ask again, after its request dropped a connection here.
 _CALL_BACK_NS: Final = 20_000_000
 
 # An int in the host order of the peer; where kernel RDS runs over RDMA, that is little-endian.
@@ -54,34 +56,34 @@ REJECTION: Final = REJECTED_INCOMPATIBLE.to_bytes(4, "little")
 
 
 def read_offer(
-    octets: bytes, *, local: Address, peer: Address
+    raw: bytes, *, local: IPAddress, peer: IPAddress
 ) -> tuple[ConnectData | None, Reason | None]:
     """Return the peer's private data, None if there are none; and why to refuse them, if so.
 
     Zeros alone are none: the connection manager pads with them.
     """
     try:
-        data = ConnectData.parse(octets, ipv6=local.version == 6)
+        data = ConnectData.parse(raw, ipv6=local.version == 6)
     except WireError:
         return None, None
-    named = (address_octets(data.source), address_octets(data.target))
-    if named == (address_octets(peer), address_octets(local)):
+    named = (address_bytes(data.source), address_bytes(data.target))
+    if named == (address_bytes(peer), address_bytes(local)):
         return data, None
-    return (data, Reason.WRONG_ADDRESS) if any(octets) else (None, None)
+    return (data, Reason.WRONG_ADDRESS) if any(raw) else (None, None)
 
 
-class RdmaPeer(Seeker):
-    """What an endpoint knows of one peer, and what becomes of its connection."""
+class RdmaPeer(PeerReconnector):
+    """What a local address knows of one peer, and the state of its connection."""
 
     def __init__(
         self,
         *,
         key: PeerKey,
-        local: Address,
+        local: IPAddress,
         settings: PeerSettings,
         random: Random,
         stats: RdmaStats,
-        rests: HostRests,
+        quarantine: Quarantine,
         actions: deque[Action],
         timers: Timers,
         next_number: Callable[[], int],
@@ -91,37 +93,37 @@ class RdmaPeer(Seeker):
             settings=settings,
             random=random,
             stats=stats,
-            rests=rests,
+            quarantine=quarantine,
             actions=actions,
             timers=timers,
             next_number=next_number,
         )
-        self.lower = address_octets(local) < address_octets(key.peer)
+        self.lower = address_bytes(local) < address_bytes(key.peer)
         self.version = VERSION_OFFERED  # spoken on the last connection
         self.generation: int | None = None  # of an own node
         self.long_frames = False  # agreed on for the last connection
         self.used_ns = 0  # when something happened last, for eviction
         self._local = local
         self._is_known = False
-        # This life of the peer was never attached: nothing that it acknowledges can be ours.
+        # This generation of the peer was never attached: it can acknowledge nothing sent here.
         self._is_fresh = True
-        self._is_in_doubt = False  # another life has asked since the last connection
+        self._is_in_doubt = False  # another generation has asked since the last connection
         # What is being accepted, and in which version:
         self._request: ConnectData | None = None
         self._request_version = VERSION_OFFERED
 
     @property
-    def is_own(self) -> bool:
+    def is_urds_peer(self) -> bool:
         """Whether the peer is an own node, by its last private data."""
         return self.generation is not None
 
     def offer(self, *, acknowledged: int, credits: int) -> bytes:
-        """Return our private data: of a request, or of the answer to the one being accepted.
+        """Return the private data: of a request, or of the answer to the one being accepted.
 
-        Whoever sent no mark gets none: towards Linux an answer is what Linux would send.
+        A peer that sent no mark gets none: towards Linux an answer is what Linux would send.
         """
-        if self.state is State.ACCEPTING:
-            (major, minor), is_marked = self._request_version, _is_own(self._request)
+        if self.state is PeerState.ACCEPTING:
+            (major, minor), is_marked = self._request_version, _is_urds_peer(self._request)
         else:
             (major, minor), is_marked = VERSION_OFFERED, True
         return ConnectData(
@@ -139,42 +141,42 @@ class RdmaPeer(Seeker):
     # -- reports of the shell
 
     def handle_wanted(self, now_ns: int) -> None:
-        """Look for a connection: messages wait."""
-        if self.state is not State.UP and not self.wanted:
+        """Connect because messages wait."""
+        if self.state is not PeerState.UP and not self.wanted:
             self.used_ns = now_ns
             self._want(now_ns)
 
     def handle_request(
         self, number: int, offer: ConnectData | None, version: tuple[int, int], now_ns: int
     ) -> None:
-        """Accept or reject a request; its version is one that we answer."""
+        """Accept or reject a request of a supported version."""
         self.used_ns = now_ns
         if self._give_way(offer, now_ns):
             self._stats.accepts += 1
             self._request, self._request_version = offer, version
-            self._is_in_doubt |= self._is_another_life(offer)
-            self._begin(Input.ACCEPT, number, now_ns)
+            self._is_in_doubt |= self._has_other_generation(offer)
+            self._begin(PeerInput.ACCEPT, number, now_ns)
             self._emit(Accept(self.key, number))
         else:
             self._reject(number)
-            if self.state is State.DOWN:
+            if self.state is PeerState.DOWN:
                 self._yield_until_ns = now_ns + _CALL_BACK_NS
-                self._seek_again(now_ns)
+                self._reconnect_later(now_ns)
 
-    def handle_established(self, number: int, octets: bytes, now_ns: int) -> None:
-        """Take the connection; of one that we asked for, `octets` are the reply's private data."""
+    def handle_established(self, number: int, raw: bytes, now_ns: int) -> None:
+        """Take the connection; `data` is the reply's private data if this side asked for it."""
         if number != self.number or self.state not in UNDER_WAY:
             return
         self.used_ns = now_ns
-        if self.state is State.ACCEPTING:
+        if self.state is PeerState.ACCEPTING:
             data, version = self._request, self._request_version
         else:
-            data, reason = read_offer(octets, local=self._local, peer=self.key.peer)
+            data, reason = read_offer(raw, local=self._local, peer=self.key.peer)
             version = data.version if data is not None and data.major else VERSION_OFFERED
             if version < VERSION_OFFERED:
                 reason = reason or Reason.VERSION
             if reason is not None:
-                self._stats.note_refusal(reason)
+                self._stats.count_rejection(reason)
                 self._fail(now_ns)
                 self._emit(Refused(self.key.peer, reason))
                 return
@@ -183,7 +185,9 @@ class RdmaPeer(Seeker):
         acknowledged = 0 if data is None or self._is_fresh else data.ack_sequence
         credits = 0 if data is None else data.credits
         self._is_fresh = self._is_in_doubt = False
-        self._emit(Attach(self.key, number, acknowledged, credits, self.is_own, self.long_frames))
+        self._emit(
+            Attach(self.key, number, acknowledged, credits, self.is_urds_peer, self.long_frames)
+        )
 
     def handle_failed(self, number: int, failure: Failure, now_ns: int) -> None:
         """Try again later: the attempt failed, or what was accepted was never established."""
@@ -193,68 +197,68 @@ class RdmaPeer(Seeker):
             self._fail(now_ns)
 
     def handle_ended(self, number: int, now_ns: int, *, useful: bool = False) -> None:
-        """Look for another connection: this one is gone. A `useful` one has carried messages."""
+        """Reconnect: this connection is gone. A `useful` one has carried messages."""
         if number == self.number:
             self.used_ns = now_ns
             if useful:
                 self._backoff.reset()
             self._start_over(now_ns)
 
-    def handle_breach(self, number: int, now_ns: int) -> None:
-        """End the connection and let the host rest: the next one will hardly be better."""
+    def handle_protocol_error(self, number: int, now_ns: int) -> None:
+        """End the connection and quarantine the host: the next one will hardly be better."""
         if number == self.number:
-            self._stats.breaches += 1
-            self._rests.extend(self.key.peer, now_ns)
+            self._stats.protocol_errors += 1
+            self._quarantine.extend(self.key.peer, now_ns)
             self.handle_ended(number, now_ns)
 
     def handle_fault(self, now_ns: int) -> None:
-        """Start over after a rest, whatever the state: a mistake of ours was met."""
-        self._rests.extend(self.key.peer, now_ns)
+        """Start over after a quarantine, in any state: a fault of this node was met."""
+        self._quarantine.extend(self.key.peer, now_ns)
         self._start_over(now_ns)
 
     # -- requests of the peer
 
     def _give_way(self, offer: ConnectData | None, now_ns: int) -> bool:
-        """Tell whether a request is accepted, and end what is in its way."""
-        if self.state in RESTING:
+        """Tell whether a request is accepted; end the connection that it replaces."""
+        if self.state in WITHOUT_CONNECTION:
             return True
-        is_own = _is_own(offer)
-        if is_own and self._insists(offer, now_ns):
+        is_urds_peer = _is_urds_peer(offer)
+        if is_urds_peer and self._insists(offer, now_ns):
             self._stats.connect_raced += 1
             return False
-        if self.state is State.UP:
+        if self.state is PeerState.UP:
             self._stats.listen_closed_stale += 1
             self._lose(now_ns)
-            return is_own
+            return is_urds_peer
         self._stats.connect_raced += 1
-        if is_own:
+        if is_urds_peer:
             self._abandon()
-        return is_own
+        return is_urds_peer
 
     def _insists(self, offer: ConnectData | None, now_ns: int) -> bool:
-        """Tell whether what we have wins against the request of an own node."""
+        """Tell whether the present connection wins against the request of an own node."""
         if now_ns >= self._since_ns + self._settings.duel_wait_ns:
             return False
-        if self.state is State.CONNECTING:
+        if self.state is PeerState.CONNECTING:
             return self.lower
         generation = self.generation
-        if self.state is State.ACCEPTING:
+        if self.state is PeerState.ACCEPTING:
             generation = _generation(self._request)
         return _generation(offer) == generation
 
     def _reject(self, number: int) -> None:
         self._emit(Reject(number, REJECTION))
 
-    # -- who the peer is
+    # -- identity of the peer
 
-    def _is_another_life(self, data: ConnectData | None) -> bool:
-        """Tell whether the peer began a new life, as it does that becomes Linux or was it."""
+    def _has_other_generation(self, data: ConnectData | None) -> bool:
+        """Tell whether the peer restarted; a change to or from Linux is a restart too."""
         return self._is_known and _generation(data) != self.generation
 
     def _learn(self, data: ConnectData | None, version: tuple[int, int]) -> None:
-        """Take in what the private data say."""
-        before = (self._is_known, self.is_own, self.version)
-        if self._is_another_life(data):
+        """Note the contents of the private data."""
+        before = (self._is_known, self.is_urds_peer, self.version)
+        if self._has_other_generation(data):
             self._stats.peer_restarts += 1
             self._is_fresh = True
             self._emit(RestartPeer(self.key))
@@ -263,13 +267,13 @@ class RdmaPeer(Seeker):
         self.long_frames = (
             self._settings.long_frames and data is not None and data.takes_long_frames
         )
-        if before != (True, self.is_own, version):
-            self._emit(PeerKnown(self.key, self.is_own, version))
+        if before != (True, self.is_urds_peer, version):
+            self._emit(PeerKnown(self.key, self.is_urds_peer, version))
 
 
 def _generation(data: ConnectData | None) -> int | None:
     return None if data is None else data.generation
 
 
-def _is_own(data: ConnectData | None) -> bool:
+def _is_urds_peer(data: ConnectData | None) -> bool:
     return _generation(data) is not None

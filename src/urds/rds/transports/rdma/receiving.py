@@ -1,14 +1,14 @@
-"""The receiving half of a connection: frames to messages, repeats dropped, acknowledgements owed.
+"""The receiving half of a connection: frames to messages, retransmits dropped, pending acks.
 
-A value machine: no I/O, no clock, no lock. A message counts as received once it lies in its inbox.
+A value machine: no I/O, no clock, no lock. A message counts as received once it is in its inbox.
 
 Numbers. A number may skip forward (a cancelled message leaves a hole). A message that carries
 RETRANSMITTED and a number below the expected one is dropped; without the flag it is taken, and the
 expected number follows it, even backwards: the peer began anew. Maps have no number.
 
-Acknowledgements are about this connection: as Linux does, we name no number in a frame before one
-has come on it. Until then our private data speaks. Source: linux v6.12 net/rds/ib_recv.c
-(rds_ib_process_recv), net/rds/recv.c (rds_recv_incoming); rds.md 1.6, 4.2.
+Acknowledgements are about this connection: as in Linux, frames name no number before one has come
+on it. Until then the private data names it. Source: linux v6.12 net/rds/ib_recv.c
+(rds_ib_process_recv), net/rds/recv.c (rds_recv_incoming); docs/reference/rds.md 1.6, 4.2.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from urds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
-from urds.transport.rdma.frames import FRAGMENT_BYTES, Fields
-from urds.wire import exthdr
-from urds.wire.header import EXTENSION_BYTES
+from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, Fields
+from urds.rds.wire import extensions as exthdr
+from urds.rds.wire.header import EXTENSION_BYTES
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.counters import Counters
-    from urds.transport.rdma.core import Around, CoreLimits
-    from urds.transport.rdma.counters import RdmaCounters
+    from urds.rds.plane.python.counters import Counters
+    from urds.rds.transports.rdma.core import Around, CoreLimits
+    from urds.rds.transports.rdma.counters import RdmaCounters
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -65,7 +65,7 @@ class Incoming:
         self._around = around
         self._answer_ping = answer_ping
         self.sequence_expected = 0
-        self.acknowledgement = 0  # what our frames name; 0 before a number came
+        self.acknowledgement = 0  # the number that sent frames name; 0 before one came
         self.acknowledgement_asked = False  # the peer waits for one
         self.fragment_bytes = FRAGMENT_BYTES  # of this connection: all but the last have so many
         self._header: Fields | None = None  # of the message whose fragments are being collected
@@ -73,13 +73,13 @@ class Incoming:
         self._missing_bytes = 0
 
     def end_connection(self) -> None:
-        """Forget the partial message and what was owed; the numbers stay."""
+        """Forget the partial message and pending acknowledgements; the numbers stay."""
         self._forget_partial()
         self.acknowledgement = 0
         self.acknowledgement_asked = False
 
     def restart_peer(self) -> None:
-        """Begin a new life of the peer, whose numbers count afresh."""
+        """Begin another generation of the peer, whose numbers count afresh."""
         self.sequence_expected = 0
 
     def _forget_partial(self) -> None:
@@ -88,15 +88,15 @@ class Incoming:
         self._missing_bytes = 0
 
     def take_fragment(self, fields: Fields, payload: memoryview) -> str | None:
-        """Take one frame of a message; return the breach that it is, None if it is well.
+        """Take one frame of a message; return its protocol error, None without one.
 
-        Copies the payload. The length of a message is judged before memory is taken for it.
+        Copies the payload. The length of a message is checked before memory is allocated for it.
         """
         first = self._header
         if first is None:
             if fields[2] > self._limits.message_bytes_max:
                 self._counters.recv_drop_too_long += 1
-                return f"message of {fields[2]} octets, limit {self._limits.message_bytes_max}"
+                return f"message of {fields[2]} bytes, limit {self._limits.message_bytes_max}"
             self._header = first = fields
             self._missing_bytes = fields[2]
             self._rdma.ib_rx_total_incs += 1
@@ -105,7 +105,7 @@ class Incoming:
         self._rdma.ib_rx_total_frags += 1
         due_bytes = min(self._missing_bytes, self.fragment_bytes)
         if len(payload) != due_bytes:
-            return f"fragment of {len(payload)} octets, due {due_bytes}"
+            return f"fragment of {len(payload)} bytes, due {due_bytes}"
         self._pieces.append(bytes(payload))
         self._missing_bytes -= due_bytes
         if not self._missing_bytes:
@@ -138,7 +138,7 @@ class Incoming:
     def _accept(self, fields: Fields, payload: bytes) -> None:
         source_port, target_port = fields[3], fields[4]
         if not target_port:
-            if source_port:  # else nobody's: ignored
+            if source_port:  # else for no socket: ignored
                 self._counters.recv_ping += 1
                 self._answer_ping(source_port)
             return

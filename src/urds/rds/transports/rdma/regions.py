@@ -1,15 +1,15 @@
 """Memory regions of sockets: a buffer under one key, on every device that peers may come by.
 
-A cookie is what a peer is given: the key in its lower half, in its upper half where the region
-begins. Peers add that half to the address that they ask for, Linux too, where it is the offset
-within a page; the device names the first byte by it, and nothing follows a real address. So the
-page may be drawn by chance, as the key is: 31 and 20 bits that a peer must have been told. A
-region that is made for one destination is in the protection domain of that peer alone.
+A cookie is what a peer is given: its lower half holds the key, its upper half where the region
+begins. A peer adds that half to the address that it asks for; in Linux it is the offset within a
+page. The device names the first byte by it, and nothing follows a real address. So the page may be
+drawn at random, as the key is: 31 and 20 bits that a peer must have been told. A region for one
+destination is in the protection domain of that peer alone.
 
 Locks. `_lock` guards the table and is a leaf: nothing is taken with it held. The lock of an
 adapter is taken for one device after the other, by callers that hold none; `handle_key_used` is
 called with an adapter's and the plane's lock held and leaves the rest to `later`.
-Source: linux v6.12 net/rds/rdma.c; rds.md 4.3.
+Source: linux v6.12 net/rds/rdma.c; docs/reference/rds.md 4.3.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from urds.constants import RDMA_PAGE_BYTES
-from urds.dataplane.base import Address
-from urds.errors import Refusal, os_error
-from urds.reentry import new_lock
-from urds.transport.rdma.counters import RdmaCounters
+from urds.common.errors import ErrorReason, os_error
+from urds.common.reentry import new_lock
+from urds.common.types import IPAddress
+from urds.rds.constants import RDMA_PAGE_BYTES
+from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.verbs.engine.keys import REGION_INDEX_FIRST, VARIANT_BITS, WINDOW_INDEX_FIRST, Region
 from urds.verbs.engine.numbers import AccessFlag
 
@@ -54,13 +54,13 @@ class RegionDevice(Protocol):
 
     @property
     def adapter(self) -> Adapter:
-        """Whose lock and keys they are."""
+        """The adapter, with its lock and keys."""
 
     @property
     def domain(self) -> object:
         """The protection domain that the queue pairs of every peer reach."""
 
-    def domain_of(self, peer: Address) -> object:
+    def domain_of(self, peer: IPAddress) -> object:
         """Return the protection domain that the queue pairs of one peer reach. Lock held."""
 
 
@@ -79,7 +79,7 @@ class RegionTable:
 
     devices: those that are open now; a region is registered on each of them.
     later: runs a function soon, in a thread that holds no lock; returns at once.
-    chance: where keys are drawn from; a test gives one that it can foresee.
+    rng: where keys are drawn from; a test gives a seeded one.
     counters: where regions are counted, as small or large ones; under the lock of the table.
     """
 
@@ -88,12 +88,12 @@ class RegionTable:
         devices: Callable[[], Sequence[RegionDevice]],
         later: Callable[[Callable[[], None]], None],
         *,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
         counters: RdmaCounters | None = None,
     ) -> None:
         self._devices = devices
         self._later = later
-        self._chance = chance or random.SystemRandom()
+        self._rng = rng or random.SystemRandom()
         self._counters = counters or RdmaCounters()
         self._lock, self.is_inside = new_lock()
         self._entries: dict[int, _Entry] = {}
@@ -108,25 +108,25 @@ class RegionTable:
         address: int,
         writable: bool,
         use_once: bool,
-        peer: Address | None = None,
+        peer: IPAddress | None = None,
     ) -> int:
-        """Make a region of a view's octets and return its cookie; the view is kept until freed.
+        """Make a region of a view's bytes and return its cookie; the view is kept until freed.
 
-        `address` is where the program says its first byte is; only its place in a page counts.
-        `peer` is who may use the region, None: whoever is told the cookie.
+        `address` is the program's address of its first byte; only its place in a page counts.
+        `peer` may use the region; None admits any peer that was told the cookie.
         `writable` lets peers write and do atomic operations, and needs a writable view; `use_once`
-        frees the region once a peer's message says that it was used. Raises OSError: ENOMEM at
+        frees the region once a peer's message shows that it was used. Raises OSError: ENOMEM at
         65,536 regions of the process, or at the limit of a device; EBADF in a forked child.
         """
         if self._is_abandoned:
-            raise os_error(Refusal.AFTER_FORK)
+            raise os_error(ErrorReason.AFTER_FORK)
         in_page = address % RDMA_PAGE_BYTES
         access = _WRITABLE if writable else _READABLE
         is_small = in_page + len(view) <= _SMALL_PAGES_MAX * RDMA_PAGE_BYTES
         for _ in range(_DRAWS_MAX):
             key = self._draw(is_small=is_small)
             try:
-                start = self._chance.randrange(_PAGES) * RDMA_PAGE_BYTES + in_page
+                start = self._rng.randrange(_PAGES) * RDMA_PAGE_BYTES + in_page
                 placed = self._place(key, view, start, access, peer)
                 if placed is None:
                     continue  # a device has this key in use, for memory that is not a socket's
@@ -137,7 +137,7 @@ class RegionTable:
             finally:
                 with self._lock:
                     self._reserved.discard(key)
-        raise os_error(Refusal.TOO_MANY_REGIONS, f"no free key in {_DRAWS_MAX} draws")
+        raise os_error(ErrorReason.TOO_MANY_REGIONS, f"no free key in {_DRAWS_MAX} draws")
 
     def free(self, owner: object, cookie: int) -> None:
         """Forget a region: from here on its key is refused. Only its key counts in `cookie`.
@@ -149,7 +149,7 @@ class RegionTable:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or entry.owner is not owner:
-                raise os_error(Refusal.NO_SUCH_REGION, f"key {key:#x}")
+                raise os_error(ErrorReason.NO_SUCH_REGION, f"key {key:#x}")
             self._pop(key)
         _displace(entry.placed)
 
@@ -172,7 +172,7 @@ class RegionTable:
         """React to a message for `owner` whose sender used a key: a use-once region is over.
 
         Called with an adapter's and the plane's lock held. A key of another owner, or of none, is
-        nobody's business.
+        ignored.
         """
         with self._lock:
             entry = self._entries.get(key)
@@ -184,7 +184,7 @@ class RegionTable:
     def abandon_in_child(self) -> None:
         """Forget everything, in the child of a fork: devices and peers are the parent's.
 
-        Takes no lock: whoever held one is not here.
+        Takes no lock: the thread that held one does not exist in the child.
         """
         self._is_abandoned = True
         self._lock, self.is_inside = new_lock()
@@ -219,15 +219,15 @@ class RegionTable:
                     self._counters.ib_rdma_mr_8k_pool_depleted += 1
                 else:
                     self._counters.ib_rdma_mr_1m_pool_depleted += 1
-                raise os_error(Refusal.TOO_MANY_REGIONS, f"{REGIONS_MAX} are the most")
+                raise os_error(ErrorReason.TOO_MANY_REGIONS, f"{REGIONS_MAX} are the most")
             while True:  # ends soon: at most one key in 32,768 is taken
-                key = self._chance.randrange(_KEY_FIRST, _KEY_END)
+                key = self._rng.randrange(_KEY_FIRST, _KEY_END)
                 if key not in self._entries and key not in self._reserved:
                     self._reserved.add(key)
                     return key
 
     def _place(
-        self, key: int, view: memoryview, start: int, access: AccessFlag, peer: Address | None
+        self, key: int, view: memoryview, start: int, access: AccessFlag, peer: IPAddress | None
     ) -> tuple[tuple[Adapter, Region], ...] | None:
         """Register under a key on all devices, or on none: None if one has the key in use."""
         placed: list[tuple[Adapter, Region]] = []

@@ -1,20 +1,21 @@
-"""The sending half of a connection: number, cut, keep until acknowledged, repeat after a break.
+"""The sending half: number, cut, keep until acknowledged, retransmit after a break.
 
 A value machine: no I/O, no clock, no lock. A message is in one place at a time:
 
-    unsent    has no number yet; nothing of it was handed to the connection
-    current   is being posted: its operations piece by piece, then its frames
-    unacked   is posted; kept until the peer acknowledges its number
-    silents   posted and without a frame: finished when its operations are
-    repeats   was unacknowledged when a connection broke; goes first, with its old number
+    unsent       has no number yet; nothing of it was handed to the connection
+    current      is being posted: its operations piece by piece, then its frames
+    unacked      is posted; kept until the peer acknowledges its number
+    silents      posted and without a frame: finished when its operations are
+    retransmits  was unacknowledged when a connection broke; goes first, with its old number
 
 A message is numbered when its first frame is made, so that cancelling an unsent one leaves no
 hole; Linux numbers it when it is queued. The map is a message without number and owner.
 
-Operations are handed over once and never repeated: nobody knows what a broken connection did of
-them. A message whose operations have all succeeded is repeated alone. An operation that is taken
+Operations are handed over once and never retried: what a broken connection did of them is unknown.
+A message whose operations have all succeeded is retransmitted alone. An operation that is taken
 back (its message cancelled) ends when the pieces that the device has are done, for until then the
-device may touch its memory. Source: linux v6.12 net/rds/send.c, net/rds/ib_send.c; rds.md 1.6, 1.7.
+device may touch its memory. Source: linux v6.12 net/rds/send.c, net/rds/ib_send.c;
+docs/reference/rds.md 1.6, 1.7.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from urds.constants import HeaderFlag, RdmaStatus
-from urds.dataplane.base import Buffer
-from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
-from urds.transport.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
-from urds.transport.rdma.messages import (
+from urds.rds.constants import HeaderFlag, RdmaStatus
+from urds.rds.plane.contract import Buffer
+from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
+from urds.rds.transports.rdma.messages import (
     Message,
     MessageEntry,
     Task,
@@ -38,12 +39,12 @@ from urds.transport.rdma.messages import (
     next_task,
     with_keys,
 )
-from urds.transport.rdma.work import Frame, Piece
+from urds.rds.transports.rdma.work import Frame, Piece
 
 if TYPE_CHECKING:
-    from urds.dataplane.reference.counters import Counters
-    from urds.dataplane.reference.outgoing import Owner
-    from urds.transport.rdma.core import CoreLimits
+    from urds.rds.plane.python.counters import Counters
+    from urds.rds.plane.python.outgoing import Owner
+    from urds.rds.transports.rdma.core import CoreLimits
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -74,7 +75,7 @@ class Outgoing:
         "fragment_bytes",
         "freed",
         "limits",
-        "repeats",
+        "retransmits",
         "sequence_next",
         "unacked",
         "unsent",
@@ -87,7 +88,7 @@ class Outgoing:
         self.unsent: deque[Message] = deque()
         self.current: Message | None = None
         self.unacked: deque[Message] = deque()
-        self.repeats: deque[Message] = deque()
+        self.retransmits: deque[Message] = deque()
         self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell looked
         self.ended: deque[tuple[Owner, Operation]] = deque()  # to be told by the core
         self._silents: dict[Message, None] = {}
@@ -95,7 +96,7 @@ class Outgoing:
         self.fragment_bytes = FRAGMENT_BYTES  # of this connection
         self._fragment = 0  # frames of `current` that were posted
         self._header: MessageHeader | None = None
-        # Kernel parity: a new connection object has no budget, so its first message asks.
+        # Kernel parity: a new connection object has no budget: its first message wants an ack.
         self._unacked_packets_left = 0
         self._unacked_bytes_left = 0
 
@@ -134,7 +135,7 @@ class Outgoing:
 
     def message_count(self) -> int:
         """Return how many messages are queued or unacknowledged; the map does not count."""
-        count = len(self.unsent) + len(self.repeats) + len(self.unacked) + len(self._silents)
+        count = len(self.unsent) + len(self.retransmits) + len(self.unacked) + len(self._silents)
         return count + len(self._tracked_current())
 
     def holds(self, owner: Owner | None) -> bool:
@@ -154,7 +155,7 @@ class Outgoing:
 
     def _messages(self) -> Iterator[Message]:
         current = self._tracked_current()
-        return chain(self.unsent, self.repeats, self.unacked, self._silents, current)
+        return chain(self.unsent, self.retransmits, self.unacked, self._silents, current)
 
     def _tracked_current(self) -> tuple[Message, ...]:
         current = self.current
@@ -167,7 +168,7 @@ class Outgoing:
 
     def sent_entries(self) -> Iterator[MessageEntry]:
         """List what was sent and is not acknowledged, in the order of numbers."""
-        sent = chain(self._silents, self.unacked, self._tracked_current(), self.repeats)
+        sent = chain(self._silents, self.unacked, self._tracked_current(), self.retransmits)
         return (message.entry() for message in sent)
 
     # -- what is posted
@@ -176,7 +177,7 @@ class Outgoing:
         """Tell what is to be posted next, without the map that may be due."""
         message = self.current
         if message is None:
-            if self.repeats:
+            if self.retransmits:
                 return Want.FRAME
             if not self.unsent:
                 return Want.NOTHING
@@ -197,10 +198,10 @@ class Outgoing:
             self.current = None
         return piece, task
 
-    def begin_map(self, octets: bytes) -> None:
-        """Make our congestion map the message that is posted next."""
+    def begin_map(self, data: bytes) -> None:
+        """Make the local congestion map the message that is posted next."""
         assert self.current is None, "a map stands between messages"
-        self._begin(Message(None, 0, 0, octets, is_map=True))
+        self._begin(Message(None, 0, 0, data, is_map=True))
         self.counters.cong_update_queued += 1
 
     def take_frame(
@@ -217,7 +218,7 @@ class Outgoing:
         if len(payload) > fragment_bytes:
             start = self._fragment * fragment_bytes
             payload = memoryview(payload)[start : start + fragment_bytes]
-        octets = header.emit(acknowledgement=acknowledgement, credit=credit, payload=payload)
+        data = header.emit(acknowledgement=acknowledgement, credit=credit, payload=payload)
         self._fragment += 1
         is_last = self._fragment == fragment_count(len(message.payload), fragment_bytes)
         if is_last:
@@ -225,11 +226,11 @@ class Outgoing:
             if not message.is_map and not message.is_taken_back:
                 self.unacked.append(message)
         fence = is_first and bool(message.tasks) and asks_fence(message)
-        return Frame(wr_id, octets, solicited=solicited or is_last, fence=fence)
+        return Frame(wr_id, data, solicited=solicited or is_last, fence=fence)
 
     def _begin_next(self) -> Message:
         if self.current is None:
-            self._begin(self.repeats.popleft() if self.repeats else self.unsent.popleft())
+            self._begin(self.retransmits.popleft() if self.retransmits else self.unsent.popleft())
         assert self.current is not None
         return self.current
 
@@ -255,9 +256,9 @@ class Outgoing:
         )
 
     def _flags(self, message: Message) -> int:
-        """Return the flags of a message: ACK_REQUIRED by the three rules of rds.md 1.6."""
+        """Return the flags of a message. Source: docs/reference/rds.md 1.6, its three rules."""
         flags = _ACK_REQUIRED if message.ack_required else 0
-        if message.is_repeat:
+        if message.is_retransmit:
             flags |= _RETRANSMITTED | _ACK_REQUIRED
             self.counters.send_repeated += 1
         payload_bytes = len(message.payload)
@@ -280,7 +281,7 @@ class Outgoing:
         """Free everything up to `sequence`; False if that was never sent."""
         if sequence > self._sent_last():
             return False
-        for queue in (self.unacked, self.repeats):
+        for queue in (self.unacked, self.retransmits):
             while queue and queue[0].sequence <= sequence:
                 self._free(queue.popleft())
         return True
@@ -288,7 +289,7 @@ class Outgoing:
     def _sent_last(self) -> int:
         """Return the highest number whose message was posted to its end."""
         current = self.current
-        is_partly_sent = current is not None and current.sequence and not current.is_repeat
+        is_partly_sent = current is not None and current.sequence and not current.is_retransmit
         return self.sequence_next - (2 if is_partly_sent else 1)
 
     def handle_piece_done(self, task: Task) -> bool:
@@ -341,7 +342,7 @@ class Outgoing:
             self.current.is_taken_back = True
 
     def end_connection(self) -> None:
-        """Turn what is unacknowledged into repeats, in its old order; end its operations."""
+        """Move unacknowledged messages to `retransmits`, in order; end their operations."""
         for task in list(self._running):
             self._end(task, RdmaStatus.DROPPED if task.final is None else task.final)
         current, self.current = self.current, None
@@ -357,14 +358,14 @@ class Outgoing:
         self._silents.clear()
         self.unacked.clear()
         for message in kept:
-            message.is_repeat = True
+            message.is_retransmit = True
             message.tasks = ()
-        self.repeats.extendleft(reversed(kept))
+        self.retransmits.extendleft(reversed(kept))
         self.counters.send_given_up += self._give_up(lost)
         self._refill_budget()
 
     def _return_to_unsent(self, message: Message) -> None:
-        """Keep a message that got no number, if its operations are done; they are not repeated."""
+        """Keep a message without a number, if its operations are done; they are not retried."""
         if has_succeeded(message):
             message.tasks = ()
             self.unsent.appendleft(message)
@@ -381,8 +382,8 @@ class Outgoing:
     ) -> int:
         """Remove the owner's messages, to one port or to all; return how many.
 
-        A message whose frames have begun goes out to its end, for the sake of framing; only
-        repeating ends. Source: linux v6.12 net/rds/send.c (rds_send_drop_to).
+        A message whose frames have begun goes out to its end, for the sake of framing; only its
+        retransmission ends. Source: linux v6.12 net/rds/send.c (rds_send_drop_to).
         """
         chosen = [
             message
@@ -395,9 +396,9 @@ class Outgoing:
         return len(chosen)
 
     def drop_handed_over(self) -> int:
-        """Drop what an earlier life of the peer was handed and did not acknowledge."""
+        """Drop what an earlier generation of the peer was handed and did not acknowledge."""
         assert not self.unacked, "the connection has ended"
-        handed = [*self.repeats, *(one for one in self.unsent if one.was_handed_over)]
+        handed = [*self.retransmits, *(one for one in self.unsent if one.was_handed_over)]
         self._take_out(handed, RdmaStatus.DROPPED)
         return self._give_up(handed)
 
@@ -413,7 +414,7 @@ class Outgoing:
         if not chosen:
             return
         self.unsent = deque(one for one in self.unsent if one not in chosen)
-        self.repeats = deque(one for one in self.repeats if one not in chosen)
+        self.retransmits = deque(one for one in self.retransmits if one not in chosen)
         self.unacked = deque(one for one in self.unacked if one not in chosen)
         self._silents = {one: None for one in self._silents if one not in chosen}
         if self.current in chosen:
@@ -443,15 +444,15 @@ class Outgoing:
         for message in messages:
             owner = message.owner
             if owner is None:
-                continue  # a pong: nobody's message
+                continue  # a pong: of no socket
             count += 1
             owner.given_up += 1
             self._free(message)
         return count
 
     def _free(self, message: Message) -> None:
-        # Tasks name their message. In a circle with it they would keep the buffers of operations
-        # that have ended, until the collector comes by.
+        # Tasks name their message. In a cycle with it they would keep the buffers of operations
+        # that have ended, until the next garbage collection.
         message.tasks = ()
         owner = message.owner
         if owner is not None:

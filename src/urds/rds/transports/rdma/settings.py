@@ -1,4 +1,4 @@
-"""Settings of who connects over RDMA. Durations in nanoseconds."""
+"""Settings of connections over RDMA. Durations in nanoseconds."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,16 +15,16 @@ class PeerSettings:
     reconnect_delay_min_ns: int = 1 * _MS
     reconnect_delay_max_ns: int = 1 * _S
     long_frames: bool = True  # offered to own nodes
-    # A lost connection is tried for again even if nothing waits here: a sender may wait there for
-    # a congestion map. Then the delay grows further, up to this.
+    # A lost connection is reconnected even if no message waits here: a sender may wait at the peer
+    # for a congestion map. Then the delay grows further, up to this.
     reconnect_delay_idle_max_ns: int = 60 * _S
     reconnect_give_up_ns: int = 0  # 0: never
-    # For the device to say how an attempt ended. Of those that we have, the most patient connection
-    # manager takes 10 s; this is for one that forgot the attempt.
+    # For the device to report how an attempt ended. The slowest of the present connection managers
+    # takes 10 s; this is for one that forgot the attempt.
     answer_wait_ns: int = 30 * _S
-    # How long what we have wins against a request of the same life of an own node, which may be the
-    # older one: our attempt if our address is the lower, what we accept, a connection. After that
-    # it seems dead: an attempt may have gone to an earlier life of the peer.
+    # How long the present connection wins against a request of the same generation of an own node,
+    # which may be the older one: the lower address's attempt, an accepted request, a connection.
+    # After that it counts as dead: an attempt may have gone to an earlier generation of the peer.
     duel_wait_ns: int = 1 * _S
 
     def __post_init__(self) -> None:

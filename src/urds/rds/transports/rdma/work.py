@@ -1,7 +1,7 @@
-"""What a connection's core asks its device to post, and how what was posted ended.
+"""The work that a connection's core asks its device to post, and how it ended.
 
 A core never touches a queue pair. It gives work in the order in which it must be posted, numbered
-by `wr_id`; completions come back in that order with these numbers.
+by `wr_id`; completions come in that order with these numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from urds.dataplane.operations import Operation
+from urds.rds.plane.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Frame:
     """One SEND: a header and one fragment of payload."""
 
     wr_id: int
-    octets: bytes
+    data: bytes
     solicited: bool = False  # the last fragment of a message
     fence: bool = False  # behind a read of the same message that asked for it
 
@@ -40,5 +40,5 @@ class Outcome(Enum):
 
     DONE = auto()
     REMOTE_ACCESS = auto()  # the peer's memory refused it
-    FLUSHED = auto()  # never done, or nobody knows: the connection broke
+    FLUSHED = auto()  # never done, or unknown: the connection broke
     FAILED = auto()  # anything else

@@ -1,25 +1,25 @@
-"""Datagrams of one socket as a value machine: calls, octets and `now_ns` in; octets and events out.
+"""Datagrams of one socket as a value machine: calls, bytes and `now_ns` in; bytes and events out.
 
     we                                        the peer
     first datagram by UDP, with our number -> delivers it
-    learn its number and ways              <- CONTROL, by UDP
+    learn its number and devices           <- CONTROL, by UDP
     look-up at one of its devices         <-> answers with queue pair and vector
     all later ones by queue pair           -> delivers them
 
-Nothing is repeated; what is lost is lost. A way by queue pair only ever replaces the way by UDP,
-so whatever fails on the way to one costs no datagram that UDP would have carried.
+Nothing is sent twice; what is lost is lost. A queue pair only ever replaces UDP, so whatever
+fails before there is one costs no datagram that UDP would have carried.
 
 **A peer that was started anew** has another queue pair number or, since numbers may repeat,
-another opening. Whichever message over UDP says so, we forget the way and look it up again. The
-original learns of it only when the peer sends; here each destination gets a datagram over UDP now
+another bind id. When a message over UDP says so, we forget the queue pair and look it up again.
+librdmacm learns of it only when the peer sends; here each destination gets a datagram over UDP now
 and then although a queue pair is known, and the answer to it tells. There is no timer: what is due
 is done by the next datagram. Each call makes at most one thing to send, and returns it.
 
 **Who may say what.** A control message counts only from where we sent to, and a look-up goes only
-to the host it came from and asks for the opening it named; the queue pair number is compared,
+to the host it came from and asks for the bind id it named; the queue pair number is compared,
 never used. So a forged one costs a look-up and, while that lasts, the detour over UDP.
 
-Source: rdma-core 691953d8 librdmacm/rsocket.c (rsocket.md section 10).
+Source: rdma-core 691953d8 librdmacm/rsocket.c (docs/reference/rsocket.md 10).
 """
 
 import errno
@@ -28,21 +28,22 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Final
 
-from urds.errors import LocalProtocolError, WireError
-from urds.rsocket.dgram.destinations import Destination, Destinations
-from urds.rsocket.dgram.records import (
+from urds.common.errors import LocalProtocolError, WireError
+from urds.common.types import HostPort
+from urds.rsocket.core.datagram.destinations import DatagramDestination, DatagramDestinations
+from urds.rsocket.core.datagram.records import (
     SLOT_BYTES,
-    Address,
     ByQueuePair,
     ByUdp,
+    CancelLookUp,
     DatagramSettings,
     DatagramStats,
     DestinationState,
-    Device,
-    GiveUp,
+    LocalDevice,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
 from urds.rsocket.wire.datagram_headers import (
     QP_HEADER_V4_BYTES,
     QP_HEADER_V6_BYTES,
@@ -50,55 +51,54 @@ from urds.rsocket.wire.datagram_headers import (
     QpHeader,
     UdpHeader,
 )
-from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 
 _SOURCES_MAX: Final = 256  # headers whose reading is remembered
 
-Octets = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 
-class Datagrams:
+class DatagramCore:
     """One bound datagram socket without its I/O. Not safe for threads: its shell has a lock."""
 
     def __init__(
         self,
         settings: DatagramSettings,
         *,
-        local: Address,
-        devices: Sequence[Device],
-        opening: bytes,
+        local: HostPort,
+        devices: Sequence[LocalDevice],
+        bind_id: bytes,
     ) -> None:
-        """Begin at a bound address; `opening` is 8 octets that no other opening has had."""
+        """Begin at a bound address; `bind_id` is 8 bytes that no other bind has had."""
         self.settings = settings
         self.local = local
-        self.peer: Address | None = None  # of a connected socket: who else sends is a stranger
+        self.peer: HostPort | None = None  # of a connected socket: datagrams of others are dropped
         self.stats = DatagramStats()
         self._version = ip_address(local[0]).version
-        self._devices: list[Device | None] = list(devices)
+        self._devices: list[LocalDevice | None] = list(devices)
         self._qpn = devices[0].qpn if devices else 0
-        ways = tuple(DatagramWay(device.provider, device.port) for device in devices)
-        self._ways = DatagramWays(opening, ways).emit()
+        device_ports = tuple(DatagramDevicePort(device.provider, device.port) for device in devices)
+        self._device_ports = DatagramDevices(bind_id, device_ports).emit()
         self._qp_header_bytes = QP_HEADER_V4_BYTES if self._version == 4 else QP_HEADER_V6_BYTES
-        # One limit for all ways: what a datagram may hold must not depend on how far a look-up is.
+        # One limit for UDP and queue pairs: it must not depend on how far a look-up is.
         path_mtu_bytes = min((device.mtu_bytes for device in devices), default=SLOT_BYTES)
         self.payload_bytes_max = min(SLOT_BYTES, path_mtu_bytes) - self._qp_header_bytes
-        self._destinations = Destinations(settings.destinations_max)
-        self._received: deque[tuple[bytes, Address]] = deque()
-        self._events: deque[LookUp | GiveUp] = deque()
-        self._sources: dict[bytes, Address] = {}
+        self._destinations = DatagramDestinations(settings.destinations_max)
+        self._received: deque[tuple[bytes, HostPort]] = deque()
+        self._events: deque[LookUp | CancelLookUp] = deque()
+        self._sources: dict[bytes, HostPort] = {}
 
     # -- the application's side
 
-    def knows(self, target: Address) -> bool:
+    def knows(self, target: HostPort) -> bool:
         """Tell whether `send` can go to `target`, or `add_destination` has to come first."""
         return self._destinations.find(target) is not None
 
-    def add_destination(self, target: Address, local_host: str) -> None:
-        """Make an entry; `local_host` is our address on the way there, which the peer will see."""
+    def add_destination(self, target: HostPort, local_host: str) -> None:
+        """Make an entry; `local_host` is our address towards it, which the peer will see."""
         host = ip_address(local_host.partition("%")[0])
         if host.version != self._version:
             raise LocalProtocolError(f"{local_host} on the way from {self.local}")
-        destination = Destination(
+        destination = DatagramDestination(
             target,
             UdpHeader(DatagramOp.DATA, self._qpn, host).emit(),
             QpHeader(self.local[1], host).emit(),
@@ -115,10 +115,10 @@ class Datagrams:
         if payload_bytes > self.payload_bytes_max:
             raise OSError(
                 errno.EMSGSIZE,
-                f"datagram of {payload_bytes} octets, limit {self.payload_bytes_max}",
+                f"datagram of {payload_bytes} bytes, limit {self.payload_bytes_max}",
             )
 
-    def send(self, payload: Octets, target: Address, now_ns: int) -> ByUdp | ByQueuePair:
+    def send(self, payload: BytesLike, target: HostPort, now_ns: int) -> ByUdp | ByQueuePair:
         """Return a copy of `payload` with its header and the way to a known destination.
 
         Raises OSError (EMSGSIZE).
@@ -127,28 +127,28 @@ class Datagrams:
         destination = self._destinations.use(target)
         if destination is None:
             raise LocalProtocolError(f"{target} was not added")
-        way = destination.way
+        qp_address = destination.qp_address
         is_due = now_ns - destination.udp_sent_ns >= self.settings.udp_again_ns
-        if way is not None and not is_due:
+        if qp_address is not None and not is_due:
             self.stats.sent_by_queue_pair += 1
-            return ByQueuePair(destination.qp_header + payload, target, way)
+            return ByQueuePair(destination.qp_header + payload, target, qp_address)
         destination.udp_sent_ns = now_ns
         self.stats.sent_by_udp += 1
-        self.stats.sent_by_udp_again += way is not None
+        self.stats.sent_by_udp_again += qp_address is not None
         return ByUdp(destination.udp_header + payload, target)
 
     def send_instead(self, what: ByQueuePair, now_ns: int) -> ByUdp | ByQueuePair | None:
-        """Return the way that is known now for what a queue pair did not take; None: for nobody."""
+        """Return how to send what a queue pair did not take; None: the destination is not known."""
         self.stats.sent_by_queue_pair -= 1
         if not self.knows(what.target):
             return None
-        return self.send(what.octets[self._qp_header_bytes :], what.target, now_ns)
+        return self.send(what.data[self._qp_header_bytes :], what.target, now_ns)
 
-    def receive(self) -> tuple[bytes, Address] | None:
+    def receive(self) -> tuple[bytes, HostPort] | None:
         """Take the oldest datagram and its sender, None if there is none."""
         return self._received.popleft() if self._received else None
 
-    def peek(self) -> tuple[bytes, Address] | None:
+    def peek(self) -> tuple[bytes, HostPort] | None:
         """Return the oldest datagram and leave it."""
         return self._received[0] if self._received else None
 
@@ -157,7 +157,7 @@ class Datagrams:
         """Return whether a datagram waits."""
         return bool(self._received)
 
-    def state_of(self, target: Address) -> DestinationState | None:
+    def state_of(self, target: HostPort) -> DestinationState | None:
         """Return how far the way to a destination is known, None if nothing was sent there."""
         found = self._destinations.find(target)
         return None if found is None else found.state
@@ -165,7 +165,7 @@ class Datagrams:
     # -- what arrives
 
     def receive_udp(
-        self, octets: Octets, source: Address, now_ns: int, *, local_host: str = ""
+        self, data: BytesLike, source: HostPort, now_ns: int, *, local_host: str = ""
     ) -> ByUdp | None:
         """Take what the UDP socket received and return the answer, if there is one.
 
@@ -173,7 +173,7 @@ class Datagrams:
         socket like ours is dropped and counted.
         """
         try:
-            header, rest = UdpHeader.parse(octets)
+            header, rest = UdpHeader.parse(data)
             if header.address.version != self._version:
                 raise WireError(f"IPv{header.address.version} header between IPv{self._version}")
             if header.op is DatagramOp.CONTROL:
@@ -185,32 +185,32 @@ class Datagrams:
         self.stats.received_by_udp += 1
         destination = self._destinations.find(source)
         if destination is not None and self._note_qpn(destination, header.qpn):
-            self._lose_way(destination)
+            self._forget_queue_pair(destination)
         self._deliver(rest, source)
         return self._answer(destination, source, local_host, now_ns)
 
-    def receive_queue_pair(self, octets: Octets) -> None:
-        """Take what a queue pair received, without its GRH; malformed octets are dropped."""
-        header_octets = bytes(octets[: self._qp_header_bytes])
-        source = self._sources.get(header_octets)
+    def receive_queue_pair(self, data: BytesLike) -> None:
+        """Take what a queue pair received, without its GRH; malformed bytes are dropped."""
+        header_bytes = bytes(data[: self._qp_header_bytes])
+        source = self._sources.get(header_bytes)
         if source is None:
             try:
-                source = self._read_source(octets)
+                source = self._read_source(data)
             except WireError:
                 self.stats.dropped_malformed += 1
                 return
             if len(self._sources) >= _SOURCES_MAX:
                 self._sources.clear()
-            self._sources[header_octets] = source
+            self._sources[header_bytes] = source
         self.stats.received_by_queue_pair += 1
-        self._deliver(memoryview(octets)[self._qp_header_bytes :], source)
+        self._deliver(memoryview(data)[self._qp_header_bytes :], source)
 
-    def handle_found(self, token: int, way: QueuePairWay) -> None:
+    def handle_found(self, token: int, qp_address: QueuePairAddress) -> None:
         """Use what a look-up found."""
         destination = self._destinations.end_look_up(token)
         if destination is not None:
-            destination.state, destination.way = DestinationState.BY_QUEUE_PAIR, way
-            self.stats.ways_found += 1
+            destination.state, destination.qp_address = DestinationState.BY_QUEUE_PAIR, qp_address
+            self.stats.queue_pairs_found += 1
 
     def handle_not_found(self, token: int, now_ns: int) -> None:
         """Try the next device of a peer, or leave it at UDP for a while."""
@@ -224,8 +224,10 @@ class Datagrams:
         for destination in self._destinations:
             # An answer may never come from there; the next control message begins anew.
             is_asking = destination.token != 0
-            if is_asking or (destination.way is not None and destination.way.device == index):
-                self._lose_way(destination)
+            if is_asking or (
+                destination.qp_address is not None and destination.qp_address.device == index
+            ):
+                self._forget_queue_pair(destination)
 
     # -- what the devices are to do
 
@@ -234,42 +236,46 @@ class Datagrams:
         """Return whether `poll_event` has something."""
         return bool(self._events)
 
-    def poll_event(self) -> LookUp | GiveUp | None:
+    def poll_event(self) -> LookUp | CancelLookUp | None:
         """Return the next wish to the devices."""
         return self._events.popleft() if self._events else None
 
     # -- messages over UDP
 
     def _receive_control(
-        self, header: UdpHeader, rest: memoryview, source: Address, now_ns: int
+        self, header: UdpHeader, rest: memoryview, source: HostPort, now_ns: int
     ) -> None:
-        ways = DatagramWays.parse(rest) if rest else None
+        device_ports = DatagramDevices.parse(rest) if rest else None
         self.stats.controls_received += 1
         destination = self._destinations.find(source)
         if destination is None:
             self.stats.controls_stray += 1
             return
-        opening = None if ways is None else ways.opening
+        bind_id = None if device_ports is None else device_ports.bind_id
         has_changed = self._note_qpn(destination, header.qpn)
-        if destination.peer_opening not in (None, opening):
+        if destination.peer_bind_id not in (None, bind_id):
             has_changed = True
-        destination.peer_opening = opening
+        destination.peer_bind_id = bind_id
         if has_changed:
-            self._lose_way(destination)
-        # An original says nothing more than its number, and is on none of our devices.
-        if destination.state is DestinationState.BY_UDP and ways is not None:
-            self._begin_look_up(destination, ways, now_ns)
+            self._forget_queue_pair(destination)
+        # librdmacm says nothing more than its number, and is on none of our devices.
+        if destination.state is DestinationState.BY_UDP and device_ports is not None:
+            self._begin_look_up(destination, device_ports, now_ns)
 
-    def _note_qpn(self, destination: Destination, qpn: int) -> bool:
+    def _note_qpn(self, destination: DatagramDestination, qpn: int) -> bool:
         """Keep the peer's number; return whether it was another one before."""
         has_changed = destination.peer_qpn not in (None, qpn)
         destination.peer_qpn = qpn
         return has_changed
 
     def _answer(
-        self, destination: Destination | None, source: Address, local_host: str, now_ns: int
+        self,
+        destination: DatagramDestination | None,
+        source: HostPort,
+        local_host: str,
+        now_ns: int,
     ) -> ByUdp | None:
-        """Tell a sender our number and ways.
+        """Tell a sender our number and devices.
 
         One we know is not told twice in a row: until its look-up is over it may send many.
         """
@@ -281,15 +287,17 @@ class Datagrams:
         host = ip_address((local_host or self.local[0]).partition("%")[0])
         header = UdpHeader(DatagramOp.CONTROL, self._qpn, host).emit()
         self.stats.controls_sent += 1
-        return ByUdp(header + self._ways, source, local_host, is_data=False)
+        return ByUdp(header + self._device_ports, source, local_host, is_data=False)
 
     # -- look-ups
 
-    def _begin_look_up(self, destination: Destination, ways: DatagramWays, now_ns: int) -> None:
+    def _begin_look_up(
+        self, destination: DatagramDestination, device_ports: DatagramDevices, now_ns: int
+    ) -> None:
         """Ask over the devices that both have, in our order."""
         if not destination.may_look_up or now_ns < destination.look_up_not_before_ns:
             return
-        ports = {way.provider: way.port for way in ways.ways}
+        ports = {qp_address.provider: qp_address.port for qp_address in device_ports.device_ports}
         destination.candidates = [
             (index, ports[device.provider])
             for index, device in enumerate(self._devices)
@@ -298,7 +306,7 @@ class Datagrams:
         if destination.candidates:
             self._look_up_next(destination, now_ns)
 
-    def _look_up_next(self, destination: Destination, now_ns: int) -> None:
+    def _look_up_next(self, destination: DatagramDestination, now_ns: int) -> None:
         destination.state = DestinationState.BY_UDP
         if self._destinations.look_ups >= self.settings.look_ups_max:
             return  # the next control message tries again
@@ -307,43 +315,43 @@ class Datagrams:
             destination.state = DestinationState.LOOKING_UP
             token = self._destinations.begin_look_up(destination)
             peer = (destination.target[0], port)
-            self._events.append(LookUp(token, device, peer, destination.peer_opening or b""))
+            self._events.append(LookUp(token, device, peer, destination.peer_bind_id or b""))
             self.stats.look_ups += 1
             return
-        pause_ns = self.settings.look_up_pause_ns << min(destination.look_ups_in_vain, 16)
-        destination.look_ups_in_vain += 1
+        pause_ns = self.settings.look_up_pause_ns << min(destination.look_ups_failed, 16)
+        destination.look_ups_failed += 1
         destination.look_up_not_before_ns = now_ns + min(
             pause_ns, self.settings.look_up_pause_max_ns
         )
-        self.stats.look_ups_in_vain += 1
+        self.stats.look_ups_failed += 1
 
-    def _lose_way(self, destination: Destination) -> None:
-        """Forget the way to a peer that has changed, and every judgement about it."""
+    def _forget_queue_pair(self, destination: DatagramDestination) -> None:
+        """Forget the queue pair of a peer that has changed, and all that failed before."""
         self._give_up_look_up(destination)
-        self.stats.ways_lost += destination.lose_way()
-        destination.look_ups_in_vain, destination.look_up_not_before_ns = 0, 0
+        self.stats.queue_pairs_lost += destination.forget_queue_pair()
+        destination.look_ups_failed, destination.look_up_not_before_ns = 0, 0
         destination.answered_ns = None
 
-    def _give_up_look_up(self, destination: Destination) -> None:
+    def _give_up_look_up(self, destination: DatagramDestination) -> None:
         if destination.token:
-            self._events.append(GiveUp(destination.token))
+            self._events.append(CancelLookUp(destination.token))
             self._destinations.end_look_up(destination.token)
 
     # -- leaves
 
-    def _deliver(self, payload: memoryview, source: Address) -> None:
+    def _deliver(self, payload: memoryview, source: HostPort) -> None:
         """Copy a datagram for the application, unless it is to be dropped."""
         if len(payload) > SLOT_BYTES - self._qp_header_bytes:
             self.stats.dropped_too_long += 1
         elif self.peer is not None and source != self.peer:
-            self.stats.dropped_stranger += 1
+            self.stats.dropped_not_from_peer += 1
         elif len(self._received) >= self.settings.receive_slots:
             self.stats.dropped_queue_full += 1
         else:
             self._received.append((bytes(payload), source))
 
-    def _read_source(self, octets: Octets) -> Address:
-        header, _ = QpHeader.parse(octets)
+    def _read_source(self, data: BytesLike) -> HostPort:
+        header, _ = QpHeader.parse(data)
         if header.address.version != self._version or not header.port:
             raise WireError(f"sender {header.address} port {header.port} of IPv{self._version}")
         return str(header.address), header.port

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-Address = tuple[str, int]  # numeric IP (IPv6 with %scope if it needs one) and port
+from urds.common.types import HostPort
 
-SLOT_BYTES: Final = 2048  # of one message at the receiver, header included; rsocket.md section 10
+# Of one message at the receiver, header included. Source: docs/reference/rsocket.md 10.
+SLOT_BYTES: Final = 2048
 _S: Final = 1_000_000_000
 
 
@@ -15,7 +16,7 @@ class DatagramSettings:
     """Limits and times of one socket.
 
     receive_slots: datagrams that wait for the application, and receives of each queue pair; the
-    default is the original's 128 KiB in slots.
+    default is librdmacm's 128 KiB in slots.
     """
 
     receive_slots: int = 64
@@ -24,13 +25,13 @@ class DatagramSettings:
     look_ups_max: int = 64  # under way at one time
     udp_again_ns: int = _S  # so often a datagram goes over UDP though a queue pair is known
     answer_pause_ns: int = _S // 20  # between two answers that say the same to a known peer
-    look_up_ns: int = 2 * _S  # one look-up; the original's limit
-    look_up_pause_ns: int = _S  # after a look-up in vain, doubling
+    look_up_ns: int = 2 * _S  # one look-up; librdmacm's limit
+    look_up_pause_ns: int = _S  # after a look-up that failed, doubling
     look_up_pause_max_ns: int = 60 * _S
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class LocalDevice:
     """One of our devices, as a socket uses it. Its index among all of them names it."""
 
     provider: str  # its kind: a peer that has the same kind may be reached over it
@@ -40,58 +41,58 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePairWay:
-    """A way to a peer's queue pair."""
+class QueuePairAddress:
+    """The address of a peer's queue pair."""
 
     device: int
-    vector: Any  # the device's own word for where it is
+    vector: Any  # where it is, as the device has it
     qpn: int
     qkey: int
 
 
 @dataclass(frozen=True, slots=True)
 class ByUdp:
-    """Octets for the real UDP socket."""
+    """Bytes for the real UDP socket."""
 
-    octets: bytes
-    target: Address
+    data: bytes
+    target: HostPort
     local_host: str = ""  # leave from this address of ours; empty: as the socket does
     is_data: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ByQueuePair:
-    """Octets for a queue pair."""
+    """Bytes for a queue pair."""
 
-    octets: bytes
-    target: Address
-    way: QueuePairWay
+    data: bytes
+    target: HostPort
+    qp_address: QueuePairAddress
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Ask over a device, at the peer's port for look-ups, which queue pair an opening has there.
+    """Ask over a device, at the peer's port for look-ups, which queue pair a bind id has there.
 
     Answer with `handle_found` or `handle_not_found`, and the token.
     """
 
     token: int
     device: int
-    peer: Address
-    opening: bytes
+    peer: HostPort
+    bind_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Nobody wants the answer to a look-up any more."""
+class CancelLookUp:
+    """The answer to a look-up is not wanted any more."""
 
     token: int
 
 
 class DestinationState(Enum):
-    """How far the way to a destination is known."""
+    """How a destination is reached."""
 
-    BY_UDP = auto()  # no way by queue pair is known
+    BY_UDP = auto()  # no queue pair is known
     LOOKING_UP = auto()  # by UDP, while a device is asked
     BY_QUEUE_PAIR = auto()
 
@@ -109,13 +110,13 @@ class DatagramStats:
     controls_received: int = 0
     controls_stray: int = 0  # from where we never sent to
     look_ups: int = 0
-    look_ups_in_vain: int = 0
-    ways_found: int = 0
-    ways_lost: int = 0  # changed queue pair, peer started anew, device gone
+    look_ups_failed: int = 0
+    queue_pairs_found: int = 0
+    queue_pairs_lost: int = 0  # changed queue pair, peer started anew, device gone
     destinations_evicted: int = 0
     dropped_malformed: int = 0
     dropped_too_long: int = 0  # longer than a slot
     dropped_queue_full: int = 0  # the application did not take them in time
-    dropped_stranger: int = 0  # the socket is connected, and not with the sender
+    dropped_not_from_peer: int = 0  # the socket is connected, and not with the sender
     dropped_unsent: int = 0  # the kernel or the queue pair had no room
     dropped_failed: int = 0  # receives that a device completed with an error

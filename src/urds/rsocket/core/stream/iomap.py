@@ -1,21 +1,21 @@
 """Buffers mapped for direct writes: ours in the peer's table, the peer's in ours.
 
-The owner of a buffer writes an entry into a slot of the other side's table, with a word that names
-the slot; the other side may then write to the buffer by its offset, without a word or a credit.
-A mapping that ends is told between own peers, by an entry without octets; an original is not told,
-and a write to its stale entry breaks the connection. The words are ordered before data sent later,
-so a peer that received such data knows the mapping. Source: rsocket.md 7.
+The owner of a buffer writes an entry into a slot of the other side's table, with immediate data
+that names the slot; the other side may then write to the buffer by its offset, without immediate
+data or a credit. Between urds peers an entry without bytes ends a mapping; librdmacm is not told,
+and its write to the stale entry breaks the connection. Updates are ordered before data sent later,
+so a peer that received such data knows the mapping. Source: docs/reference/rsocket.md 7.
 """
 
 import errno
 from collections.abc import Iterator
 from typing import Final
 
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream.records import Memory, Post, PostKind
-from urds.rsocket.stream.target import check_range
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream.records import Memory, Post, PostKind
+from urds.rsocket.core.stream.remote_sgl import check_range
 from urds.rsocket.wire.connect_data import ByteOrder
-from urds.rsocket.wire.messages import IOMAP_ENTRY_BYTES, IomapEntry, Op, emit_word
+from urds.rsocket.wire.messages import IOMAP_ENTRY_BYTES, IomapEntry, Op, emit_imm_data
 
 OFFSET_MAX: Final = (1 << 64) - 1
 MAPPED_BYTES_MAX: Final = (1 << 32) - 1
@@ -25,18 +25,9 @@ class Iomap:
     """The mappings of one stream, in both directions."""
 
     __slots__ = (
-        "_byte_order",
-        "_is_told",
-        "_local",
-        "_peer_order",
-        "_peer_rkey",
-        "_peer_slots",
-        "_peer_table",
-        "_remote",
-        "_returned",
-        "_table",
-        "_updates",
-    )
+        "_byte_order", "_is_told", "_local", "_peer_order", "_peer_rkey", "_peer_slots",
+        "_peer_table", "_remote", "_returned", "_table", "_updates",
+    )  # fmt: skip
 
     def __init__(self, table: memoryview, byte_order: ByteOrder, updates: dict[int, Post]) -> None:
         """Let the peer map buffers into `table`, which lies in our memory.
@@ -54,11 +45,11 @@ class Iomap:
         self._is_told = False
 
     def adopt(
-        self, *, address: int, rkey: int, slots: int, byte_order: ByteOrder, is_own: bool
+        self, *, address: int, rkey: int, slots: int, byte_order: ByteOrder, is_urds: bool
     ) -> None:
-        """Take where the peer's table is; a peer of ours is told of the end of a mapping."""
+        """Take where the peer's table is; a urds peer is told of the end of a mapping."""
         self._peer_table, self._peer_rkey, self._peer_slots = address, rkey, slots
-        self._peer_order, self._is_told = byte_order, is_own
+        self._peer_order, self._is_told = byte_order, is_urds
 
     # -- ours, for the peer to write
 
@@ -70,7 +61,7 @@ class Iomap:
         """
         byte_count = memory.view.nbytes
         if not 0 <= offset <= OFFSET_MAX + 1 - byte_count or not 0 < byte_count <= MAPPED_BYTES_MAX:
-            raise OSError(errno.EINVAL, f"{byte_count} octets at offset {offset}")
+            raise OSError(errno.EINVAL, f"{byte_count} bytes at offset {offset}")
         if memory in self._local:
             raise OSError(errno.EINVAL, f"memory at {memory.address:#x} is mapped already")
         if len(self._local) >= self._peer_slots:
@@ -81,7 +72,7 @@ class Iomap:
         self._queue(slot, IomapEntry(offset, memory.address, memory.rkey, byte_count))
 
     def unmap(self, memory: Memory, *, is_told: bool) -> None:
-        """Free the slot of a buffer, and with `is_told` tell a peer of ours.
+        """Free the slot of a buffer, and with `is_told` tell a urds peer.
 
         Raises OSError EINVAL for a buffer that is not mapped.
         """
@@ -97,19 +88,19 @@ class Iomap:
         self._updates.pop(slot, None)
         if entry is not None:
             address = self._peer_table + slot * IOMAP_ENTRY_BYTES
-            octets, word = entry.emit(self._peer_order), emit_word(Op.IOMAP, slot)
-            self._updates[slot] = Post(PostKind.IOMAP, octets, address, self._peer_rkey, word)
+            data, imm_data = entry.emit(self._peer_order), emit_imm_data(Op.IOMAP, slot)
+            self._updates[slot] = Post(PostKind.IOMAP, data, address, self._peer_rkey, imm_data)
 
     # -- the peer's, for us to write
 
     def take_update(self, slot: int) -> None:
         """Take the entry that the peer has written. Raises RemoteProtocolError."""
         start = slot * IOMAP_ENTRY_BYTES
-        octets = self._table[start : start + IOMAP_ENTRY_BYTES]
-        if len(octets) < IOMAP_ENTRY_BYTES:
+        data = self._table[start : start + IOMAP_ENTRY_BYTES]
+        if len(data) < IOMAP_ENTRY_BYTES:
             slots = len(self._table) // IOMAP_ENTRY_BYTES
             raise RemoteProtocolError(f"update of iomap slot {slot} of {slots}")
-        entry = IomapEntry.parse(octets, self._byte_order)
+        entry = IomapEntry.parse(data, self._byte_order)
         self._remote.pop(slot, None)
         if entry.length:
             check_range(entry.address, entry.length, f"buffer of iomap slot {slot}")
@@ -123,7 +114,7 @@ class Iomap:
     def places(self, offset: int, byte_count: int) -> Iterator[tuple[int, int, int]]:
         """Yield address, key and length of the memory from an offset on, mapping by mapping.
 
-        Ends at the first octet that is not mapped.
+        Ends at the first byte that is not mapped.
         """
         while byte_count and (entry := self._find(offset)) is not None:
             skipped = offset - entry.offset

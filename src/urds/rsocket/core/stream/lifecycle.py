@@ -1,49 +1,40 @@
 """The life of a stream: which directions are open, what control message is due, how it ended.
 
-    call or word                 then
-    shut_down(WR)                SHUTDOWN while we read, else DISCONNECT; both behind all octets
+    call or message              then
+    shut_down(WR)                SHUTDOWN while we read, else DISCONNECT; both behind all bytes
     shut_down(RD)                nothing while we write, else DISCONNECT
     shut_down(RDWR)              DISCONNECT
-    SHUTDOWN comes               reading ends; over, if our own last word of data is out already
+    SHUTDOWN comes               reading ends; over, if our own last data are out already
     DISCONNECT comes             over
     DISCONNECT of ours completes over
 
-What arrived stays readable in every state but CLOSED. Source: rsocket.md 8.
+What arrived stays readable in every state but CLOSED. Source: docs/reference/rsocket.md 8.
 """
 
 import errno
 
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream.records import Shut, StreamState
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream.records import Shut, StreamState
 from urds.rsocket.wire.messages import Control
 
 
-class Life:
+class StreamLifecycle:
     """State, directions and error of one stream."""
 
     __slots__ = (
-        "_is_own_end",
-        "_is_peer_shut",
-        "_is_shutdown_out",
-        "can_read",
-        "can_write",
-        "due",
-        "error",
-        "is_sending",
-        "reason",
-        "state",
-        "was_opened",
-    )
+        "_is_own_end", "_is_peer_shut", "_is_shutdown_out", "can_read", "can_write", "due", "error",
+        "is_sending", "reason", "state", "was_opened",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.state = StreamState.NEW
         self.was_opened = False
-        self.is_sending = False  # words may go to the peer
+        self.is_sending = False  # messages may go to the peer
         self.can_read = False  # more may come
         self.can_write = False
         self.error = 0  # errno of what broke the stream, until it is taken
         self.reason = ""  # of the end, for people
-        self.due: Control | None = None  # leaves behind all octets
+        self.due: Control | None = None  # leaves behind all bytes
         self._is_shutdown_out = False
         self._is_peer_shut = False
         self._is_own_end = False  # the application itself ended writing
@@ -55,10 +46,10 @@ class Life:
         self.can_read = self.can_write = True
 
     def check_writable(self) -> None:
-        """Raise OSError if octets cannot be sent.
+        """Raise OSError if bytes cannot be sent.
 
         ENOTCONN before the connection; EPIPE after an own shutdown, as sockets of the kernel say
-        (the original says ECONNRESET for both); ECONNRESET when the peer ended it.
+        (librdmacm says ECONNRESET for both); ECONNRESET when the peer ended it.
         """
         if self.can_write:
             return
@@ -86,7 +77,7 @@ class Life:
                 self.due = Control.DISCONNECT
 
     def next_control(self) -> Control | None:
-        """Return the control message that is due; the caller has sent all octets before it."""
+        """Return the control message that is due; the caller has sent all bytes before it."""
         due, self.due = self.due, None
         if due is Control.SHUTDOWN:
             self._is_shutdown_out = True
@@ -105,7 +96,7 @@ class Life:
         return self._is_shutdown_out
 
     def check_data(self) -> None:
-        """Judge a data message. Raises RemoteProtocolError behind a SHUTDOWN."""
+        """Check a data message. Raises RemoteProtocolError behind a SHUTDOWN."""
         if self._is_peer_shut:
             raise RemoteProtocolError("data after SHUTDOWN")
 
@@ -113,7 +104,7 @@ class Life:
         """Be over, in order if there is no error. What is over already stays as it is."""
         if self.state in (StreamState.OVER, StreamState.FAILED, StreamState.CLOSED):
             return
-        # Who disconnects himself does not care how it is confirmed.
+        # A side that disconnects does not care how that is confirmed.
         is_failure = bool(error) and self.state is not StreamState.CLOSING
         self.state = StreamState.FAILED if is_failure else StreamState.OVER
         if is_failure:
@@ -129,7 +120,7 @@ class Life:
 
 
 class Keepalive:
-    """When a sign of life is asked for: at most one is under way."""
+    """When a keepalive is sent: at most one is under way."""
 
     __slots__ = ("_deadline_ns", "_interval_ns", "is_due", "is_out")
 
@@ -150,7 +141,7 @@ class Keepalive:
         return self._deadline_ns or 0
 
     def handle_timeout(self, now_ns: int) -> None:
-        """Make a sign of life due if it is time, and begin to count."""
+        """Make a keepalive due if it is time, and begin to count."""
         if self._interval_ns is None:
             return
         if self._deadline_ns is None:

@@ -1,22 +1,22 @@
-"""What the peer has published: the table it writes, and the space of it that is not used up.
+"""What the peer has announced: the table it writes, and the space of it that is not used up.
 
-The table lies in our memory, in our byte order. A peer of ours says with each credit update
-whether an entry came with it. An original does not: its entry stands in the next slot, and lands
-before its word, so the slot is asked at each update; one that is seen a word too early is the same
-entry. A taken entry is zeroed, and the peer writes the slot again only when the octets that fill
-the entry have reached it.
+The table lies in our memory, in our byte order. A urds peer says with each credit update
+whether an entry came with it. librdmacm does not: its entry stands in the next slot, and lands
+before its update, so each update looks there; an entry seen an update too early is the same one.
+A taken entry is zeroed, and the peer writes the slot again only when the bytes that fill the entry
+have reached it.
 
-Between own peers entries whose memory continues become one, so that one write may fill them. An
-original expects the octets of a message in one entry. Source: rsocket.md 4, 5 and 18.
+Between urds peers entries whose memory continues become one, so that one write may fill them.
+librdmacm expects the bytes of a message in one entry. Source: docs/reference/rsocket.md 4, 5, 18.
 """
 
-from urds.errors import RemoteProtocolError
+from urds.common.errors import RemoteProtocolError
 from urds.rsocket.wire.connect_data import SGE_BYTES, ByteOrder, Sge
 
 _ADDRESS_END = 1 << 64
 
 
-class Space:
+class RemoteRange:
     """Memory of the peer that is still to be filled, from its front."""
 
     __slots__ = ("address", "byte_count", "rkey")
@@ -28,18 +28,18 @@ class Space:
 
 
 def check_range(address: int, byte_count: int, what: str) -> None:
-    """Judge memory that the peer names. Raises RemoteProtocolError if it leaves the addresses."""
+    """Check memory that the peer names. Raises RemoteProtocolError if it leaves the addresses."""
     if address + byte_count > _ADDRESS_END:
-        raise RemoteProtocolError(f"{what}: {byte_count} octets from {address:#x} wrap around")
+        raise RemoteProtocolError(f"{what}: {byte_count} bytes from {address:#x} wrap around")
 
 
-class Target:
+class RemoteSgl:
     """The table and, in order, the space that was read from it."""
 
     __slots__ = ("_byte_order", "_entries", "_index", "_is_merging", "_table", "spaces")
 
     def __init__(self, table: memoryview, entries: int, byte_order: ByteOrder) -> None:
-        self.spaces: list[Space] = []  # in the order in which it is filled; none is empty
+        self.spaces: list[RemoteRange] = []  # in the order in which it is filled; none is empty
         self._table = table
         self._entries = entries
         self._byte_order: ByteOrder = byte_order
@@ -47,10 +47,10 @@ class Target:
         self._is_merging = False
 
     def adopt(self, first: Sge, *, is_merging: bool) -> None:
-        """Take the space of the connect data, which is judged."""
+        """Take the space of the connect data, which was checked."""
         self._is_merging = is_merging
         if first.length:
-            self.spaces.append(Space(first.address, first.key, first.length))
+            self.spaces.append(RemoteRange(first.address, first.key, first.length))
 
     def take_entry(self, *, is_announced: bool) -> bool:
         """Move the next entry from the table; return whether there was one.
@@ -82,7 +82,7 @@ class Target:
             raise RemoteProtocolError(
                 f"entry {len(spaces) + 1} of a table that holds {self._entries}"
             )
-        spaces.append(Space(entry.address, entry.key, entry.length))
+        spaces.append(RemoteRange(entry.address, entry.key, entry.length))
 
     def close(self) -> None:
         """Let go of our memory."""

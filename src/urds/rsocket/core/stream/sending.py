@@ -1,42 +1,45 @@
-"""The sending half: octets that wait, posts that go, slots and credits that come back.
+"""The sending half: bytes that wait, posts that go, slots and credits that come back.
 
     send --+-- room at the peer, nothing before it ----------------> ready --+
            +-- pending: gathered, or one block of its own --+               | next_post
                                                             +--------------+--> in flight
                                                                                 | handle_sent
 A data message costs a credit, a slot of the send queue and space at the peer; what lacks one of
-them waits in pending. Small octets gather there while a write is under way, so that a stream of
+them waits in pending. Small bytes gather there while a write is under way, so that a stream of
 them costs one write for each round trip, as Nagle's rule does for TCP; more than
 COALESCE_BYTES_MAX never waits for that reason.
 
-Octets are copied once: into the block that is posted, or not at all when they are lent. A lent
+Bytes are copied once: into the block that is posted, or not at all in a zero-copy send. Its
 post refers to the caller's memory, and is made only if nothing waits before it.
 
-Rules: `ready` and `in_flight` hold no more than the send queue, pending and copied octets under
-way no more than `send_bytes`. Source: rsocket.md 4 and 6.
+Rules: `ready` and `in_flight` hold no more than the send queue, pending and copied bytes under
+way no more than `send_bytes`. Source: docs/reference/rsocket.md 4, 6.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream.records import (
-    BORROW_BYTES_MIN,
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream.records import (
     CONTROL_SLOTS,
     WRITABLE_BYTES_MIN,
+    ZERO_COPY_BYTES_MIN,
     Post,
     PostKind,
     StreamSettings,
     StreamStats,
 )
-from urds.rsocket.stream.target import Space
-from urds.rsocket.wire.messages import ARGUMENT_MAX, Op, emit_word
+from urds.rsocket.core.stream.remote_sgl import RemoteRange
+from urds.rsocket.wire.messages import ARGUMENT_MAX, Op, emit_imm_data
 
 COALESCE_BYTES_MAX: Final = 1 << 14
 UNFINISHED_MAX: Final = 1  # data writes under way beside which a small send is still posted
 UNFINISHED_NO_DELAY_MAX: Final = 8
 BLOCK_BYTES_MIN: Final = 1 << 12  # of a gathering block; each that fills doubles the next
 BLOCK_BYTES_MAX: Final = 1 << 16
-_DATA_WORD: Final = emit_word(Op.DATA, 0)
+CHUNK_FIRST_BYTES: Final = 2048  # of librdmacm
+CHUNK_LAST_BYTES: Final = 1 << 16
+_DATA_IMM: Final = emit_imm_data(Op.DATA, 0)
 _SEQUENCE_MASK: Final = 0xFFFF
 _IN_DATA_SLOTS: Final = (PostKind.DATA, PostKind.DIRECT, PostKind.IOMAP)
 _DATA: Final = PostKind.DATA
@@ -46,41 +49,23 @@ class Sending:
     """What one stream has to send, without its control messages."""
 
     __slots__ = (
-        "_block",
-        "_block_bytes",
-        "_block_used",
-        "_chunk_max",
-        "_is_blocked",
-        "_is_update_paid",
-        "_limit",
-        "_pending",
-        "_send_bytes",
-        "_sequence",
-        "_spaces",
-        "_stats",
-        "_unfinished",
-        "_unfinished_max",
-        "borrowed_octets",
-        "buffered_octets",
-        "control_slots",
-        "credits",
-        "data_slots",
-        "in_flight",
-        "is_lending_refused",
-        "pending_octets",
-        "ready",
-        "updates",
-    )
+        "_block", "_block_bytes", "_block_used", "_chunk_max", "_is_blocked", "_is_update_paid",
+        "_limit", "_pending", "_send_bytes", "_sequence", "_spaces", "_stats", "_unfinished",
+        "_unfinished_max", "buffered_bytes", "control_slots", "credits", "data_slots", "in_flight",
+        "is_zero_copy_blocked", "pending_bytes", "ready", "updates", "zero_copy_bytes",
+    )  # fmt: skip
 
-    def __init__(self, settings: StreamSettings, spaces: list[Space], stats: StreamStats) -> None:
-        # Lists, for all are short or empty: a deque costs an idle stream 700 octets.
+    def __init__(
+        self, settings: StreamSettings, spaces: list[RemoteRange], stats: StreamStats
+    ) -> None:
+        # Lists, for all are short or empty: a deque costs an idle stream 700 bytes.
         self.in_flight: list[Post] = []  # in the order of their completions
         self.ready: list[Post] = []  # slots, credits and space are theirs already
         self.updates: dict[int, Post] = {}  # of the iomap by slot: data sent later wait for them
-        self.pending_octets = 0  # accepted and not in a post yet
-        self.buffered_octets = 0  # copied and not completed
-        self.borrowed_octets = 0  # of the caller and not completed
-        self.is_lending_refused = False  # the last send was large and found no space
+        self.pending_bytes = 0  # accepted and not in a post yet
+        self.buffered_bytes = 0  # copied and not completed
+        self.zero_copy_bytes = 0  # of the caller and not completed
+        self.is_zero_copy_blocked = False  # the last send was large and found no space
         self.credits = 0
         self.data_slots = settings.send_queue - CONTROL_SLOTS
         self.control_slots = CONTROL_SLOTS
@@ -135,46 +120,46 @@ class Sending:
         return self.credits > 0 and self.data_slots > 0 and bool(self._spaces)
 
     @property
-    def can_lend(self) -> bool:
-        """Return whether a large borrowed send would be taken, at least in part."""
-        return self.can_post and not self.pending_octets and not self.updates
+    def can_zero_copy(self) -> bool:
+        """Return whether a large zero-copy send would be taken, at least in part."""
+        return self.can_post and not self.pending_bytes and not self.updates
 
     @property
     def room(self) -> int:
-        """Return how many octets may be copied in."""
-        return self._send_bytes - self.buffered_octets
+        """Return how many bytes may be copied in."""
+        return self._send_bytes - self.buffered_bytes
 
     @property
     def is_writable(self) -> bool:
         """Return whether a send like the last one would be taken, at least in part."""
-        if self.is_lending_refused:
-            return self.can_lend
-        return self._send_bytes - self.buffered_octets >= WRITABLE_BYTES_MIN
+        if self.is_zero_copy_blocked:
+            return self.can_zero_copy
+        return self._send_bytes - self.buffered_bytes >= WRITABLE_BYTES_MIN
 
     @property
     def is_idle(self) -> bool:
         """Return whether there is nothing left to hand out."""
-        return not (self.ready or self.pending_octets or self.updates)
+        return not (self.ready or self.pending_bytes or self.updates)
 
     # -- what the application gives
 
-    def send(self, data: memoryview, *, may_borrow: bool) -> int:
-        """Take octets and return how many; copies those that are not lent."""
+    def send(self, data: memoryview, *, may_zero_copy: bool) -> int:
+        """Take bytes and return how many; copies them unless they go from the caller's memory."""
         byte_count = len(data)
-        if may_borrow and byte_count >= BORROW_BYTES_MIN:
-            return self._lend(data)
-        self.is_lending_refused = False
-        room = self._send_bytes - self.buffered_octets
+        if may_zero_copy and byte_count >= ZERO_COPY_BYTES_MIN:
+            return self._send_zero_copy(data)
+        self.is_zero_copy_blocked = False
+        room = self._send_bytes - self.buffered_bytes
         if byte_count > room:
             byte_count = room
             if room <= 0:
                 return 0
             data = data[:room]
-        self.buffered_octets += byte_count
-        self._stats.octets_copied_in += byte_count
+        self.buffered_bytes += byte_count
+        self._stats.bytes_copied_in += byte_count
         if (
             self._unfinished < self._unfinished_max
-            and not self.pending_octets
+            and not self.pending_bytes
             and self.credits
             and self.data_slots
             and self._spaces
@@ -188,27 +173,27 @@ class Sending:
         self._gather(data, byte_count)
         return byte_count
 
-    def _lend(self, data: memoryview) -> int:
+    def _send_zero_copy(self, data: memoryview) -> int:
         """Post straight from the caller's memory as far as can be posted at once."""
         self.flush_updates()
-        while self.pending_octets and self.can_post:
+        while self.pending_bytes and self.can_post:
             self._post_pending()
         taken, byte_count = 0, len(data)
-        if self.can_lend:
+        if self.can_zero_copy:
             while taken < byte_count and self.can_post:
                 chunk = min(byte_count - taken, self._spaces[0].byte_count, self._chunk_max)
                 self._post(data[taken : taken + chunk], chunk, True)
                 taken += chunk
-            self.borrowed_octets += taken
-            self._stats.octets_borrowed += taken
-        self.is_lending_refused = not taken
+            self.zero_copy_bytes += taken
+            self._stats.bytes_zero_copy += taken
+        self.is_zero_copy_blocked = not taken
         if not taken:
             self._note_blocked()
         return taken
 
     def _gather(self, data: memoryview, byte_count: int) -> None:
-        """Copy octets to the end of what is pending."""
-        self.pending_octets += byte_count
+        """Copy bytes to the end of what is pending."""
+        self.pending_bytes += byte_count
         start = self._block_used
         end = start + byte_count
         if self._block is not None and end < self._block_bytes:
@@ -218,7 +203,7 @@ class Sending:
             self._gather_in_blocks(data, byte_count)
 
     def _gather_in_blocks(self, data: memoryview, byte_count: int) -> None:
-        """Copy octets that fill the block, or need a first or a new one."""
+        """Copy bytes that fill the block, or need a first or a new one."""
         if byte_count >= BLOCK_BYTES_MAX // 2:
             self._seal()
             self._pending.append(memoryview(bytes(data)))
@@ -250,9 +235,9 @@ class Sending:
             self.flush_updates()
         if self.ready:
             return self.ready.pop(0)
-        if not self.pending_octets:
+        if not self.pending_bytes:
             return None
-        if self._unfinished >= self._unfinished_max and self.pending_octets < COALESCE_BYTES_MAX:
+        if self._unfinished >= self._unfinished_max and self.pending_bytes < COALESCE_BYTES_MAX:
             return None
         if not self.can_post:
             self._note_blocked()
@@ -284,18 +269,18 @@ class Sending:
             del self._pending[0]
         else:
             self._pending[0], front = front[chunk:], front[:chunk]
-        self.pending_octets -= chunk
-        if not self.pending_octets:
+        self.pending_bytes -= chunk
+        if not self.pending_bytes:
             self._block_bytes = BLOCK_BYTES_MIN
         self._post(front, chunk, False)
 
-    def _post(self, octets: bytes | memoryview, byte_count: int, is_borrowed: bool) -> None:
+    def _post(self, data: bytes | memoryview, byte_count: int, is_zero_copy: bool) -> None:
         """Make a data message; its credit, slot and space are known to be there."""
         space = self._spaces[0]
-        word = _DATA_WORD | byte_count
-        post = Post(_DATA, octets, space.address, space.rkey, word, is_borrowed)
-        if is_borrowed:
-            post.borrowed_bytes = byte_count
+        imm_data = _DATA_IMM | byte_count
+        post = Post(_DATA, data, space.address, space.rkey, imm_data, is_zero_copy)
+        if is_zero_copy:
+            post.zero_copy_bytes = byte_count
         if byte_count == space.byte_count:
             del self._spaces[0]
         else:
@@ -308,29 +293,48 @@ class Sending:
         self._is_blocked = False
         stats = self._stats
         stats.messages_sent += 1
-        stats.octets_sent += byte_count
+        stats.bytes_sent += byte_count
         self.ready.append(post)
 
-    def post_direct(self, octets: bytes | memoryview, address: int, rkey: int) -> None:
-        """Make a write into a mapped buffer; its slot is known to be there.
+    def write_mapped(
+        self, data: memoryview, places: Iterable[tuple[int, int, int]], *, may_zero_copy: bool
+    ) -> int:
+        """Post writes to `places` (address, key, length) as far as slots and room go; return bytes.
 
-        A memoryview is the caller's memory, lent; bytes are counted as copied.
+        Large data is posted from the caller's memory, else copied.
         """
-        is_borrowed = isinstance(octets, memoryview)
+        is_zero_copy = may_zero_copy and len(data) >= ZERO_COPY_BYTES_MIN
+        taken = 0
+        for address, rkey, byte_count in places:
+            end = address + byte_count
+            while address < end:
+                chunk = min(end - address, self._chunk_max)
+                chunk = chunk if is_zero_copy else min(chunk, self.room)
+                if chunk <= 0 or not self.data_slots:
+                    return taken
+                part = data[taken : taken + chunk]
+                self._post_direct(part if is_zero_copy else bytes(part), address, rkey)
+                address += chunk
+                taken += chunk
+        return taken
+
+    def _post_direct(self, data: bytes | memoryview, address: int, rkey: int) -> None:
+        """Make a write into a mapped buffer; a memoryview is the caller's memory."""
+        byte_count, is_zero_copy = len(data), isinstance(data, memoryview)
         self.data_slots -= 1
-        if is_borrowed:
-            self.borrowed_octets += len(octets)
-            self._stats.octets_borrowed += len(octets)
+        self._stats.bytes_mapped += byte_count
+        post = Post(PostKind.DIRECT, data, address, rkey, None, is_zero_copy)
+        if is_zero_copy:
+            self.zero_copy_bytes += byte_count
+            self._stats.bytes_zero_copy += byte_count
+            post.zero_copy_bytes = byte_count
         else:
-            self.buffered_octets += len(octets)
-            self._stats.octets_copied_in += len(octets)
-        post = Post(PostKind.DIRECT, octets, address, rkey, None, is_borrowed)
-        if is_borrowed:
-            post.borrowed_bytes = len(octets)
+            self.buffered_bytes += byte_count
+            self._stats.bytes_copied_in += byte_count
         self.ready.append(post)
 
     def _note_blocked(self) -> None:
-        """Count what pending octets wait for, once until they move."""
+        """Count what pending bytes wait for, once until they move."""
         if self._is_blocked:
             return
         self._is_blocked = True
@@ -353,23 +357,53 @@ class Sending:
             self.control_slots += 1
             return post
         self.data_slots += 1
-        if post.is_borrowed:
-            self.borrowed_octets -= post.borrowed_bytes
+        if post.is_zero_copy:
+            self.zero_copy_bytes -= post.zero_copy_bytes
         elif post.kind is not PostKind.IOMAP:
-            self.buffered_octets -= len(post.octets)
+            self.buffered_bytes -= len(post.data)
         return post
 
     def drop_waiting(self) -> None:
-        """Forget what is not in flight: the peer takes no more words."""
+        """Forget what is not in flight: the peer takes no more messages."""
         self.ready.clear()
         self.updates.clear()
         self._pending.clear()
-        self._block, self._block_used, self.pending_octets = None, 0, 0
+        self._block, self._block_used, self.pending_bytes = None, 0, 0
         kept = [post for post in self.in_flight if post.kind in (PostKind.DATA, PostKind.DIRECT)]
-        self.borrowed_octets = sum(post.borrowed_bytes for post in kept)
-        self.buffered_octets = sum(len(post.octets) for post in kept if not post.is_borrowed)
+        self.zero_copy_bytes = sum(post.zero_copy_bytes for post in kept)
+        self.buffered_bytes = sum(len(post.data) for post in kept if not post.is_zero_copy)
 
     def drop_all(self) -> None:
         """Forget everything: no completion will come that matters."""
         self.in_flight.clear()
         self.drop_waiting()
+
+
+class LibrdmacmSending(Sending):
+    """Sending as librdmacm does it, for tests that need such a peer.
+
+    Each call posts at once what may be sent, in chunks that double from CHUNK_FIRST_BYTES, and
+    refuses the rest: nothing waits or gathers, all is copied.
+    Source: docs/reference/rsocket.md 4, 6.
+    """
+
+    __slots__ = ()
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether librdmacm's "may send" holds."""
+        return self.can_post and self.room >= WRITABLE_BYTES_MIN
+
+    def send(self, data: memoryview, *, may_zero_copy: bool) -> int:
+        """Post what may be sent; copies it."""
+        taken, ramp = 0, CHUNK_FIRST_BYTES
+        while taken < len(data) and self.is_writable:
+            left = len(data) - taken
+            # A last piece may be longer than the step before it.
+            chunk = min(left if ramp >= left else ramp, self.room, self._spaces[0].byte_count)
+            ramp = min(ramp * 2, CHUNK_LAST_BYTES)
+            self.buffered_bytes += chunk
+            self._stats.bytes_copied_in += chunk
+            self._post(bytes(data[taken : taken + chunk]), chunk, False)
+            taken += chunk
+        return taken

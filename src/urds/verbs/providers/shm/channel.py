@@ -1,9 +1,9 @@
-"""A channel: what joins two contexts. Two rings, two bells, and a socket.
+"""A channel joins two device contexts: two rings, two doorbells, and a socket.
 
-The rings carry packets. A bell is an eventfd that the writer of a ring rings when its reader
+The rings carry packets. A doorbell is an eventfd that the writer of a ring rings when its reader
 sleeps. The socket carries the few messages that come with descriptors, and its end tells that the
-peer is gone, however it went. The context that connects makes everything and sends it in its
-Hello; it may write into its ring before the other has looked.
+peer is gone. The context that connects makes everything and sends it in its Hello; it may write
+into its ring before the other has looked.
 
 When two contexts connect to each other at the same moment there are two channels. Each side
 keeps sending on the one it used first, so nothing is reordered.
@@ -21,19 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from urds.errors import RemoteProtocolError, WireError
-from urds.verbs.providers.shm.grants import Borrowings
+from urds.common.errors import RemoteProtocolError, WireError
+from urds.common.types import BytesLike
+from urds.verbs.providers.shm.mappings import PeerMappings
 from urds.verbs.providers.shm.memory import map_sealed, sealed_file
 from urds.verbs.providers.shm.messages import (
     DESCRIPTORS_MAX,
     MAGIC,
     MESSAGE_BYTES_MAX,
+    ChannelMessage,
     Hello,
-    Message,
     emit_message,
     parse_message,
 )
-from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Frame, Octets, RingReader, RingWriter
+from urds.verbs.providers.shm.ring import (
+    RING_CELLS_BYTES,
+    RingFrame,
+    RingReader,
+    RingWriter,
+)
 
 RING_BYTES: Final = 1 << 20
 _CELLS_PAGE_BYTES: Final = 4096
@@ -43,12 +49,12 @@ _EVENTFD_LINK: Final = "anon_inode:[eventfd]"
 
 @dataclass(slots=True)
 class ChannelCounters:
-    """What happened on all channels of a context, for people and tests."""
+    """Counters of all channels of a context."""
 
     frames_sent: int = 0
     frames_received: int = 0
-    bells_rung: int = 0  # the peer slept, or waited for room
-    wake_ups: int = 0  # this side was rung for
+    doorbells_rung: int = 0  # the peer slept, or waited for room
+    wake_ups: int = 0  # this side's doorbell rang
     waits_for_room: int = 0  # a packet found the ring full
     peers_gone: int = 0
     peers_broke_protocol: int = 0
@@ -64,19 +70,19 @@ class Channel:
         connection: socket.socket,
         mapping: mmap.mmap,
         *,
-        bell_of_peer: int,
-        bell: int,
+        peer_doorbell: int,
+        doorbell: int,
         is_connector: bool,
         payload_bytes_max: int,
         counters: ChannelCounters,
     ) -> None:
-        """Take over the connection, the mapping and both bells."""
+        """Take over the connection, the mapping and both doorbells."""
         self.gid = gid
         self.socket = connection
-        self.bell = bell
+        self.doorbell = doorbell
         self.is_connector = is_connector
         self.is_open = True
-        self._bell_of_peer = bell_of_peer
+        self._peer_doorbell = peer_doorbell
         self._counters = counters
         self._mapping = mapping
         out_index, in_index = (0, 1) if is_connector else (1, 0)
@@ -84,16 +90,16 @@ class Channel:
         self.reader = RingReader(
             *_ring_views(mapping, in_index), payload_bytes_max=payload_bytes_max
         )
-        self.borrowings = Borrowings(self.writer)
+        self.peer_mappings = PeerMappings(self.writer)
 
-    def write(self, kind: int, *parts: Octets) -> None:
-        """Put one frame into the ring, which has room, and wake the reader if it sleeps."""
+    def write(self, kind: int, *parts: BytesLike) -> None:
+        """Write one frame into the ring, which has room, and wake the reader if it sleeps."""
         self._counters.frames_sent += 1
         if self.writer.write(kind, *parts):
-            self.ring_bell()
+            self.ring_doorbell()
 
     def wait_for_room(self, payload_bytes: int) -> bool:
-        """Return whether there is room; if not, the bell rings when there may be.
+        """Return whether there is room; if not, the doorbell rings when there may be.
 
         Raises RemoteProtocolError.
         """
@@ -102,7 +108,7 @@ class Channel:
         self._counters.waits_for_room += 1
         return False
 
-    def take(self) -> Frame | None:
+    def take(self) -> RingFrame | None:
         """Return the next frame. Raises RemoteProtocolError."""
         frame = self.reader.take()
         if frame is not None:
@@ -110,24 +116,24 @@ class Channel:
         return frame
 
     def release(self) -> None:
-        """Say that all taken frames are done with; a closed channel says nothing."""
+        """Release all taken frames to the writer; no effect on a closed channel."""
         if self.is_open and self.reader.release():
-            self.ring_bell()
+            self.ring_doorbell()
 
-    def ring_bell(self) -> None:
+    def ring_doorbell(self) -> None:
         """Wake the peer."""
-        self._counters.bells_rung += 1
+        self._counters.doorbells_rung += 1
         with suppress(OSError):  # EAGAIN: it was rung 2^64 times, and still rings
-            os.eventfd_write(self._bell_of_peer, 1)
+            os.eventfd_write(self._peer_doorbell, 1)
 
-    def hear_bell(self) -> None:
-        """Note that this side was rung for."""
+    def clear_doorbell(self) -> None:
+        """Clear the doorbell after it rang."""
         with suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+            os.eventfd_read(self.doorbell)
             self._counters.wake_ups += 1
 
-    def say(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message on the socket; return whether it went."""
+    def send_message(self, message: ChannelMessage, descriptors: Sequence[int] = ()) -> bool:
+        """Send a message on the socket; return whether it was sent."""
         try:
             _send(self.socket, emit_message(message), descriptors)
         except OSError:
@@ -137,23 +143,23 @@ class Channel:
         return True
 
     def close(self) -> None:
-        """Release memory, bells and socket. Safe twice."""
+        """Release memory, doorbells and socket. Safe twice."""
         if not self.is_open:
             return
         self.is_open = False
-        self.borrowings.close()
+        self.peer_mappings.close()
         self.writer.close()
         self.reader.close()
         self._mapping.close()
         self.socket.close()
-        os.close(self.bell)
-        os.close(self._bell_of_peer)
+        os.close(self.doorbell)
+        os.close(self._peer_doorbell)
 
 
-def _send(connection: socket.socket, octets: bytes, descriptors: Sequence[int]) -> None:
+def _send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
     """Send a message and descriptors; `socket.send_fds` of CPython 3.11 to 3.13 drops the flags."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    connection.sendmsg([octets], [rights] if descriptors else [], socket.MSG_NOSIGNAL)
+    connection.sendmsg([data], [rights] if descriptors else [], socket.MSG_NOSIGNAL)
 
 
 def open_channel(
@@ -164,7 +170,7 @@ def open_channel(
     payload_bytes_max: int,
     counters: ChannelCounters,
 ) -> Channel:
-    """Make the memory and the bells of a channel to `gid` and send them over. Raises OSError."""
+    """Make the memory and the doorbells of a channel to `gid` and send them. Raises OSError."""
     descriptors: list[int] = []
     try:
         descriptors.append(sealed_file("urds-verbs-channel", _FILE_BYTES))
@@ -182,8 +188,8 @@ def open_channel(
         gid,
         connection,
         mapping,
-        bell_of_peer=descriptors[1],
-        bell=descriptors[2],
+        peer_doorbell=descriptors[1],
+        doorbell=descriptors[2],
         is_connector=True,
         payload_bytes_max=payload_bytes_max,
         counters=counters,
@@ -198,19 +204,19 @@ def accept_channel(
     payload_bytes_max: int,
     counters: ChannelCounters,
 ) -> Channel:
-    """Take what a Hello brought. The descriptors are taken over, whatever happens.
+    """Accept what a Hello brought. The descriptors are taken over, whatever happens.
 
     Raises RemoteProtocolError: rings of another size, memory that may shrink, no eventfd.
     """
-    memory, bell, bell_of_peer = descriptors
+    memory, doorbell, peer_doorbell = descriptors
     try:
         if hello.ring_bytes != RING_BYTES:
-            raise RemoteProtocolError(f"rings of {hello.ring_bytes} octets, not {RING_BYTES}")
-        _check_bell(bell)
-        _check_bell(bell_of_peer)
+            raise RemoteProtocolError(f"rings of {hello.ring_bytes} bytes, not {RING_BYTES}")
+        _check_doorbell(doorbell)
+        _check_doorbell(peer_doorbell)
         mapping = map_sealed(memory, _FILE_BYTES)
     except RemoteProtocolError:
-        _close_all([bell, bell_of_peer])
+        _close_all([doorbell, peer_doorbell])
         raise
     finally:
         os.close(memory)
@@ -218,22 +224,22 @@ def accept_channel(
         hello.gid,
         connection,
         mapping,
-        bell_of_peer=bell_of_peer,
-        bell=bell,
+        peer_doorbell=peer_doorbell,
+        doorbell=doorbell,
         is_connector=False,
         payload_bytes_max=payload_bytes_max,
         counters=counters,
     )
 
 
-def hear(connection: socket.socket) -> tuple[Message, list[int]] | None:
+def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int]] | None:
     """Return the next message of a peer and its descriptors, now the caller's; `None` if none.
 
-    Raises EOFError when the peer is gone, RemoteProtocolError for octets that are no message.
+    Raises EOFError when the peer is gone, RemoteProtocolError for bytes that are not a message.
     """
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
-        octets, descriptors, answer_flags, _ = socket.recv_fds(
+        data, descriptors, answer_flags, _ = socket.recv_fds(
             connection, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, flags
         )
     except BlockingIOError:
@@ -245,9 +251,9 @@ def hear(connection: socket.socket) -> tuple[Message, list[int]] | None:
     try:
         if answer_flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise RemoteProtocolError("message or descriptors beyond the limit")
-        if not octets:
+        if not data:
             raise EOFError("the peer closed its end")
-        return parse_message(octets, len(descriptors)), descriptors
+        return parse_message(data, len(descriptors)), descriptors
     except WireError as error:
         _close_all(descriptors)
         raise RemoteProtocolError(str(error)) from error
@@ -265,16 +271,16 @@ def _ring_views(mapping: mmap.mmap, index: int) -> tuple[memoryview, memoryview]
         return cells, whole[data_start : data_start + RING_BYTES]
 
 
-def _check_bell(descriptor: int) -> None:
-    """Refuse what is no eventfd, or may block. Raises RemoteProtocolError.
+def _check_doorbell(descriptor: int) -> None:
+    """Raise RemoteProtocolError for a descriptor that is not an eventfd, or may block.
 
     A peer can make it block later on: then it stops this process while it lives, as it could
-    with a signal; see the trust that `grants` tells of.
+    with a signal; see the trust model in `mappings`.
     """
     kind = str(Path(f"/proc/self/fd/{descriptor}").readlink())
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if kind != _EVENTFD_LINK or not flags & os.O_NONBLOCK:
-        raise RemoteProtocolError(f"bell is {kind}, flags {flags:#x}")
+        raise RemoteProtocolError(f"doorbell is {kind}, flags {flags:#x}")
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

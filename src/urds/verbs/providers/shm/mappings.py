@@ -1,19 +1,19 @@
-"""Loans of memory: an owner lets a peer write into a region without a copy by the owner.
+"""Mappings of remote memory: a peer writes into a region without a copy by the owner.
 
-A peer that holds a remote key asks for the memory behind it. The owner checks what a responder
+A peer that holds a remote key requests the memory behind it. The owner checks what a responder
 would check for a write: the queue pair is the peer's and receives, the key is valid, of its
-protection domain, with REMOTE_WRITE; and beyond that, that the region is one whole allocation of
-the adapter, for who maps a file has all of it. Then the file's descriptor goes over.
+protection domain, with REMOTE_WRITE; and further that the region is one whole allocation of the
+adapter, since a mapping of a file covers all of it. Then it sends the file's descriptor.
 
-**The end of a loan.** When the region, its keys or the queue pair go, the owner moves the
-generation on and then waits until no borrower says that it is copying. A borrower says so first,
-then looks at the generation, then copies. With the fences of `ring` one of both sees the other,
-so after a `deregister` nobody who keeps the rules writes any more.
+**Revocation.** When the region, its keys or the queue pair go, the owner increments the generation
+and then waits until no peer is marked as copying. A peer sets that mark first, then checks the
+generation, then copies. With the fences of `ring` one of both sees the other, so after a
+`deregister` no peer that keeps the rules writes any more.
 
-**What a peer of the same user can do who does not.** It keeps its mapping as long as it lives:
-it can read and write that one allocation after its loan ended, read it although the key allowed
-writing only, and write between the octets of its packets. It cannot reach any other memory, nor
-make anybody lose pages. The same peer could attach a debugger; the provider serves one user only.
+**A hostile peer of the same user** keeps its mapping as long as it lives: it can read and write
+that one allocation after revocation, read it although the key allowed writing only, and write
+between the bytes of its packets. It cannot reach any other memory, nor make a process lose pages.
+The same peer could attach a debugger; the provider serves one user only.
 """
 
 import mmap
@@ -22,56 +22,59 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from urds.errors import RemoteProtocolError
+from urds.common.errors import RemoteProtocolError
+from urds.common.types import BytesLike
 from urds.verbs.engine.keys import KeyTable, Region, reaches
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.providers.shm.memory import (
     CONTROL_BYTES,
-    Allocation,
     Allocations,
+    SharedAllocation,
     map_sealed,
 )
-from urds.verbs.providers.shm.messages import Borrow, Decline, Lend
-from urds.verbs.providers.shm.ring import Fence, Octets, RingReader, RingWriter
+from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
+from urds.verbs.providers.shm.ring import MemoryFence, RingReader, RingWriter
 
 if TYPE_CHECKING:
     from random import Random
 
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
 _REVOKE_STEP_S: Final = 0.000_05
-LOANS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
+MAPPINGS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
 COPY_BYTES: Final = 1 << 22  # at once; a longer copy looks at the generation in between
 _ADDRESS_END: Final = 1 << 64
 
 
-class LendingKeys(KeyTable):
-    """The keys of an adapter whose memory peers may borrow. Lock: the adapter's."""
+class MappableKeys(KeyTable):
+    """The keys of an adapter whose memory peers may map. Lock: the adapter's."""
 
     def __init__(
         self,
         allocations: Allocations,
-        borrowers: Callable[[], Iterable[RingReader]],
+        peer_readers: Callable[[], Iterable[RingReader]],
         *,
-        chance: "Random | None" = None,
+        rng: "Random | None" = None,
         on_overdue: Callable[[RingReader], None],
         pause: Callable[[], None] = lambda: time.sleep(_REVOKE_STEP_S),
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Lend from `allocations`; `borrowers` gives the rings of all peers that are there.
+        """Map from `allocations`; `peer_readers` returns the rings of all peers.
 
-        Keys are drawn from `chance`, as in every key table. `on_overdue` gets the ring of a peer
-        that says for a second that it is copying.
+        Keys are drawn from `rng`, as in every key table. `on_overdue` gets the ring of a peer that
+        is marked as copying for a second.
         """
-        super().__init__(chance=chance)
+        super().__init__(rng=rng)
         self._allocations = allocations
-        self._borrowers = borrowers
+        self._peer_readers = peer_readers
         self._on_overdue = on_overdue
         self._pause, self._now_ns = pause, now_ns
-        self._fence = Fence()
+        self._fence = MemoryFence()
         self._whole: dict[int, Region] = {}  # remote key to region that is one allocation
-        self._lent_to: dict[int, set[Allocation]] = {}  # own queue pair to what its peer has
-        self.loans = 0
-        self.loans_declined = 0
+        self._mapped_by_peer_of: dict[
+            int, set[SharedAllocation]
+        ] = {}  # own queue pair to what its peer has
+        self.mappings_made = 0
+        self.mappings_rejected = 0
         self.revocations = 0
         self.revocations_overdue = 0  # borrowers that still said "copying" after the wait
 
@@ -86,7 +89,7 @@ class LendingKeys(KeyTable):
         *,
         key: int | None = None,
     ) -> Region:
-        """Register as KeyTable does, and remember what peers may borrow."""
+        """Register as KeyTable does, and note whether peers may map the region."""
         region = super().register(pd, view, address, access, key=key)
         self._remember(region)
         return region
@@ -100,42 +103,44 @@ class LendingKeys(KeyTable):
         address: int | None = None,
         access: AccessFlag | None = None,
     ) -> None:
-        """Change a region as KeyTable does; loans of it end."""
+        """Change a region as KeyTable does; mappings of it are revoked."""
         rkey = region.rkey
         super().reregister(region, pd=pd, view=view, address=address, access=access)
         self._forget(rkey)
         self._remember(region)
 
     def deregister(self, region: Region) -> None:
-        """Forget a region as KeyTable does; loans of it end."""
+        """Remove a region as KeyTable does; mappings of it are revoked."""
         super().deregister(region)
         self._forget(region.rkey)
 
-    # -- loans
+    # -- mappings
 
-    def lend(self, borrow: Borrow, *, pd: object) -> tuple[Lend, int] | Decline:
-        """Answer a peer of the queue pair `borrow.qpn`, which has `pd` and allows writes.
+    def map_remote(self, request: MapRequest, *, pd: object) -> tuple[MapReply, int] | MapReject:
+        """Answer a peer of the queue pair `request.qpn`, which has `pd` and allows writes.
 
-        Returns the loan and the descriptor to send beside it, which stays the allocation's.
+        Returns the reply and the descriptor to send with it, which stays the allocation's.
         """
-        region = self._whole.get(borrow.rkey)
+        region = self._whole.get(request.rkey)
         if region is None or not reaches(pd, region.pd):
-            self.loans_declined += 1
-            return Decline(borrow.qpn, borrow.rkey)
-        allocation: Allocation = region.tag
-        allocation.is_lent = True
-        self._lent_to.setdefault(borrow.qpn, set()).add(allocation)
-        self.loans += 1
-        loan = Lend(borrow.qpn, borrow.rkey, region.address, region.length, allocation.generation)
-        return loan, allocation.descriptor
+            self.mappings_rejected += 1
+            return MapReject(request.qpn, request.rkey)
+        allocation: SharedAllocation = region.tag
+        allocation.is_mapped = True
+        self._mapped_by_peer_of.setdefault(request.qpn, set()).add(allocation)
+        self.mappings_made += 1
+        mapping_reply = MapReply(
+            request.qpn, request.rkey, region.address, region.length, allocation.generation
+        )
+        return mapping_reply, allocation.descriptor
 
-    def has_lent(self, qpn: int) -> bool:
-        """Tell whether the peer of a queue pair has a loan."""
-        return qpn in self._lent_to
+    def has_mappings(self, qpn: int) -> bool:
+        """Return whether the peer of a queue pair has a mapping."""
+        return qpn in self._mapped_by_peer_of
 
-    def end_loans(self, qpn: int) -> None:
-        """End the loans to the peer of a queue pair that does not receive any more."""
-        if (allocations := self._lent_to.pop(qpn, None)) is not None:
+    def revoke_mappings(self, qpn: int) -> None:
+        """Revoke the mappings of the peer of a queue pair that does not receive any more."""
+        if (allocations := self._mapped_by_peer_of.pop(qpn, None)) is not None:
             self._revoke(allocations)
 
     def _remember(self, region: Region) -> None:
@@ -149,20 +154,20 @@ class LendingKeys(KeyTable):
             self._revoke({region.tag})
             region.tag = None
 
-    def _revoke(self, allocations: set[Allocation]) -> None:
-        lent = [allocation for allocation in allocations if allocation.is_lent]
-        if not lent:
+    def _revoke(self, allocations: set[SharedAllocation]) -> None:
+        mapped = [allocation for allocation in allocations if allocation.is_mapped]
+        if not mapped:
             return
-        for allocation in lent:
+        for allocation in mapped:
             allocation.revoke()
-        self.revocations += len(lent)
+        self.revocations += len(mapped)
         self._fence()
         self._wait_for_copies()
 
     def _wait_for_copies(self) -> None:
-        """Wait until each borrower was seen not copying once: its next look sees the end."""
+        """Wait until each peer was seen not copying once: its next check sees the revocation."""
         end_ns = self._now_ns() + REVOKE_WAIT_NS
-        copying = list(self._borrowers())
+        copying = list(self._peer_readers())
         while copying := [reader for reader in copying if reader.is_placing]:
             if self._now_ns() >= end_ns:
                 self.revocations_overdue += len(copying)
@@ -173,131 +178,138 @@ class LendingKeys(KeyTable):
 
 
 @dataclass(slots=True)
-class _Mapping:
-    """One borrowed file, mapped."""
+class _MappedFile:
+    """One file of the peer, mapped."""
 
     mapping: mmap.mmap
     generation: memoryview  # one cell, the owner's
-    octets: memoryview
+    data: memoryview
 
     @classmethod
-    def make(cls, descriptor: int, region_bytes: int) -> "_Mapping":
+    def make(cls, descriptor: int, region_bytes: int) -> "_MappedFile":
         mapping = map_sealed(descriptor, CONTROL_BYTES + region_bytes)
         whole = memoryview(mapping)
         return cls(mapping, whole[:8].cast("Q"), whole[CONTROL_BYTES:])
 
     def close(self) -> None:
         self.generation.release()
-        self.octets.release()
+        self.data.release()
         self.mapping.close()
 
 
 @dataclass(slots=True)
-class _Loan:
-    """What a key of the peer stands for; no `mapping`: asked for, or declined."""
+class _PeerMapping:
+    """The mapping of one key of the peer; no `mapping`: requested, or rejected."""
 
-    mapping: _Mapping | None = None
-    is_declined: bool = False
+    mapping: _MappedFile | None = None
+    is_rejected: bool = False
     address: int = 0
     generation: int = 0
 
 
-class Borrowings:
-    """What one context has borrowed from one peer. Lock: the adapter's."""
+class PeerMappings:
+    """What one context has mapped from one peer. Lock: the adapter's."""
 
     def __init__(self, writer: RingWriter) -> None:
         self._writer = writer
-        self._loans: dict[tuple[int, int], _Loan] = {}
+        self._mappings: dict[tuple[int, int], _PeerMapping] = {}
         self.placed = 0  # writes that were copied straight into the peer's memory
         self.ended = 0  # loans that the owner had ended when they were used
 
-    def place(self, qpn: int, rkey: int, address: int, payload: Octets) -> bool | Borrow:
-        """Copy octets into the peer's region and return True.
+    def place(self, qpn: int, rkey: int, address: int, payload: BytesLike) -> bool | MapRequest:
+        """Copy bytes into the peer's region and return True.
 
-        Returns False if that cannot be, and the question for the peer if it may be later on.
+        Returns False if that cannot be, and the request for the peer if it may be later on.
         """
-        loan = self._loans.get((qpn, rkey))
-        if loan is None:
-            if len(self._loans) >= LOANS_MAX and not self._forget_declined():
+        mapping_reply = self._mappings.get((qpn, rkey))
+        if mapping_reply is None:
+            if len(self._mappings) >= MAPPINGS_MAX and not self._forget_rejected():
                 return False
-            self._loans[qpn, rkey] = _Loan()
-            return Borrow(qpn, rkey)
-        mapping = loan.mapping
+            self._mappings[qpn, rkey] = _PeerMapping()
+            return MapRequest(qpn, rkey)
+        mapping = mapping_reply.mapping
         if mapping is None:
             return False
-        start = address - loan.address
+        start = address - mapping_reply.address
         # What is out of range goes to the owner as a packet, to be refused there.
-        if not 0 <= start <= len(mapping.octets) - len(payload):
+        if not 0 <= start <= len(mapping.data) - len(payload):
             return False
         for first in range(0, len(payload), COPY_BYTES):
             piece = payload[first : first + COPY_BYTES]
-            if not self._copy(mapping, loan.generation, start + first, piece):
+            if not self._copy(mapping, mapping_reply.generation, start + first, piece):
                 self._end(qpn, rkey)
                 return False
         self.placed += 1
         return True
 
-    def _copy(self, mapping: _Mapping, generation: int, start: int, octets: Octets) -> bool:
-        """Copy unless the loan has ended; return whether it was done."""
+    def _copy(self, mapping: _MappedFile, generation: int, start: int, data: BytesLike) -> bool:
+        """Copy unless the mapping was revoked; return whether it was done."""
         self._writer.begin_placing()
         try:
             if mapping.generation[0] != generation:
                 return False
-            mapping.octets[start : start + len(octets)] = octets
+            mapping.data[start : start + len(data)] = data
             return True
         finally:
             self._writer.end_placing()
 
-    def take(self, loan: Lend, descriptor: int) -> None:
-        """Map what the peer lends; an answer that nobody asked for is a mistake of the peer.
+    def take(self, mapping_reply: MapReply, descriptor: int) -> None:
+        """Map what the peer's reply brings; a reply without a request is a protocol error.
 
         The descriptor stays the caller's. Raises RemoteProtocolError.
         """
-        known = self._asked(loan)
+        known = self._asked(mapping_reply)
         if known is None:
             return
-        if not loan.region_bytes or loan.address + loan.region_bytes > _ADDRESS_END:
-            raise RemoteProtocolError(f"loan of {loan.region_bytes} octets at {loan.address:#x}")
-        known.mapping = _Mapping.make(descriptor, loan.region_bytes)
-        known.address, known.generation = loan.address, loan.generation
+        if (
+            not mapping_reply.region_bytes
+            or mapping_reply.address + mapping_reply.region_bytes > _ADDRESS_END
+        ):
+            raise RemoteProtocolError(
+                f"loan of {mapping_reply.region_bytes} bytes at {mapping_reply.address:#x}"
+            )
+        known.mapping = _MappedFile.make(descriptor, mapping_reply.region_bytes)
+        known.address, known.generation = mapping_reply.address, mapping_reply.generation
 
-    def decline(self, answer: Decline) -> None:
+    def reject(self, answer: MapReject) -> None:
         """Remember that this key is for the ring. Raises RemoteProtocolError as `take`."""
         if (known := self._asked(answer)) is not None:
-            known.is_declined = True
+            known.is_rejected = True
 
-    def withdraw(self, question: Borrow) -> None:
-        """Forget a question that did not go."""
-        del self._loans[question.qpn, question.rkey]
+    def forget_request(self, question: MapRequest) -> None:
+        """Forget a request that was not sent."""
+        del self._mappings[question.qpn, question.rkey]
 
     def forget(self, qpn: int) -> None:
-        """Release what was borrowed from a queue pair of the peer."""
-        for key in [key for key in self._loans if key[0] == qpn]:
+        """Release the mappings of a queue pair of the peer."""
+        for key in [key for key in self._mappings if key[0] == qpn]:
             self._end(*key)
 
     def close(self) -> None:
         """Release everything."""
-        for key in list(self._loans):
+        for key in list(self._mappings):
             self._end(*key)
 
     def __len__(self) -> int:
-        return sum(loan.mapping is not None for loan in self._loans.values())
+        return sum(mapping_reply.mapping is not None for mapping_reply in self._mappings.values())
 
-    def _asked(self, answer: Lend | Decline) -> _Loan | None:
+    def _asked(self, answer: MapReply | MapReject) -> _PeerMapping | None:
         """Return what waits for this answer, `None` if it was forgotten with its queue pair."""
-        known = self._loans.get((answer.qpn, answer.rkey))
-        if known is not None and (known.mapping is not None or known.is_declined):
-            raise RemoteProtocolError(f"answer on key {answer.rkey:#x} that nobody asked for")
+        known = self._mappings.get((answer.qpn, answer.rkey))
+        if known is not None and (known.mapping is not None or known.is_rejected):
+            raise RemoteProtocolError(f"answer on key {answer.rkey:#x} without a request")
         return known
 
-    def _forget_declined(self) -> bool:
-        declined = [key for key, loan in self._loans.items() if loan.is_declined]
-        for key in declined:
-            del self._loans[key]
-        return bool(declined)
+    def _forget_rejected(self) -> bool:
+        rejected = [
+            key for key, mapping_reply in self._mappings.items() if mapping_reply.is_rejected
+        ]
+        for key in rejected:
+            del self._mappings[key]
+        return bool(rejected)
 
     def _end(self, qpn: int, rkey: int) -> None:
-        loan = self._loans.pop((qpn, rkey))
-        if loan.mapping is not None:
-            loan.mapping.close()
+        mapping_reply = self._mappings.pop((qpn, rkey))
+        if mapping_reply.mapping is not None:
+            mapping_reply.mapping.close()
             self.ended += 1

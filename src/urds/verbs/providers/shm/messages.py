@@ -1,4 +1,4 @@
-"""What two contexts say on the socket of their channel: who they are, and loans of memory.
+"""Messages on the socket of a channel: greeting and mappings of memory.
 
 Each message is one packet of a SOCK_SEQPACKET socket, in the byte order of the host, with the
 descriptors that it names beside it. Packets of queue pairs and of the connection manager go
@@ -9,9 +9,9 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 
-MAGIC: Final = b"URDSSHM1"  # the last octet is the version of rings and messages
+MAGIC: Final = b"URDSSHM1"  # the last byte is the version of rings and messages
 GID_BYTES: Final = 16
 MESSAGE_BYTES_MAX: Final = 64
 DESCRIPTORS_MAX: Final = 3
@@ -19,9 +19,10 @@ DESCRIPTORS_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First, from who connects.
+    """The first message, from the connecting side.
 
-    Beside it: the memory of the rings, the bell of who accepts, the bell of who connects.
+    Beside it: the memory of the rings, the doorbell of the accepting side, that of the connecting
+    one.
     """
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(f"=B8sI{GID_BYTES}s")
@@ -35,7 +36,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer: the channel stands."""
+    """The answer: the channel is open."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(f"=B{GID_BYTES}s")
     KIND: ClassVar[int] = 2
@@ -45,8 +46,8 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrow:
-    """Ask for the memory behind a remote key, as the peer of the owner's queue pair `qpn`."""
+class MapRequest:
+    """Request the memory behind a remote key, as the peer of the owner's queue pair `qpn`."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct("=BII")
     KIND: ClassVar[int] = 3
@@ -57,8 +58,8 @@ class Borrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Lend:
-    """The answer, and the memory beside it: valid while its generation is the one given."""
+class MapReply:
+    """The answer, with the memory's descriptor: valid while its generation is the one given."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct("=BIIQQQ")
     KIND: ClassVar[int] = 4
@@ -66,13 +67,13 @@ class Lend:
 
     qpn: int
     rkey: int
-    address: int  # what peers call its first octet
+    address: int  # what peers call its first byte
     region_bytes: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Decline:
+class MapReject:
     """The other answer: no such key, no right, or memory that cannot be mapped."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct("=BII")
@@ -83,30 +84,30 @@ class Decline:
     rkey: int
 
 
-Message = Hello | Welcome | Borrow | Lend | Decline
-_BY_KIND: Final[dict[int, type[Message]]] = {
-    message.KIND: message for message in (Hello, Welcome, Borrow, Lend, Decline)
+ChannelMessage = Hello | Welcome | MapRequest | MapReply | MapReject
+_BY_KIND: Final[dict[int, type[ChannelMessage]]] = {
+    message.KIND: message for message in (Hello, Welcome, MapRequest, MapReply, MapReject)
 }
 
 
-def emit_message(message: Message) -> bytes:
-    """Return the octets of one message."""
+def emit_message(message: ChannelMessage) -> bytes:
+    """Return the bytes of one message."""
     values = (getattr(message, name) for name in message.__slots__)
     return message.LAYOUT.pack(message.KIND, *values)
 
 
-def parse_message(octets: bytes, descriptor_count: int) -> Message:
+def parse_message(data: bytes, descriptor_count: int) -> ChannelMessage:
     """Read one message. Raises WireError: unknown kind, wrong size, magic or descriptors."""
-    found = _BY_KIND.get(octets[0]) if octets else None
+    found = _BY_KIND.get(data[0]) if data else None
     if found is None:
-        raise WireError(f"message of unknown kind {octets[:1].hex()}")
-    if len(octets) != found.LAYOUT.size:
-        raise WireError(f"{found.__name__} of {len(octets)} octets, not {found.LAYOUT.size}")
+        raise WireError(f"message of unknown kind {data[:1].hex()}")
+    if len(data) != found.LAYOUT.size:
+        raise WireError(f"{found.__name__} of {len(data)} bytes, not {found.LAYOUT.size}")
     if descriptor_count != found.DESCRIPTORS:
         raise WireError(
             f"{found.__name__} with {descriptor_count} descriptors, not {found.DESCRIPTORS}"
         )
-    message = found(*found.LAYOUT.unpack(octets)[1:])
+    message = found(*found.LAYOUT.unpack(data)[1:])
     if isinstance(message, Hello) and message.magic != MAGIC:
         raise WireError(f"magic {message.magic!r}, not {MAGIC!r}")
     return message

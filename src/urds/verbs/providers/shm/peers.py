@@ -1,7 +1,7 @@
-"""All peers of one context: who connects, who greets, who is gone.
+"""All peers of one context: connecting, greeting, leaving.
 
-One epoll watches everything: the listening socket, connections that have not greeted, and of each
-channel its socket and its bell. Rings are read by `take_in`, whether a bell rang or not.
+One epoll watches everything: the listening socket, pending connections, and of each channel its
+socket and its doorbell. Rings are read by `read_rings`, whether a doorbell rang or not.
 """
 
 import errno
@@ -12,43 +12,50 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from urds.errors import RemoteProtocolError
+from urds.common.errors import RemoteProtocolError
 from urds.verbs.providers.shm.channel import (
     Channel,
     ChannelCounters,
     accept_channel,
-    hear,
     open_channel,
+    receive_message,
 )
-from urds.verbs.providers.shm.messages import Borrow, Decline, Hello, Lend, Message, Welcome
+from urds.verbs.providers.shm.messages import (
+    ChannelMessage,
+    Hello,
+    MapReject,
+    MapReply,
+    MapRequest,
+    Welcome,
+)
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 from urds.verbs.providers.shm.ring import RingReader
 
 FRAME_PACKET: Final = 1
 CHANNELS_MAX: Final = 1024
-STRANGERS_MAX: Final = 64  # connections that have not greeted
-STRANGER_NS: Final = 5_000_000_000  # how long one may take
-_FRAMES_PER_TURN: Final = 64
+PENDING_MAX: Final = 64  # connections without a Hello
+PENDING_NS: Final = 5_000_000_000  # how long one may take
+_FRAMES_PER_PASS: Final = 64
 _RELEASE_BYTES: Final = 64 * 1024  # of frames that were taken: the writer gets their room back
-_MESSAGES_PER_TURN: Final = 16
-_MUTED_NS: Final = 100_000_000  # without a descriptor nobody can be let in; look again then
+_MESSAGES_PER_PASS: Final = 16
+_MUTED_NS: Final = 100_000_000  # pause of accepting without a free descriptor
 
 
-class Owner(Protocol):
-    """What the adapter does with what peers say."""
+class PeersOwner(Protocol):
+    """What the adapter does with what arrives from peers."""
 
-    def handle_packet(self, gid: bytes, octets: bytes) -> None:
-        """Take one packet."""
+    def handle_packet(self, gid: bytes, data: bytes) -> None:
+        """Process one packet."""
 
-    def handle_borrow(self, channel: Channel, borrow: Borrow) -> None:
-        """Answer a question for memory."""
+    def handle_map_request(self, channel: Channel, request: MapRequest) -> None:
+        """Answer a request to map memory."""
 
     def handle_gone(self, gid: bytes) -> None:
         """React to a peer that is gone; its channels are closed."""
 
 
 @dataclass(slots=True)
-class _Stranger:
+class _PendingConnection:
     connection: socket.socket
     until_ns: int
 
@@ -60,14 +67,14 @@ class Peers:
         self,
         gid: bytes,
         rendezvous: Rendezvous,
-        owner: Owner,
+        owner: PeersOwner,
         *,
         payload_bytes_max: int,
         now_ns: Callable[[], int],
     ) -> None:
         self.epoll = select.epoll()
         self.counters = ChannelCounters()
-        self.strangers_refused = 0  # too many, too slow, or no greeting
+        self.pending_dropped = 0  # too many, too slow, or no greeting
         self._gid = gid
         self._rendezvous = rendezvous
         self._owner = owner
@@ -76,7 +83,7 @@ class Peers:
         self._routes: dict[bytes, Channel] = {}  # what is sent to a peer goes here
         self._channels: list[Channel] = []
         self._by_descriptor: dict[int, Channel] = {}
-        self._strangers: dict[int, _Stranger] = {}
+        self._pending: dict[int, _PendingConnection] = {}
         self._muted_until_ns: int | None = None
         self.epoll.register(rendezvous.socket, select.EPOLLIN)
 
@@ -87,11 +94,11 @@ class Peers:
         return iter(tuple(self._channels))
 
     def find(self, gid: bytes) -> Channel | None:
-        """Return the channel on which to send to a peer, if there is one."""
+        """Return the channel for sending to a peer, if there is one."""
         return self._routes.get(gid)
 
     def route(self, gid: bytes) -> Channel:
-        """Return the channel on which to send to a peer; make one if there is none.
+        """Return the channel for sending to a peer; make one if there is none.
 
         Raises OSError: EAGAIN for now; ENOENT, ECONNREFUSED, EACCES, EMFILE: not at all.
         """
@@ -113,80 +120,80 @@ class Peers:
     # -- what arrives
 
     def handle_ready(self, descriptors: Iterable[int]) -> None:
-        """Serve the descriptors that epoll found ready."""
+        """Handle the descriptors that epoll found ready."""
         for descriptor in descriptors:
             channel = self._by_descriptor.get(descriptor)
             if channel is not None:
-                if descriptor == channel.bell:
-                    channel.hear_bell()
+                if descriptor == channel.doorbell:
+                    channel.clear_doorbell()
                 else:
-                    self._hear_peer(channel)
-            elif descriptor in self._strangers:
-                self._hear_stranger(descriptor)
+                    self._receive_messages(channel)
+            elif descriptor in self._pending:
+                self._receive_hello(descriptor)
             elif descriptor == self._rendezvous.socket.fileno():
-                self._let_in()
+                self._accept_connections()
 
-    def take_in(self) -> None:
+    def read_rings(self) -> None:
         """Read every ring, a bounded number of frames each."""
         for channel in tuple(self._channels):
-            self._read(channel, _FRAMES_PER_TURN)
+            self._read(channel, _FRAMES_PER_PASS)
 
-    def fall_asleep(self) -> bool:
+    def arm_doorbell(self) -> bool:
         """Ask all writers to ring; return whether no ring has anything."""
         for channel in tuple(self._channels):
             try:
-                if channel.is_open and not channel.reader.fall_asleep():
-                    self.awake()
+                if channel.is_open and not channel.reader.arm_doorbell():
+                    self.disarm_doorbell()
                     return False
             except RemoteProtocolError:
-                self.break_off(channel)
+                self.close_peer(channel)
         return True
 
-    def awake(self) -> None:
-        """Tell all writers that nobody need ring."""
+    def disarm_doorbell(self) -> None:
+        """Tell all writers that no doorbell is needed."""
         for channel in self._channels:
-            channel.reader.awake()
+            channel.reader.disarm_doorbell()
 
-    def handle_time(self, now_ns: int) -> None:
-        """Send strangers away who do not greet; look again at who waits to be let in."""
+    def handle_timeout(self, now_ns: int) -> None:
+        """Drop pending connections that did not greet in time; resume accepting."""
         if self._muted_until_ns is not None and now_ns >= self._muted_until_ns:
             self._muted_until_ns = None
             self.epoll.modify(self._rendezvous.socket, select.EPOLLIN)
-        if self._strangers:
-            for descriptor, stranger in list(self._strangers.items()):
-                if now_ns >= stranger.until_ns:
-                    self._send_away(descriptor)
+        if self._pending:
+            for descriptor, pending in list(self._pending.items()):
+                if now_ns >= pending.until_ns:
+                    self._drop_pending(descriptor)
 
     # -- ends
 
-    def break_off(self, channel: Channel) -> None:
-        """End everything with a peer that broke the protocol."""
+    def close_peer(self, channel: Channel) -> None:
+        """Close all channels with a peer after a protocol error."""
         if channel.is_open:
             self.counters.peers_broke_protocol += 1
             self._lose(channel.gid)
 
-    def break_off_reader(self, reader: RingReader) -> None:
-        """End everything with the peer that writes this ring."""
+    def close_peer_of(self, reader: RingReader) -> None:
+        """Close all channels with the peer that writes this ring."""
         for channel in tuple(self._channels):
             if channel.reader is reader:
-                self.break_off(channel)
+                self.close_peer(channel)
 
     def close(self) -> None:
         """Close all channels; peers see that this context is gone."""
-        for descriptor in list(self._strangers):
-            self._send_away(descriptor)
+        for descriptor in list(self._pending):
+            self._drop_pending(descriptor)
         for channel in tuple(self._channels):
             self._close(channel)
         self.epoll.close()
 
     def abandon(self) -> None:
-        """Close all descriptors in the child of a fork; the set they are watched in is shared."""
+        """Close all descriptors in the child of a fork; the epoll set is shared with the parent."""
         self.epoll.close()
-        for stranger in self._strangers.values():
-            stranger.connection.close()
+        for pending in self._pending.values():
+            pending.connection.close()
         for channel in self._channels:
             channel.close()
-        self._strangers.clear()
+        self._pending.clear()
         self._channels.clear()
         self._by_descriptor.clear()
         self._routes.clear()
@@ -195,43 +202,43 @@ class Peers:
 
     def _add(self, channel: Channel) -> None:
         self._channels.append(channel)
-        for descriptor in (channel.socket.fileno(), channel.bell):
+        for descriptor in (channel.socket.fileno(), channel.doorbell):
             self._by_descriptor[descriptor] = channel
             self.epoll.register(descriptor, select.EPOLLIN)
 
     def _read(self, channel: Channel, frames_max: int) -> bool:
-        """Hand on up to `frames_max` frames; return whether the ring is empty now."""
+        """Deliver up to `frames_max` frames; return whether the ring is empty now."""
         try:
             for _ in range(frames_max):
                 if not channel.is_open or (frame := channel.take()) is None:
                     return True
-                kind, octets = frame
+                kind, data = frame
                 if kind != FRAME_PACKET:
                     raise RemoteProtocolError(f"frame of kind {kind}")
-                self._owner.handle_packet(channel.gid, octets)
+                self._owner.handle_packet(channel.gid, data)
                 if channel.reader.held_bytes >= _RELEASE_BYTES:
                     channel.release()
         except RemoteProtocolError:
-            self.break_off(channel)
+            self.close_peer(channel)
             return True
         finally:
             channel.release()
         return False
 
-    def _hear_peer(self, channel: Channel) -> None:
-        for _ in range(_MESSAGES_PER_TURN):
+    def _receive_messages(self, channel: Channel) -> None:
+        for _ in range(_MESSAGES_PER_PASS):
             if not channel.is_open:
                 return
             try:
-                heard = hear(channel.socket)
+                heard = receive_message(channel.socket)
                 if heard is None:
                     return
                 self._handle_message(channel, *heard)
             except RemoteProtocolError:
-                self.break_off(channel)
+                self.close_peer(channel)
             except EOFError:
-                # What it said before it went counts: at most a ring full, it writes no more.
-                while not self._read(channel, _FRAMES_PER_TURN):
+                # What it wrote before it ended counts: at most one full ring.
+                while not self._read(channel, _FRAMES_PER_PASS):
                     pass
                 self._depart(channel)
 
@@ -240,58 +247,60 @@ class Peers:
             self.counters.peers_gone += 1
             self._lose(channel.gid)
 
-    def _handle_message(self, channel: Channel, message: Message, descriptors: list[int]) -> None:
+    def _handle_message(
+        self, channel: Channel, message: ChannelMessage, descriptors: list[int]
+    ) -> None:
         try:
             if isinstance(message, Welcome):
                 if not channel.is_connector or message.gid != channel.gid:
                     raise RemoteProtocolError(f"welcome from {message.gid.hex()}")
-            elif isinstance(message, Borrow):
-                self._owner.handle_borrow(channel, message)
-            elif isinstance(message, Lend):
-                channel.borrowings.take(message, descriptors[0])
-            elif isinstance(message, Decline):
-                channel.borrowings.decline(message)
+            elif isinstance(message, MapRequest):
+                self._owner.handle_map_request(channel, message)
+            elif isinstance(message, MapReply):
+                channel.peer_mappings.take(message, descriptors[0])
+            elif isinstance(message, MapReject):
+                channel.peer_mappings.reject(message)
             else:
                 raise RemoteProtocolError("a second greeting")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _let_in(self) -> None:
+    def _accept_connections(self) -> None:
         try:
             while (connection := self._rendezvous.accept()) is not None:
-                if len(self._strangers) >= STRANGERS_MAX or len(self) >= CHANNELS_MAX:
-                    self.strangers_refused += 1
+                if len(self._pending) >= PENDING_MAX or len(self) >= CHANNELS_MAX:
+                    self.pending_dropped += 1
                     connection.close()
                     continue
-                stranger = _Stranger(connection, self._now_ns() + STRANGER_NS)
-                self._strangers[connection.fileno()] = stranger
+                pending = _PendingConnection(connection, self._now_ns() + PENDING_NS)
+                self._pending[connection.fileno()] = pending
                 self.epoll.register(connection, select.EPOLLIN)
-                self._hear_stranger(connection.fileno())
+                self._receive_hello(connection.fileno())
         except OSError:
-            # No descriptor is free: they wait in the backlog, and we do not run in a circle.
+            # No descriptor is free: they wait in the backlog; accepting pauses.
             self._muted_until_ns = self._now_ns() + _MUTED_NS
             self.epoll.modify(self._rendezvous.socket, 0)
 
-    def _hear_stranger(self, descriptor: int) -> None:
-        connection = self._strangers[descriptor].connection
+    def _receive_hello(self, descriptor: int) -> None:
+        connection = self._pending[descriptor].connection
         try:
-            heard = hear(connection)
+            heard = receive_message(connection)
             if heard is None:
                 return
-            channel = self._greet(connection, *heard)
+            channel = self._accept_hello(connection, *heard)
         except (RemoteProtocolError, EOFError):
-            self._send_away(descriptor)
+            self._drop_pending(descriptor)
             return
         # The socket lives on in the channel.
-        del self._strangers[descriptor]
+        del self._pending[descriptor]
         self.epoll.unregister(descriptor)
         self._add(channel)
         self._routes.setdefault(channel.gid, channel)
-        channel.say(Welcome(self._gid))
+        channel.send_message(Welcome(self._gid))
 
-    def _greet(
-        self, connection: socket.socket, message: Message, descriptors: list[int]
+    def _accept_hello(
+        self, connection: socket.socket, message: ChannelMessage, descriptors: list[int]
     ) -> Channel:
         if not isinstance(message, Hello):
             for descriptor in descriptors:
@@ -312,21 +321,21 @@ class Peers:
             counters=self.counters,
         )
 
-    def _send_away(self, descriptor: int) -> None:
-        stranger = self._strangers.pop(descriptor)
-        self.strangers_refused += 1
+    def _drop_pending(self, descriptor: int) -> None:
+        pending = self._pending.pop(descriptor)
+        self.pending_dropped += 1
         self.epoll.unregister(descriptor)
-        stranger.connection.close()
+        pending.connection.close()
 
     def _lose(self, gid: bytes) -> None:
-        """Close every channel with a peer and tell."""
+        """Close every channel with a peer and tell the owner."""
         for channel in tuple(self._channels):
             if channel.gid == gid:
                 self._close(channel)
         self._owner.handle_gone(gid)
 
     def _close(self, channel: Channel) -> None:
-        for descriptor in (channel.socket.fileno(), channel.bell):
+        for descriptor in (channel.socket.fileno(), channel.doorbell):
             del self._by_descriptor[descriptor]
             self.epoll.unregister(descriptor)
         self._channels.remove(channel)

@@ -3,11 +3,11 @@
 `<gid>.context` is the socket of a context. `<space>-<ip>-<port>.listener` is the name of a
 listening address; it holds the gid of the context that listens. Its owner keeps a lock on the
 open file, which the kernel drops when the process dies, however it dies. So a name without a
-lock is stale: the next who wants it takes it over, and who looks it up finds nobody. A socket
-whose process died refuses connections; files like that are swept when a context opens.
+lock is stale: the next listener takes it over, and a look-up ignores it. A socket whose process
+died rejects connections; files like that are swept when a context opens.
 
-Only the user himself gets in: the directory is his, with mode 0700, or it is refused; both ends of
-each connection ask the kernel who the other is. Locks: F_OFD_SETLK of fcntl(2), Linux 3.15.
+Access is for one user: the directory must belong to it, with mode 0700, and both ends of each
+connection check the other's credentials. Locks: F_OFD_SETLK of fcntl(2), Linux 3.15.
 """
 
 import errno
@@ -30,7 +30,7 @@ BACKLOG: Final = 64
 EPHEMERAL_PORTS: Final = range(49152, 65536)
 _PORT_TRIES: Final = 64
 _PATH_BYTES_MAX: Final = 107  # sockaddr_un holds 108 with the zero
-_SWEEP_AGE_S: Final = 10.0  # younger files may belong to somebody who is still making them
+_SWEEP_AGE_S: Final = 10.0  # younger files may not be complete yet
 _WILDCARDS: Final = ("0.0.0.0", "::")
 # struct flock where off_t has 64 bits: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("@hhqqi4x")
@@ -48,7 +48,7 @@ def default_directory() -> Path:
 def open_directory(path: Path) -> int:
     """Make the directory if it is missing and open it. Raises PermissionError if it is not ours.
 
-    A link, another owner or any right for others means that somebody else may be in there.
+    A link, another owner or any right for others would admit other users.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -69,14 +69,14 @@ def open_directory(path: Path) -> int:
 
 
 def check_same_user(connection: socket.socket) -> None:
-    """Ask the kernel who is on the other end. Raises PermissionError if it is another user."""
-    octets = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(octets)
-    judge_peer(pid, uid, own_uid=os.geteuid())
+    """Raise PermissionError if the other end of a connection is another user's process."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    check_user(pid, uid, own_uid=os.geteuid())
 
 
-def judge_peer(pid: int, uid: int, *, own_uid: int) -> None:
-    """Refuse every user but this one, root as well. Raises PermissionError."""
+def check_user(pid: int, uid: int, *, own_uid: int) -> None:
+    """Raise PermissionError for every user but this one, root as well."""
     if uid != own_uid:
         raise PermissionError(errno.EACCES, f"process {pid} is of user {uid}, not {own_uid}")
 
@@ -89,14 +89,14 @@ class ListenerName:
         self._directory, self._name, self._descriptor = directory, name, descriptor
 
     def close(self) -> None:
-        """Give the name up. Safe twice."""
+        """Remove the name. Safe twice."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._directory)
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the name without giving it up: in the child of a fork it is the parent's."""
+        """Close without removing the name: in the child of a fork it is the parent's."""
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -150,8 +150,8 @@ class Rendezvous:
     def connect(self, gid: bytes) -> socket.socket:
         """Connect to a context, without waiting.
 
-        Raises OSError: ENOENT or ECONNREFUSED if there is none, EAGAIN if it has too many to
-        greet, EACCES if it is another user's.
+        Raises OSError: ENOENT or ECONNREFUSED if there is none, EAGAIN if its backlog is full,
+        EACCES if it is another user's.
         """
         connection = _new_socket()
         try:
@@ -165,7 +165,7 @@ class Rendezvous:
     # -- listeners
 
     def claim(self, space: int, host: str, port: int) -> ListenerName:
-        """Take the name of a listening address; port 0 takes a free one.
+        """Reserve the name of a listening address; port 0 takes a free one.
 
         Raises OSError: EADDRINUSE if a living context has it, or no port is free.
         """
@@ -188,7 +188,7 @@ class Rendezvous:
         return None
 
     def close(self) -> None:
-        """Be found no more."""
+        """Remove the context's socket and close."""
         with suppress(OSError):
             os.unlink(_context_name(self._gid), dir_fd=self._directory)
         self.abandon()
@@ -264,7 +264,7 @@ class Rendezvous:
                     self._sweep_listener(name)
 
     def _sweep_context(self, name: str) -> None:
-        # A socket of another kind is told apart from none without disturbing its owner.
+        # A connect with another socket type detects a live socket without disturbing its owner.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             if probe.connect_ex(self._socket_path(name)) == errno.ECONNREFUSED:
                 os.unlink(name, dir_fd=self._directory)
@@ -306,14 +306,14 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Tell whether somebody holds the lock, without taking it."""
+    """Return whether the lock is held, without taking it."""
     wanted = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted)
     return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 def _is_at(descriptor: int, name: str, directory: int) -> bool:
-    """Tell whether the open file is still the one of that name."""
+    """Return whether the open file is still the one of that name."""
     try:
         there = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:

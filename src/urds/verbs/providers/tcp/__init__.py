@@ -1,10 +1,9 @@
 """The `tcp` provider: verbs as iWARP over TCP connections, datagrams over UDP.
 
-`frames` and `payloads` know the octets of FPDUs; `encoder` and `decoder` turn the engine's
-packets into them and back and share an `exchange`; `stream` moves one TCP connection, the
-`reactor` waits for all of them; `connections`, `listeners`, `datagrams` and `adapter` are what
-`providers.base` asks for.
-docs/adr/0007 says what is standard on the wire and what is spoken between our own nodes only.
+`fpdu` and `payloads` know the bytes of FPDUs; `encoder` and `decoder` turn the engine's packets
+into them and back and share `outstanding_reads`; `stream` moves one TCP connection, the `reactor`
+is the event loop of all of them; `connections`, `listeners`, `datagrams` and `adapter` implement
+`providers.base`. docs/adr/0007 lists what is standard on the wire and what is private to `urds`.
 """
 
 import select

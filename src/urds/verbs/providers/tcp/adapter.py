@@ -8,34 +8,34 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from urds.errors import WireError
-from urds.forks import renewed
+from urds.common.errors import WireError
+from urds.common.forks import renewed
+from urds.common.types import HostPort
 from urds.verbs.cm.mpa import READS_MAX, MpaFlag, MpaFrame
 from urds.verbs.engine.attributes import LinkTraits, QPAttr
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.work import AsyncEvent
+from urds.verbs.engine.work import EngineEvent
 from urds.verbs.providers.base import (
     Adapter,
-    Address,
-    Connection,
     ConnectParameters,
     DeviceAttributes,
     Listener,
     OnConnectionEvent,
     PortSpace,
+    VerbsConnection,
 )
-from urds.verbs.providers.tcp.connections import State, TcpConnection, deadline, is_connectable
-from urds.verbs.providers.tcp.datagrams import Datagrams
-from urds.verbs.providers.tcp.listeners import Strangers, TcpListener
+from urds.verbs.providers.tcp.connections import TcpConnection, TcpState, deadline, is_connectable
+from urds.verbs.providers.tcp.datagrams import DatagramAdapter
+from urds.verbs.providers.tcp.listeners import PendingConnections, TcpListener
 from urds.verbs.providers.tcp.reactor import Reactor
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
 from urds.verbs.providers.tcp.sockets import gid_of, listening, prepare, resolve
-from urds.verbs.providers.tcp.stream import BUFFER_BYTES, Stream
+from urds.verbs.providers.tcp.stream import BUFFER_BYTES, IwarpStream
 from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
 
-BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: verbs-and-roce.md 14.3
+BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: docs/reference/verbs-and-roce.md 14.3
 PRIVATE_DATA_MAX: Final = 508  # of 512 that MPA carries, four are the counts of reads
 _QPN_FIRST: Final = 0x10
 _QPN_END: Final = 1 << 24
@@ -43,37 +43,37 @@ _CONNECTED: Final = frozenset({QPState.RTR, QPState.RTS, QPState.SQD})
 
 
 class TcpAdapter(Adapter):
-    """One opening of a `tcp` device."""
+    """One open `tcp` device."""
 
     def __init__(self, name: str = "tcp0", settings: TcpProviderSettings | None = None) -> None:
         self.settings = settings or TcpProviderSettings()
         self.stats = TcpStats()
         self.lock = renewed(threading.RLock())
-        self.keys = KeyTable(chance=random.SystemRandom())
+        self.keys = KeyTable(rng=random.SystemRandom())
         self.gid = gid_of(self.settings.address)
         self.on_async_event = _nothing
         self.attributes = DeviceAttributes(
             name,
             "tcp",
-            LinkTraits(mtu_bytes=PACKET_BYTES_MAX, lossless=True, repeats=False),
+            LinkTraits(mtu_bytes=PACKET_BYTES_MAX, lossless=True, retries=False),
             max_private_data=PRIVATE_DATA_MAX,
             raw_connect=False,
         )
         self.read_view = memoryview(bytearray(BUFFER_BYTES))
         self.connections: set[TcpConnection] = set()
-        self.strangers = Strangers()
+        self.pending = PendingConnections()
         self.listeners: set[TcpListener] = set()
-        self._leaving: set[Stream] = set()
+        self._leaving: set[IwarpStream] = set()
         self._queue_pairs: dict[int, QueuePair] = {}
         self._owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
         self._closed = False
         self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
-        self.datagrams = Datagrams(self)
+        self.datagrams = DatagramAdapter(self)
 
     @property
-    def port(self) -> int:  # type: ignore[override]  # found out when somebody asks
-        """Return the UDP port of this opening's datagrams; the socket is made by the first asking.
+    def port(self) -> int:  # type: ignore[override]  # made on demand
+        """Return the UDP port for this device's datagrams; the first call makes the socket.
 
         Raises OSError if none can be had.
         """
@@ -87,27 +87,27 @@ class TcpAdapter(Adapter):
         return time.monotonic_ns()
 
     def progress(self) -> None:
-        """Take in what has arrived and run what is due, without waiting."""
+        """Process what has arrived and run what is due, without waiting."""
         self.reactor.progress()
 
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait until `is_ready()`; the caller's thread moves the octets meanwhile."""
+        """Wait until `is_ready()`; the caller's thread makes progress meanwhile."""
         return self.reactor.wait(is_ready, timeout_ns)
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Run `action` with the next turn, with the lock held."""
+        """Run `action` in the next pass, with the lock held."""
         self.reactor.call_soon(action)
 
-    def attend(self) -> None:
-        """Count one who sleeps outside. See `Adapter.attend`."""
-        self.reactor.attend()
+    def add_external_waiter(self) -> None:
+        """See `Adapter.add_external_waiter`."""
+        self.reactor.add_external_waiter()
 
-    def unattend(self) -> None:
-        """Count one less."""
-        self.reactor.unattend()
+    def remove_external_waiter(self) -> None:
+        """See `Adapter.remove_external_waiter`."""
+        self.reactor.remove_external_waiter()
 
     def notify(self) -> None:
-        """Let those who wait ask again."""
+        """Wake waiting threads to check again."""
         self.reactor.tell()
 
     # -- queue pairs
@@ -126,13 +126,13 @@ class TcpAdapter(Adapter):
         self._qpn_next = self._qpn_next + 1 if self._qpn_next + 1 < _QPN_END else _QPN_FIRST
 
     def add(self, qp: QueuePair) -> None:
-        """Take a queue pair in."""
+        """Register a queue pair with this adapter."""
         self._queue_pairs[qp.qpn] = qp
         if qp.qp_type is QPType.UD:
             self.datagrams.add(qp)
 
     def remove(self, qp: QueuePair) -> None:
-        """Forget a queue pair; its connection ends in order."""
+        """Remove a queue pair; its connection ends in order."""
         connection = self._owners.get(qp.qpn)
         if connection is not None:
             connection.disconnect()
@@ -140,20 +140,20 @@ class TcpAdapter(Adapter):
             self.datagrams.remove(qp)
         self._queue_pairs.pop(qp.qpn, None)
 
-    def kick(self, qp: QueuePair) -> None:
-        """Carry away what the queue pair has to say.
+    def progress_qp(self, qp: QueuePair) -> None:
+        """Send what the queue pair has to send.
 
-        Raises OSError (EOPNOTSUPP) for a reliable queue pair that was led to a peer by hand: it
+        Raises OSError (EOPNOTSUPP) for a reliable queue pair that a modify took to a peer: it
         is back in RESET then. iWARP makes connections only with a connection manager.
         """
         if self._closed:
-            return  # an owner may be slow to hear of it
+            return  # its owner may not know yet
         if qp.qp_type is QPType.UD:
-            self.datagrams.kick(qp)
+            self.datagrams.progress_qp(qp)
             return
         owner = self._owners.get(qp.qpn)
         if owner is not None and owner.stream is not None:
-            owner.stream.kick()
+            owner.stream.progress_qp()
         elif qp.state in _CONNECTED and owner is None:
             reset = QPAttr(qp_state=QPState.RESET)
             qp.modify(reset, QPAttrMask.STATE, time.monotonic_ns())
@@ -162,11 +162,11 @@ class TcpAdapter(Adapter):
                 "tcp: connect or accept leads a queue pair to its peer, not modify",
             )
         else:
-            self.pump_events(qp)
+            self.deliver_events(qp)
         self.reactor.tell()
 
-    def pump_events(self, qp: QueuePair) -> None:
-        """Hand on the asynchronous events of a queue pair."""
+    def deliver_events(self, qp: QueuePair) -> None:
+        """Deliver the asynchronous events of a queue pair."""
         while (event := qp.poll_event()) is not None:
             self.on_async_event(event)
 
@@ -182,30 +182,30 @@ class TcpAdapter(Adapter):
             if not 0 <= count <= READS_MAX:
                 raise OSError(errno.EINVAL, f"{count} reads at once, limit {READS_MAX}")
 
-    def own(self, connection: TcpConnection, qp: QueuePair) -> None:
-        """Note that a queue pair belongs to a connection from here on."""
+    def bind_queue_pair(self, connection: TcpConnection, qp: QueuePair) -> None:
+        """Record that a queue pair belongs to a connection from here on."""
         self._owners[qp.qpn] = connection
 
     def forget(self, connection: TcpConnection, qp: QueuePair | None) -> None:
-        """Forget a connection that is over."""
+        """Remove a connection that is over."""
         self.connections.discard(connection)
         if qp is not None and self._owners.get(qp.qpn) is connection:
             del self._owners[qp.qpn]
 
-    def leave(self, stream: Stream) -> None:
-        """Remember a stream that is over, while its last octets leave."""
+    def leave(self, stream: IwarpStream) -> None:
+        """Keep a stream that is over while its last bytes are sent."""
         self._leaving.add(stream)
 
-    def forget_stream(self, stream: Stream) -> None:
-        """Forget a stream that is closed."""
+    def forget_stream(self, stream: IwarpStream) -> None:
+        """Remove a stream that is closed."""
         self._leaving.discard(stream)
 
     # -- connections
 
     def listen(
-        self, local: Address, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
+        self, local: HostPort, space: PortSpace, *, backlog: int, on_event: OnConnectionEvent
     ) -> Listener:
-        """Listen at a TCP port, or at a UDP port for the datagram space; `backlog` 0: the usual.
+        """Listen at a TCP port, or at a UDP port for the datagram space; `backlog` 0: the default.
 
         Raises OSError: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL.
         """
@@ -213,20 +213,20 @@ class TcpAdapter(Adapter):
         if space is PortSpace.UDP:
             return self.datagrams.listen(local, space, backlog=backlog, on_event=on_event)
         backlog = backlog or BACKLOG_DEFAULT
-        listener = listening(local, backlog=backlog + self.settings.strangers_max)
+        listener = listening(local, backlog=backlog + self.settings.pending_max)
         return TcpListener(self, listener, backlog=backlog, on_event=on_event)
 
     def connect(
         self,
         qp: QueuePair | None,
-        peer: Address,
+        peer: HostPort,
         space: PortSpace,
         parameters: ConnectParameters,
         *,
         on_event: OnConnectionEvent,
-        local: Address | None = None,
+        local: HostPort | None = None,
         timeout_ns: int | None = None,
-    ) -> Connection:
+    ) -> VerbsConnection:
         """Connect over TCP. Raises OSError: EINVAL, ENOMEM (private data), EADDRNOTAVAIL."""
         self._check_open()
         if space is PortSpace.UDP:
@@ -247,10 +247,10 @@ class TcpAdapter(Adapter):
     def _connect_stream(
         self,
         qp: QueuePair,
-        peer: Address,
+        peer: HostPort,
         parameters: ConnectParameters,
         on_event: OnConnectionEvent,
-        local: Address | None,
+        local: HostPort | None,
         timeout_ns: int | None,
     ) -> TcpConnection:
         family, name = resolve(peer)
@@ -270,7 +270,7 @@ class TcpAdapter(Adapter):
             connection = TcpConnection(
                 self,
                 stream,
-                State.CONNECTING,
+                TcpState.CONNECTING,
                 on_event=on_event,
                 deadline_ns=deadline(limit_ns),
                 qp=qp,
@@ -281,7 +281,7 @@ class TcpAdapter(Adapter):
             stream.close()
             raise
         connection.peer = peer
-        self.own(connection, qp)
+        self.bind_queue_pair(connection, qp)
         return connection
 
     def _check_open(self) -> None:
@@ -304,7 +304,7 @@ class TcpAdapter(Adapter):
         self.reactor.close()
 
 
-def _nothing(_event: AsyncEvent) -> None:
+def _nothing(_event: EngineEvent) -> None:
     """Stand in for a context that has not set its callback."""
 
 

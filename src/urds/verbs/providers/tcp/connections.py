@@ -1,12 +1,12 @@
 """Connections of the reliable port space: TCP, the MPA set-up on it, then the stream.
 
     initiator                       responder
-    connecting -- TCP ------------> stranger (5 s, bounded numbers)
-    asking     -- MPA request ----> requested: the listener's owner accepts or rejects
-    established <-- MPA reply ----- established
+    CONNECTING -- TCP ------------> pending connection (5 s, bounded numbers)
+    SETTING_UP -- MPA request ----> REQUESTED: the listener's owner accepts or rejects
+    ESTABLISHED <-- MPA reply ----- ESTABLISHED
 
-One connection, one TCP connection, one queue pair: iWARP knows no other way, so queue pairs of
-this provider are led to RTS here and nowhere else. The adapter's lock guards everything.
+One connection, one TCP connection, one queue pair: iWARP has no other way, so queue pairs of
+this provider go to RTS here and nowhere else. The adapter's lock guards everything.
 """
 
 import errno
@@ -18,12 +18,13 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
-from urds.errors import WireError
+from urds.common.errors import WireError
+from urds.common.types import HostPort
 from urds.verbs.cm.mpa import (
-    FirstFrame,
     MpaConnection,
     MpaEstablished,
     MpaEvent,
+    MpaFirstFrame,
     MpaRejected,
     MpaRequested,
     MpaTerms,
@@ -31,17 +32,16 @@ from urds.verbs.cm.mpa import (
 from urds.verbs.engine.numbers import QPState, QPType
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     OnConnectionEvent,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.tcp.reactor import Timer
 from urds.verbs.providers.tcp.sockets import address_of, reset
-from urds.verbs.providers.tcp.stream import Stream, StreamEnd
+from urds.verbs.providers.tcp.stream import IwarpStream, IwarpStreamEnd
 from urds.verbs.providers.tcp.streams import make_stream
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ _UNREACHABLE: Final = {
 }  # fmt: skip
 
 
-class State(Enum):
-    """Life of a connection."""
+class TcpState(Enum):
+    """States of a connection."""
 
     CONNECTING = auto()
     SETTING_UP = auto()
@@ -65,14 +65,14 @@ class State(Enum):
     OVER = auto()
 
 
-class TcpConnection(Connection):
+class TcpConnection(VerbsConnection):
     """One connection, on either side."""
 
     def __init__(
         self,
         adapter: "TcpAdapter",
         connection: socket.socket,
-        state: State,
+        state: TcpState,
         *,
         on_event: OnConnectionEvent,
         deadline_ns: int,
@@ -82,8 +82,8 @@ class TcpConnection(Connection):
         problem: int = 0,
     ) -> None:
         self.space = PortSpace.TCP
-        self.local: Address = ("", 0)
-        self.peer: Address = ("", 0)
+        self.local: HostPort = ("", 0)
+        self.peer: HostPort = ("", 0)
         self.on_event = on_event
         self._adapter = adapter
         self._socket = connection
@@ -92,17 +92,17 @@ class TcpConnection(Connection):
         self._parameters = parameters or ConnectParameters()
         self._listener = listener
         self._is_silent = False
-        self._stream: Stream | None = None
+        self._stream: IwarpStream | None = None
         if listener is not None:
-            self._name_ends()  # raises OSError for one who is gone already: nothing to undo yet
+            self._name_ends()  # raises OSError if the peer is gone already: nothing to undo yet
         terms = self._terms() if qp is not None else None
         self._mpa = MpaConnection(terms, deadline_ns=deadline_ns)
         self._timer: Timer | None = adapter.reactor.call_at(deadline_ns, self._handle_deadline)
-        events = select.EPOLLOUT if state is State.CONNECTING else select.EPOLLIN
+        events = select.EPOLLOUT if state is TcpState.CONNECTING else select.EPOLLIN
         adapter.reactor.watch(connection.fileno(), events, self._handle_socket)
         adapter.connections.add(self)
         if listener is not None:
-            adapter.strangers.add(self)
+            adapter.pending.add(self)
         if problem:
             adapter.reactor.unwatch(connection.fileno())
             adapter.reactor.call_soon(
@@ -110,15 +110,15 @@ class TcpConnection(Connection):
             )
 
     @property
-    def stream(self) -> Stream | None:
+    def stream(self) -> IwarpStream | None:
         """Return the stream, once established."""
         return self._stream
 
     # -- what the application does
 
     def accept(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
-        """Answer a request; the queue pair is in RTS when this returns. Raises OSError."""
-        if self._state is not State.REQUESTED:
+        """Accept a request; the queue pair is in RTS when this returns. Raises OSError."""
+        if self._state is not TcpState.REQUESTED:
             raise OSError(errno.EINVAL, f"no request waits for an answer: {self._state.name}")
         self._adapter.check_connectable(qp, parameters)
         assert qp is not None
@@ -128,7 +128,7 @@ class TcpConnection(Connection):
         except WireError as error:
             raise OSError(errno.ENOMEM, str(error)) from None
         self._qp = qp
-        self._adapter.own(self, qp)
+        self._adapter.bind_queue_pair(self, qp)
         self._leave_queue()
         self._transmit_setup()
         event = self._mpa.poll_event()
@@ -136,8 +136,8 @@ class TcpConnection(Connection):
         self._establish(event)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse a request; no event follows. Raises OSError: EINVAL, ENOMEM as `accept`."""
-        if self._state is not State.REQUESTED:
+        """Reject a request; no event follows. Raises OSError: EINVAL, ENOMEM as `accept`."""
+        if self._state is not TcpState.REQUESTED:
             raise OSError(errno.EINVAL, f"no request waits for an answer: {self._state.name}")
         try:
             self._mpa.reject(private_data)
@@ -149,33 +149,33 @@ class TcpConnection(Connection):
 
     def disconnect(self) -> None:
         """End the connection; DISCONNECTED follows, ERROR where none was established yet."""
-        if self._state is State.ESTABLISHED and self._stream is not None:
+        if self._state is TcpState.ESTABLISHED and self._stream is not None:
             if self._stream.is_reading:
                 # The queue pair is in the middle of a packet: let it finish first.
                 self._adapter.reactor.call_soon(self._stream.disconnect)
             else:
                 self._stream.disconnect()
-        elif self._state is State.REQUESTED:
+        elif self._state is TcpState.REQUESTED:
             self.reject()
-        elif self._state is not State.OVER:
+        elif self._state is not TcpState.OVER:
             self._fail(ConnectionEventKind.ERROR, "given up here")
 
     def close(self) -> None:
-        """Forget the connection; what was sent before still leaves."""
+        """Forget the connection; bytes sent before still go out."""
         self._is_silent = True
-        if self._state is State.ESTABLISHED:
+        if self._state is TcpState.ESTABLISHED:
             self.disconnect()
-        elif self._state is not State.OVER:
+        elif self._state is not TcpState.OVER:
             reset(self._socket)
             self._fail(ConnectionEventKind.ERROR, "forgotten here")
 
     def abort(self) -> None:
-        """Drop the connection without a word, to either side."""
+        """Drop the connection; neither side is told."""
         self._is_silent = True
         if self._stream is not None:
             self._stream.abort()
-            self._stream_ended(StreamEnd.BROKEN, "the device was closed")
-        elif self._state is not State.OVER:
+            self._stream_ended(IwarpStreamEnd.BROKEN, "the device was closed")
+        elif self._state is not TcpState.OVER:
             self._close_setup()
 
     # -- set-up
@@ -186,7 +186,7 @@ class TcpConnection(Connection):
             ird=parameters.responder_resources,
             ord=parameters.initiator_depth,
             crc=settings.crc,
-            own=settings.own,
+            urds_peer=settings.urds_extensions,
             private_data=parameters.private_data,
         )
 
@@ -195,12 +195,12 @@ class TcpConnection(Connection):
         self.peer = address_of(self._socket.getpeername())
 
     def _handle_socket(self, events: int) -> None:
-        if self._state is State.CONNECTING:
+        if self._state is TcpState.CONNECTING:
             self._handle_connected()
-        elif self._state is State.REQUESTED:
-            self._handle_impatience()
+        elif self._state is TcpState.REQUESTED:
+            self._handle_early_data()
         else:
-            self._handle_setup_octets()
+            self._handle_setup_bytes()
 
     def _handle_connected(self) -> None:
         problem = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -210,23 +210,23 @@ class TcpConnection(Connection):
         try:
             self._name_ends()
         except OSError:
-            return  # not yet: an event of an earlier life of the descriptor
-        self._state = State.SETTING_UP
+            return  # not yet: an event of an earlier use of the descriptor
+        self._state = TcpState.SETTING_UP
         self._adapter.reactor.change(self._socket.fileno(), select.EPOLLIN)
         self._transmit_setup()
 
-    def _handle_setup_octets(self) -> None:
+    def _handle_setup_bytes(self) -> None:
         try:
-            octets = self._socket.recv(SETUP_READ_BYTES)
+            data = self._socket.recv(SETUP_READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
             self._fail(_kind_of(error.errno or 0), f"set-up: {error}")
             return
-        if not octets:
+        if not data:
             self._fail(ConnectionEventKind.ERROR, "the peer closed the connection in the set-up")
             return
-        self._mpa.receive_data(octets)
+        self._mpa.receive_data(data)
         event = self._mpa.poll_event()
         if event is not None:
             self._handle_event(event)
@@ -241,14 +241,14 @@ class TcpConnection(Connection):
                 ConnectionEventKind.REJECTED, "rejected by the peer", data=event.private_data
             )
         else:
-            self._transmit_setup()  # a refusal that MPA has words for
+            self._transmit_setup()  # a rejection that MPA can express
             self._fail(ConnectionEventKind.ERROR, event.reason)
 
     def _handle_request(self, event: MpaRequested) -> None:
         assert self._listener is not None
         self._cancel_timer()
-        self._adapter.strangers.discard(self)
-        self._state = State.REQUESTED
+        self._adapter.pending.discard(self)
+        self._state = TcpState.REQUESTED
         if not self._listener.take_request(self):
             self._adapter.stats.requests_refused += 1
             self._is_silent = True
@@ -263,36 +263,38 @@ class TcpConnection(Connection):
         )
         self._tell(ConnectionEventKind.REQUEST, parameters)
 
-    def _handle_impatience(self) -> None:
-        """Notice a peer that goes, or speaks, before our application has answered."""
+    def _handle_early_data(self) -> None:
+        """Handle a peer that closes or sends before our application has answered."""
         self._fail(ConnectionEventKind.ERROR, "the peer did not wait for the answer")
 
     def _transmit_setup(self) -> None:
-        """Send frames of the set-up: less than any send buffer holds, on a fresh connection."""
+        """Send frames of the set-up: smaller than any send buffer, on a fresh connection."""
         with suppress(OSError):
-            while (octets := self._mpa.poll_transmit()) is not None:
-                self._socket.send(octets, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            while (data := self._mpa.poll_transmit()) is not None:
+                self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _handle_deadline(self) -> None:
         self._timer = None
-        if self._state is State.CONNECTING:
+        if self._state is TcpState.CONNECTING:
             self._fail(ConnectionEventKind.UNREACHABLE, "no connection in time")
         else:
             self._fail(ConnectionEventKind.UNREACHABLE, "no answer in time")
 
     def _fail(self, kind: ConnectionEventKind, reason: str, *, data: bytes = b"") -> None:
-        """End a connection that never was one."""
-        if self in self._adapter.strangers:
-            self._adapter.stats.strangers_failed += 1
-            self._is_silent = True  # nobody here has heard of it
+        """End a connection that was not established."""
+        if self in self._adapter.pending:
+            self._adapter.stats.pending_failed += 1
+            self._is_silent = True  # it was never reported
         self._close_setup()
         if not self._is_silent:
             self._is_silent = True
-            event = ConnectionEvent(kind, self, ConnectParameters(private_data=data), reason=reason)
+            event = VerbsConnectionEvent(
+                kind, self, ConnectParameters(private_data=data), reason=reason
+            )
             self._adapter.reactor.call_soon(lambda: self.on_event(event))
 
     def _close_setup(self) -> None:
-        self._state = State.OVER
+        self._state = TcpState.OVER
         self._cancel_timer()
         self._leave_queue()
         self._adapter.reactor.unwatch(self._socket.fileno())
@@ -300,7 +302,7 @@ class TcpConnection(Connection):
         self._adapter.forget(self, self._qp)
 
     def _leave_queue(self) -> None:
-        self._adapter.strangers.discard(self)
+        self._adapter.pending.discard(self)
         if self._listener is not None:
             self._listener.requests.discard(self)
 
@@ -314,7 +316,7 @@ class TcpConnection(Connection):
     def _establish(self, agreed: MpaEstablished) -> None:
         assert self._qp is not None
         self._cancel_timer()
-        self._state = State.ESTABLISHED
+        self._state = TcpState.ESTABLISHED
         is_initiator = self._listener is None
         self._adapter.reactor.unwatch(self._socket.fileno())
         self._stream = make_stream(
@@ -336,32 +338,32 @@ class TcpConnection(Connection):
             responder_resources=agreed.ird,
             initiator_depth=agreed.ord,
         )
-        event = ConnectionEvent(ConnectionEventKind.ESTABLISHED, self, parameters)
+        event = VerbsConnectionEvent(ConnectionEventKind.ESTABLISHED, self, parameters)
         if is_initiator:
             self._hand_on(event)  # before the data that came with the reply
         else:
             self._adapter.reactor.call_soon(lambda: self._hand_on(event))
-        first_write = is_initiator and agreed.first_frame == FirstFrame.WRITE
+        first_write = is_initiator and agreed.first_frame == MpaFirstFrame.WRITE
         remainder = self._mpa.remainder
         del self._mpa  # the set-up is over; thousands of connections live on
         self._stream.start(remainder, first_write=first_write)
 
-    def _hand_on(self, event: ConnectionEvent) -> None:
+    def _hand_on(self, event: VerbsConnectionEvent) -> None:
         if not self._is_silent:
             self.on_event(event)
 
     def _tell(self, kind: ConnectionEventKind, parameters: ConnectParameters) -> None:
-        self._hand_on(ConnectionEvent(kind, self, parameters))
+        self._hand_on(VerbsConnectionEvent(kind, self, parameters))
 
-    def _stream_ended(self, end: StreamEnd, reason: str) -> None:
-        if self._state is State.OVER:
+    def _stream_ended(self, end: IwarpStreamEnd, reason: str) -> None:
+        if self._state is TcpState.OVER:
             return
-        self._state = State.OVER
+        self._state = TcpState.OVER
         self._adapter.forget(self, self._qp)
         if self._stream is not None and self._stream.is_open:
             self._adapter.leave(self._stream)
         kind = ConnectionEventKind[end.name]
-        event = ConnectionEvent(kind, self, reason=reason)
+        event = VerbsConnectionEvent(kind, self, reason=reason)
         self._adapter.reactor.call_soon(lambda: self._hand_on(event))
 
 
@@ -376,10 +378,10 @@ def _words(problem: int) -> str:
 
 
 def is_connectable(qp: QueuePair) -> bool:
-    """Tell whether a queue pair may be given to a connection."""
+    """Return whether a connection may take a queue pair."""
     return qp.qp_type is QPType.RC and qp.state in (QPState.RESET, QPState.INIT)
 
 
 def deadline(timeout_ns: int) -> int:
-    """Return the time of the clock that lies so far ahead."""
+    """Return the time `timeout_ns` from now."""
     return time.monotonic_ns() + timeout_ns

@@ -1,10 +1,10 @@
-"""Datagram queue pairs and the datagram port space: UDP sockets beside the streams.
+"""Datagram queue pairs and the datagram port space of the tcp provider: UDP sockets.
 
-The packets are those of the providers that carry packets, and so is the look-up of who serves a
-port (`cm.core`); only sockets and turns of the crank are this provider's. An opening has one
-socket at its own address, made when it is first needed, and one per address it listens at; every
-socket serves every queue pair. An answer leaves through the socket that heard the question, for
-its sender knows us by that address. UDP's checksum is the only one.
+The packets are those of the providers that carry packets, and so is the look-up of listeners
+(`cm.core`); only sockets and progress are this provider's. A device has one socket at its own
+address, made when it is first needed, and one per address it listens at; every socket serves every
+queue pair. An answer leaves through the socket that received the request, since its sender knows
+that address. UDP's checksum is the only one.
 """
 
 import errno
@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.work import AddressVector, AsyncEvent
-from urds.verbs.providers.base import Address, PortSpace
+from urds.verbs.engine.work import AddressVector, EngineEvent
+from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.tcp.reactor import Timer
 from urds.verbs.providers.tcp.sockets import address_of, gid_of, host_of, resolve
@@ -28,47 +29,46 @@ from urds.verbs.providers.tcp.sockets import address_of, gid_of, host_of, resolv
 if TYPE_CHECKING:
     from urds.verbs.providers.tcp.adapter import TcpAdapter
 
-Buffer = bytes | bytearray | memoryview
 
-DATAGRAMS_MAX: Final = 64  # of one socket and turn
+DATAGRAMS_MAX: Final = 64  # of one socket and pass
 SOCKETS_MAX: Final = 1024
-HEARD_MAX: Final = 1024  # peers of whom we remember where they asked
+HEARD_MAX: Final = 1024  # peers whose socket is remembered
 _CLOSED: Final = "closed with its device"
 
 
-class Datagrams(PacketAdapter):
-    """The half of a `tcp` device that loses packets: its queue pairs of kind UD."""
+class DatagramAdapter(PacketAdapter):
+    """The datagram half of a `tcp` device: its queue pairs of type UD."""
 
     def __init__(self, host: "TcpAdapter") -> None:
         link = LinkTraits(mtu_bytes=host.settings.datagram_bytes_max, lossless=False)
         super().__init__(
             replace(host.attributes, link=link),
             gid=host.gid,
-            chance=random.SystemRandom(),
+            rng=random.SystemRandom(),
             lock=host.lock,
         )
         self.keys = host.keys
         self.on_async_event = self._hand_on
         self._host = host
-        self._sockets: dict[Address, socket.socket] = {}
+        self._sockets: dict[HostPort, socket.socket] = {}
         self._heard: OrderedDict[AddressVector, socket.socket] = OrderedDict()
         self._timer: Timer | None = None
 
     @property
     def vector(self) -> AddressVector:
-        """Return where queue pairs of this opening are. Raises OSError if no socket can be had."""
+        """Return the address of this device's queue pairs. Raises OSError without a socket."""
         name = address_of(self._own_socket(host_of(self.gid)).getsockname())
         return AddressVector(self.gid, name[1])
 
     def add(self, qp: QueuePair) -> None:
-        """Take a queue pair in; its link is a datagram's, not the streams'."""
+        """Register a queue pair; its link is a datagram's, not the streams'."""
         qp.link = self.attributes.link
         qp.mtu_bytes, qp.gid = qp.link.mtu_bytes, self.gid
         super().add(qp)
 
     # -- what the host does for us
 
-    def _hand_on(self, event: AsyncEvent) -> None:
+    def _hand_on(self, event: EngineEvent) -> None:
         self._host.on_async_event(event)  # which its context sets later
 
     def now_ns(self) -> int:
@@ -76,23 +76,23 @@ class Datagrams(PacketAdapter):
         return time.monotonic_ns()
 
     def progress(self) -> None:
-        """Let the host turn the crank."""
+        """Make progress through the host."""
         self._host.progress()
 
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Let the host turn the crank until `is_ready()`."""
+        """Wait for `is_ready()` through the host."""
         return self._host.wait(is_ready, timeout_ns)
 
     def close(self) -> None:
-        """Say goodbye and close the sockets. The lock is held."""
+        """Disconnect the peers and close the sockets. The lock is held."""
         if not self.is_closed:
-            self._say_goodbye()
+            self._disconnect_all()
             for name in list(self._sockets):
                 self._close_socket(name)
 
     # -- what a packet provider gives
 
-    def _transmit(self, destination: AddressVector, parts: Sequence[Buffer]) -> None:
+    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
         try:
             way = self._heard.get(destination) or self._socket_towards(destination)
             name = resolve((host_of(destination.dgid), destination.port))[1]
@@ -100,7 +100,7 @@ class Datagrams(PacketAdapter):
         except OSError:
             self._host.stats.datagrams_dropped_unsent += 1
 
-    def _settled(self) -> None:
+    def _batch_done(self) -> None:
         self._host.reactor.tell()
         deadline_ns = self._deadline()
         if deadline_ns is None:
@@ -111,19 +111,19 @@ class Datagrams(PacketAdapter):
             self._timer = self._host.reactor.call_at(deadline_ns, self._handle_timer)
 
     def _resolve(
-        self, peer: Address, local: Address | None, space: PortSpace
-    ) -> tuple[AddressVector | None, Address]:
+        self, peer: HostPort, local: HostPort | None, space: PortSpace
+    ) -> tuple[AddressVector | None, HostPort]:
         resolve(peer)
         route = AddressVector(gid_of(peer[0]), peer[1])
         way = self._socket_towards(route) if local is None else self._own_socket(local[0])
         return route, address_of(way.getsockname())
 
-    def _claim(self, local: Address, space: PortSpace) -> Address:
-        # Listened at before: the core says whether somebody still does.
+    def _claim(self, local: HostPort, space: PortSpace) -> HostPort:
+        # Listened at before: the core knows whether a listener still does.
         return local if local in self._sockets else address_of(self._open(local).getsockname())
 
-    def _release(self, local: Address, space: PortSpace) -> None:
-        """Keep the socket: peers who asked there know our queue pairs by its address."""
+    def _release(self, local: HostPort, space: PortSpace) -> None:
+        """Keep the socket: peers know our queue pairs by its address."""
 
     # -- sockets
 
@@ -147,7 +147,7 @@ class Datagrams(PacketAdapter):
             probe.connect(name)  # sends nothing; says which of our addresses the path begins at
             return self._own_socket(address_of(probe.getsockname())[0])
 
-    def _open(self, local: Address) -> socket.socket:
+    def _open(self, local: HostPort) -> socket.socket:
         if self.is_closed:
             raise OSError(errno.EBADF, _CLOSED)
         if len(self._sockets) >= SOCKETS_MAX:
@@ -169,7 +169,7 @@ class Datagrams(PacketAdapter):
         )
         return opened
 
-    def _close_socket(self, name: Address) -> None:
+    def _close_socket(self, name: HostPort) -> None:
         closing = self._sockets.pop(name)
         self._host.reactor.unwatch(closing.fileno())
         closing.close()
@@ -199,14 +199,14 @@ class Datagrams(PacketAdapter):
             self._run_timers(self.now_ns())
 
 
-def _known(local: Address) -> Address | None:
-    """Return where a datagram arrived, if the socket's name says it."""
+def _known(local: HostPort) -> HostPort | None:
+    """Return where a datagram arrived, if the socket's name is not a wildcard."""
     return None if local[0] in ("0.0.0.0", "::") else local
 
 
 def _kind(host: str) -> tuple[bool, bool]:
     """Return what decides whether one socket reaches a host: family, and loopback or not."""
-    octets: Any = gid_of(host)
-    is_ipv4 = octets.startswith(bytes(10) + b"\xff\xff")
-    is_loopback = octets[12] == 127 if is_ipv4 else octets == bytes(15) + b"\x01"
+    data: Any = gid_of(host)
+    is_ipv4 = data.startswith(bytes(10) + b"\xff\xff")
+    is_loopback = data[12] == 127 if is_ipv4 else data == bytes(15) + b"\x01"
     return is_ipv4, is_loopback

@@ -1,8 +1,8 @@
-"""FPDUs as the engine's packets: the other direction of a stream, without the stream.
+"""FPDUs as the engine's packets: the receiving direction of a stream, without the stream.
 
-Everything a peer may get wrong on a stream is refused here with the code that a TERMINATE names;
-what it may get wrong in a request (keys, bounds, rights) is the engine's to judge. Payloads are
-views of the buffer that was parsed. docs/adr/0007 says what is private to our own nodes.
+Every violation of the stream's rules is rejected here with the code of a TERMINATE; the engine
+checks the requests (keys, bounds, rights). Payloads are views of the buffer that was parsed.
+docs/adr/0007 lists what is private to `urds` peers.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.providers.tcp import payloads
 from urds.verbs.providers.tcp.encoder import Notice
-from urds.verbs.providers.tcp.exchange import Exchange, OwedRead
-from urds.verbs.providers.tcp.frames import (
-    Frame,
-    Mark,
+from urds.verbs.providers.tcp.fpdu import (
+    Fpdu,
+    FpduMark,
     Opcode,
     Queue,
     StreamBroken,
     TerminateCode,
     header_of,
-    parse_frame,
+    parse_fpdu,
 )
+from urds.verbs.providers.tcp.outstanding_reads import InboundRead, OutstandingReads
 
 # Flags as plain integers, and each combination once: building those of an enum costs more than
 # parsing a frame.
@@ -34,8 +34,8 @@ _ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
 _IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
 _INVALIDATE: Final = int(PacketFlag.INVALIDATE)
 _ONLY: Final = _FIRST | _LAST
-_MARK_ACK_REQUEST: Final = int(Mark.ACK_REQUEST)
-_MARK_IMMEDIATE_FOLLOWS: Final = int(Mark.IMMEDIATE_FOLLOWS)
+_MARK_ACK_REQUEST: Final = int(FpduMark.ACK_REQUEST)
+_MARK_IMMEDIATE_FOLLOWS: Final = int(FpduMark.IMMEDIATE_FOLLOWS)
 _MASK_32: Final = 0xFFFF_FFFF
 _MESSAGE_OF_SENDS: Final = 1
 _MESSAGE_OF_WRITES: Final = 2
@@ -52,19 +52,19 @@ _SEND_FLAGS: Final = {
 # Kinds of an atomic operation whose masks make no difference, and of one whose masks do.
 _SWAPS: Final = (PacketKind.ATOMIC_SWAP, PacketKind.MASKED_SWAP)
 _ADDS: Final = (PacketKind.ATOMIC_ADD, PacketKind.MASKED_ADD)
-_OWN_ONLY: Final = frozenset(range(Opcode.IMMEDIATE, Opcode.NOTICE + 1))
+_URDS_ONLY: Final = frozenset(range(Opcode.IMMEDIATE, Opcode.NOTICE + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The peer ends the stream for a reason: layer, type and code."""
+    """The peer terminated the stream: layer, type and code."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """The peer ends the stream on purpose; what follows is its end."""
+    """The peer disconnects; the end of the stream follows."""
 
 
 Taken = Packet | Terminated | Farewell | None
@@ -74,39 +74,43 @@ class Decoder:
     """Turns FPDUs into packets, in the order of their arrival."""
 
     def __init__(
-        self, exchange: Exchange, *, target_qpn: int, own: bool, crc: bool, psn: int = 0
+        self, reads: OutstandingReads, *, target_qpn: int, urds_peer: bool, crc: bool, psn: int = 0
     ) -> None:
-        self._exchange = exchange
+        self._reads = reads
         self._qpn = target_qpn
-        self._own = own
+        self._urds_peer = urds_peer
         self._crc = crc
         self._psn = psn  # of the next request packet
         self._message = 0  # which kind of message is under way; 0: between two
-        self._offset = 0  # octets of that message so far
+        self._offset = 0  # bytes of that message so far
         self._msn: int | None = 1  # of the message under way or next; None: the next one tells
         self._counts = [0] * len(Queue)
         self.wrote_last = False  # the last request was a write: names a TERMINATE's layer
 
-    def take(self, octets: memoryview) -> tuple[Taken, int]:
-        """Take one packet from the front; return it and its octets, 0 while some are missing.
+    def take(self, data: memoryview) -> tuple[Taken, int]:
+        """Read one packet from the front; return it and its length, 0 while bytes are missing.
 
-        Frames that are no packet come back as `None` with their octets. Raises StreamBroken.
+        Frames that carry no packet return `None` and their length. Raises StreamBroken.
         """
-        found = parse_frame(octets, crc=self._crc)
+        found = parse_fpdu(data, crc=self._crc)
         if found is None:
             return None, 0
         frame, frame_bytes = found
         try:
-            if frame.marks & _MARK_IMMEDIATE_FOLLOWS and self._own and frame.opcode == Opcode.WRITE:
-                return self._take_pair(frame, octets, frame_bytes)
+            if (
+                frame.marks & _MARK_IMMEDIATE_FOLLOWS
+                and self._urds_peer
+                and frame.opcode == Opcode.WRITE
+            ):
+                return self._take_pair(frame, data, frame_bytes)
             return self._handle(frame), frame_bytes
         except StreamBroken as broken:
-            broken.header = broken.header or header_of(octets)
+            broken.header = broken.header or header_of(data)
             raise
 
-    def _take_pair(self, frame: Frame, octets: memoryview, frame_bytes: int) -> tuple[Taken, int]:
-        """Take a write and its immediate data as the one packet that they are to the engine."""
-        found = parse_frame(octets[frame_bytes:], crc=self._crc)
+    def _take_pair(self, frame: Fpdu, data: memoryview, frame_bytes: int) -> tuple[Taken, int]:
+        """Read a write and its immediate data as one packet of the engine."""
+        found = parse_fpdu(data[frame_bytes:], crc=self._crc)
         if found is None:
             return None, 0
         second, second_bytes = found
@@ -118,9 +122,9 @@ class Decoder:
         self._add_immediate(packet, second)
         return packet, frame_bytes + second_bytes
 
-    def _handle(self, frame: Frame) -> Taken:
+    def _handle(self, frame: Fpdu) -> Taken:
         opcode = frame.opcode
-        if opcode in _OWN_ONLY and not self._own:
+        if opcode in _URDS_ONLY and not self._urds_peer:
             raise StreamBroken(TerminateCode.REMOTE_OPCODE, f"opcode {opcode}, not negotiated")
         if opcode == Opcode.WRITE:
             return self._write(frame)
@@ -137,7 +141,7 @@ class Decoder:
         self._check_single(frame)
         return self._handle_single(frame)
 
-    def _handle_single(self, frame: Frame) -> Taken:
+    def _handle_single(self, frame: Fpdu) -> Taken:
         opcode = frame.opcode
         if opcode == Opcode.ANSWER:
             return self._answer(frame)
@@ -151,16 +155,16 @@ class Decoder:
 
     # -- requests
 
-    def _request(self, kind: PacketKind, frame: Frame, bits: int) -> Packet:
+    def _request(self, kind: PacketKind, frame: Fpdu, bits: int) -> Packet:
         """Return a request packet with the next number."""
         psn = self._psn
         self._psn = psn + 1 & PSN_MASK
-        if self._own and frame.marks & _MARK_ACK_REQUEST:
+        if self._urds_peer and frame.marks & _MARK_ACK_REQUEST:
             bits |= _ACK_REQUEST
         return Packet(kind, self._qpn, psn, _FLAGS[bits], payload=frame.payload)
 
-    def _segment(self, frame: Frame, message: int) -> tuple[int, int]:
-        """Follow the messages of requests; return the segment's flags and place in its message."""
+    def _segment(self, frame: Fpdu, message: int) -> tuple[int, int]:
+        """Track the messages of requests; return the segment's flags and place in its message."""
         if self._message not in (0, message):
             raise StreamBroken(
                 TerminateCode.REMOTE_OPCODE, f"opcode {frame.opcode} inside another message"
@@ -177,15 +181,15 @@ class Decoder:
                 raise StreamBroken(TerminateCode.UNTAGGED_TOO_LONG, "message beyond 4 GiB")
         return bits, offset
 
-    def _number(self, frame: Frame) -> None:
-        """Follow the message numbers of the SEND queue."""
+    def _number(self, frame: Fpdu) -> None:
+        """Check the message numbers of the SEND queue."""
         if self._msn is not None and frame.msn != self._msn:
             raise StreamBroken(
                 TerminateCode.UNTAGGED_SEQUENCE, f"message {frame.msn}, not {self._msn}"
             )
         self._msn = frame.msn + 1 & _MASK_32 if frame.is_last else frame.msn
 
-    def _send(self, frame: Frame) -> Packet:
+    def _send(self, frame: Fpdu) -> Packet:
         self._number(frame)
         bits, offset = self._segment(frame, _MESSAGE_OF_SENDS)
         if frame.offset != offset:
@@ -199,22 +203,22 @@ class Decoder:
         packet.msn, packet.offset, packet.immediate = frame.msn, offset, frame.word
         return packet
 
-    def _write(self, frame: Frame) -> Packet:
+    def _write(self, frame: Fpdu) -> Packet:
         bits, offset = self._segment(frame, _MESSAGE_OF_WRITES)
         self.wrote_last = True
         packet = self._request(PacketKind.WRITE, frame, bits)
         packet.offset, packet.rkey, packet.address = offset, frame.word, frame.offset
         return packet
 
-    def _immediate(self, frame: Frame) -> Packet:
-        """Take immediate data that came alone: of a write without octets."""
+    def _immediate(self, frame: Fpdu) -> Packet:
+        """Read immediate data that came alone: of a write without bytes."""
         bits, _ = self._segment(frame, _MESSAGE_OF_WRITES)
         packet = self._request(PacketKind.WRITE, frame, bits)
         self._add_immediate(packet, frame)
         packet.payload = b""
         return packet
 
-    def _add_immediate(self, packet: Packet, frame: Frame) -> None:
+    def _add_immediate(self, packet: Packet, frame: Fpdu) -> None:
         self._check_single(frame, counted=False)
         bits = int(packet.flags) | _IMMEDIATE
         if frame.opcode == Opcode.IMMEDIATE_SOLICITED:
@@ -225,22 +229,22 @@ class Decoder:
         packet.flags = _FLAGS[bits]
         packet.msn, packet.immediate = frame.msn, payloads.parse_immediate(frame.payload)
 
-    def _read_request(self, frame: Frame) -> Packet:
+    def _read_request(self, frame: Fpdu) -> Packet:
         request = payloads.parse_read_request(frame.payload)
         packet = self._whole_request(PacketKind.READ_REQUEST, frame)
-        self._exchange.owe(packet.psn)
-        self._exchange.owed[packet.psn] = OwedRead(request.sink_stag, request.sink_offset)
+        self._reads.reserve_inbound(packet.psn)
+        self._reads.inbound[packet.psn] = InboundRead(request.sink_stag, request.sink_offset)
         packet.length, packet.rkey = request.read_bytes, request.source_stag
         packet.address = request.source_offset
         return packet
 
-    def _atomic_request(self, frame: Frame) -> Packet:
+    def _atomic_request(self, frame: Fpdu) -> Packet:
         request = payloads.parse_atomic_request(frame.payload)
         is_swap = request.operation == payloads.COMPARE_SWAP
         plain, masked = _SWAPS if is_swap else _ADDS
         packet = self._whole_request(plain if request.is_plain else masked, frame)
-        self._exchange.owe(packet.psn)
-        self._exchange.atomics_owed[packet.psn] = request.identifier
+        self._reads.reserve_inbound(packet.psn)
+        self._reads.inbound_atomics[packet.psn] = request.identifier
         packet.rkey, packet.address = request.stag, request.offset
         if is_swap:
             packet.compare_add, packet.swap = request.compare, request.operand
@@ -249,7 +253,7 @@ class Decoder:
             packet.compare_add, packet.boundary = request.operand, request.mask
         return packet
 
-    def _whole_request(self, kind: PacketKind, frame: Frame) -> Packet:
+    def _whole_request(self, kind: PacketKind, frame: Fpdu) -> Packet:
         if self._message:
             raise StreamBroken(
                 TerminateCode.REMOTE_OPCODE, f"opcode {frame.opcode} inside another message"
@@ -261,8 +265,8 @@ class Decoder:
 
     # -- answers
 
-    def _read_response(self, frame: Frame) -> Packet:
-        read = self._exchange.asked.get(frame.word)
+    def _read_response(self, frame: Fpdu) -> Packet:
+        read = self._reads.outbound.get(frame.word)
         if read is None:
             raise StreamBroken(
                 TerminateCode.TAGGED_INVALID_STAG, f"no read waits under STag {frame.word:#x}"
@@ -272,17 +276,17 @@ class Decoder:
         if frame.offset != offset or end > read.read_bytes:
             raise StreamBroken(
                 TerminateCode.TAGGED_BASE_BOUNDS,
-                f"octets {frame.offset} to {frame.offset + payload_bytes} of a read of"
+                f"bytes {frame.offset} to {frame.offset + payload_bytes} of a read of"
                 f" {read.read_bytes}, {offset} here",
             )
         if frame.is_last != (end == read.read_bytes):
             raise StreamBroken(
-                TerminateCode.TAGGED_BASE_BOUNDS, f"{end} of {read.read_bytes} octets, last or not"
+                TerminateCode.TAGGED_BASE_BOUNDS, f"{end} of {read.read_bytes} bytes, last or not"
             )
         bits = 0 if offset else _FIRST
         if frame.is_last:
             bits |= _LAST
-            del self._exchange.asked[frame.word]
+            del self._reads.outbound[frame.word]
         read.received_bytes = end
         return Packet(
             PacketKind.READ_RESPONSE,
@@ -293,13 +297,13 @@ class Decoder:
             payload=frame.payload,
         )
 
-    def _atomic_response(self, frame: Frame) -> Packet:
+    def _atomic_response(self, frame: Fpdu) -> Packet:
         identifier, value = payloads.parse_atomic_response(frame.payload)
-        if identifier not in self._exchange.atomics_asked:
+        if identifier not in self._reads.outbound_atomics:
             raise StreamBroken(
                 TerminateCode.REMOTE_OPERATION, f"no atomic operation {identifier} waits"
             )
-        self._exchange.atomics_asked.discard(identifier)
+        self._reads.outbound_atomics.discard(identifier)
         return Packet(
             PacketKind.ATOMIC_RESPONSE,
             self._qpn,
@@ -308,7 +312,7 @@ class Decoder:
             compare_add=value,
         )
 
-    def _answer(self, frame: Frame) -> Packet:
+    def _answer(self, frame: Fpdu) -> Packet:
         return Packet(
             PacketKind.ACK,
             self._qpn,
@@ -317,17 +321,17 @@ class Decoder:
             msn=payloads.parse_answer(frame.payload),
         )
 
-    def _notice(self, frame: Frame) -> Farewell | None:
+    def _notice(self, frame: Fpdu) -> Farewell | None:
         if frame.word == Notice.FAREWELL:
             return Farewell()
         if frame.word != Notice.RESUME:
             raise StreamBroken(TerminateCode.REMOTE_OPERATION, f"notice {frame.word}")
         psn, offset = payloads.parse_resume(frame.payload)
-        self._exchange.take_back_owed(psn)
+        self._reads.rewind_inbound(psn)
         self._psn, self._offset, self._message, self._msn = psn, offset, 0, None
         return None
 
-    def _check_single(self, frame: Frame, *, counted: bool = True) -> None:
+    def _check_single(self, frame: Fpdu, *, counted: bool = True) -> None:
         """Check a message that always is one segment, and its number on its queue."""
         if not frame.is_last or frame.offset:
             raise StreamBroken(

@@ -1,19 +1,19 @@
-"""The engine's packets as FPDUs: one direction of a stream, without the stream.
+"""The engine's packets as FPDUs: the sending direction of a stream, without the stream.
 
-Packet numbers do not travel: both ends count request packets. Where the engine goes back, a
-RESUME says so to a node of our own. Towards another iWARP peer nothing private is sent: positive
-answers stay at home, a negative one becomes the TERMINATE that ends the stream, and a request
-counts as acknowledged when its octets have been handed to TCP (`confirm`). docs/adr/0007.
+Packet numbers are not sent: both ends count request packets. Where the engine goes back, a RESUME
+tells a `urds` peer. Towards another iWARP peer nothing private is sent: ACKs are dropped, a NAK
+becomes the TERMINATE that ends the stream, and a request counts as acknowledged when its bytes
+have been passed to TCP (`confirm`). docs/adr/0007.
 """
 
 from typing import Final
 
+from urds.common.types import BytesLike
 from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.providers.tcp import payloads
-from urds.verbs.providers.tcp.exchange import Exchange, is_before
-from urds.verbs.providers.tcp.frames import (
-    Mark,
+from urds.verbs.providers.tcp.fpdu import (
+    FpduMark,
     Opcode,
     Queue,
     TerminateCode,
@@ -21,8 +21,7 @@ from urds.verbs.providers.tcp.frames import (
     trailer,
     untagged_header,
 )
-
-Octets = bytes | bytearray | memoryview
+from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads, is_before
 
 JOINED_BYTES_MAX: Final = 4096  # a payload up to here is copied behind its header: one piece less
 _MASK_32: Final = 0xFFFF_FFFF
@@ -43,13 +42,13 @@ _SEND_OPCODE: Final = {
     _IMMEDIATE: int(Opcode.SEND_WITH_IMMEDIATE),
     _SOLICITED | _IMMEDIATE: int(Opcode.SEND_SOLICITED_WITH_IMMEDIATE),
 }
-_ASKS_FOR_ACK: Final = int(Mark.ACK_REQUEST)
-_IMMEDIATE_FOLLOWS: Final = int(Mark.IMMEDIATE_FOLLOWS)
+_ASKS_FOR_ACK: Final = int(FpduMark.ACK_REQUEST)
+_IMMEDIATE_FOLLOWS: Final = int(FpduMark.IMMEDIATE_FOLLOWS)
 _RNR_NAK: Final = int(Syndrome.RNR_NAK)
-_REFUSALS: Final = 0x60  # bits that a positive answer lacks
+_NAKS: Final = 0x60  # bits that a positive answer lacks
 _SWAPS: Final = {PacketKind.ATOMIC_SWAP, PacketKind.MASKED_SWAP}
 
-# What ends the stream when our responder refuses a request of a peer that knows no answers.
+# The TERMINATE for a NAK of our responder, to a peer that knows no NAKs.
 _TERMINATE_OF: Final = {
     (Syndrome.NAK_REMOTE_ACCESS, True): TerminateCode.TAGGED_BASE_BOUNDS,
     (Syndrome.NAK_REMOTE_ACCESS, False): TerminateCode.REMOTE_PROTECTION,
@@ -69,29 +68,37 @@ class Encoder:
     """Turns packets into FPDUs, in the order of their emission."""
 
     def __init__(
-        self, exchange: Exchange, *, own: bool, crc: bool, payload_bytes_max: int, psn: int = 0
+        self,
+        reads: OutstandingReads,
+        *,
+        urds_peer: bool,
+        crc: bool,
+        payload_bytes_max: int,
+        psn: int = 0,
     ) -> None:
-        self._exchange = exchange
-        self._own = own
+        self._reads = reads
+        self._urds_peer = urds_peer
         self._crc = crc
         self._payload_bytes_max = payload_bytes_max
         self._psn = psn  # of the next request packet
         self._counts = [0] * len(Queue)  # messages emitted per untagged queue; SEND: by the engine
-        self._handed: list[tuple[int, int]] = []  # (octets emitted by then, packet number)
-        self.octets_emitted = 0
+        self._handed: list[tuple[int, int]] = []  # (bytes emitted by then, packet number)
+        self.bytes_emitted = 0
         self.is_terminated = False  # a TERMINATE is among what was emitted
-        self.peer_wrote_last = False  # the refused request of a plain peer was tagged
+        self.peer_wrote_last = False  # the rejected request of a plain peer was tagged
 
-    def emit(self, packet: Packet, out: list[Octets]) -> Packet | None:
+    def emit(self, packet: Packet, out: list[BytesLike]) -> Packet | None:
         """Append the FPDUs of a packet to `out`.
 
         Payloads beyond 4 KiB stay views of the packet's payload. A request that the peer cannot
-        understand is not sent; what comes back then is the refusal to give to the engine.
+        understand is not sent; the NAK for the engine is returned instead.
         """
         kind = packet.kind
         if kind <= PacketKind.MASKED_ADD:
-            if not self._own and (kind >= PacketKind.ATOMIC_SWAP or int(packet.flags) & _IMMEDIATE):
-                return self._refusal(packet)
+            if not self._urds_peer and (
+                kind >= PacketKind.ATOMIC_SWAP or int(packet.flags) & _IMMEDIATE
+            ):
+                return self._nak(packet)
             self._count_request(packet, out)
         if kind == PacketKind.SEND:
             self._emit_send(packet, out)
@@ -107,37 +114,37 @@ class Encoder:
             self._emit_atomic_response(packet, out)
         else:
             self._emit_atomic_request(packet, out)
-        if not self._own and kind < PacketKind.READ_REQUEST:
-            self._handed.append((self.octets_emitted, packet.psn))
+        if not self._urds_peer and kind < PacketKind.READ_REQUEST:
+            self._handed.append((self.bytes_emitted, packet.psn))
         return None
 
-    def emit_terminate(self, code: int, header: bytes, out: list[Octets]) -> None:
-        """Append the frame that ends the stream for a reason."""
+    def emit_terminate(self, code: int, header: bytes, out: list[BytesLike]) -> None:
+        """Append a TERMINATE."""
         self.is_terminated = True
         payload = payloads.emit_terminate(code, header)
         self._untagged(Opcode.TERMINATE, Queue.TERMINATE, payload, out)
 
-    def emit_farewell(self, out: list[Octets]) -> None:
-        """Append the word that the end of the stream is meant; only nodes of our own know it."""
-        if self._own:
+    def emit_farewell(self, out: list[BytesLike]) -> None:
+        """Append the notice of a disconnect; only for `urds` peers."""
+        if self._urds_peer:
             self._untagged(Opcode.NOTICE, Queue.PRIVATE, b"", out, word=Notice.FAREWELL)
 
-    def emit_empty_write(self, out: list[Octets]) -> None:
-        """Append a write of nothing: the first frame that lets a plain responder speak."""
+    def emit_empty_write(self, out: list[BytesLike]) -> None:
+        """Append an empty write: the first frame that lets a plain responder send."""
         self._append(tagged_header(Opcode.WRITE, 0, 0, 0, is_last=True), b"", out)
 
-    def oldest_asked(self) -> int | None:
+    def oldest_outbound(self) -> int | None:
         """Return the packet number of our oldest read without its whole answer."""
-        return self._exchange.oldest_asked()
+        return self._reads.oldest_outbound()
 
-    def confirm(self, octets_sent: int) -> Packet | None:
-        """Return the acknowledgement that a plain peer will never send, once TCP has the octets.
+    def confirm(self, bytes_sent: int) -> Packet | None:
+        """Return the acknowledgement that a plain peer never sends, once TCP has the bytes.
 
         It stops before our oldest read: what is behind completes after the read has.
         """
         psn = None
-        limit = self._exchange.oldest_asked()
-        while self._handed and self._handed[0][0] <= octets_sent:
+        limit = self._reads.oldest_outbound()
+        while self._handed and self._handed[0][0] <= bytes_sent:
             if limit is not None and not is_before(self._handed[0][1], limit):
                 break
             psn = self._handed.pop(0)[1]
@@ -147,23 +154,23 @@ class Encoder:
 
     # -- requests
 
-    def _refusal(self, packet: Packet) -> Packet:
+    def _nak(self, packet: Packet) -> Packet:
         return Packet(PacketKind.ACK, 0, psn=packet.psn, syndrome=Syndrome.NAK_INVALID_REQUEST)
 
-    def _count_request(self, packet: Packet, out: list[Octets]) -> None:
+    def _count_request(self, packet: Packet, out: list[BytesLike]) -> None:
         if packet.psn != self._psn:
-            assert self._own, "an engine without negative answers never goes back"
-            self._exchange.take_back_asked(packet.psn)
+            assert self._urds_peer, "an engine without negative answers never goes back"
+            self._reads.rewind_outbound(packet.psn)
             payload = payloads.emit_resume(packet.psn, packet.offset)
             self._untagged(Opcode.NOTICE, Queue.PRIVATE, payload, out, word=Notice.RESUME)
         self._psn = packet.psn + 1 & PSN_MASK
 
     def _marks(self, bits: int) -> int:
-        return _ASKS_FOR_ACK if self._own and bits & _ACK_REQUEST else 0
+        return _ASKS_FOR_ACK if self._urds_peer and bits & _ACK_REQUEST else 0
 
-    def _emit_send(self, packet: Packet, out: list[Octets]) -> None:
+    def _emit_send(self, packet: Packet, out: list[BytesLike]) -> None:
         bits, word = int(packet.flags), 0
-        # Every segment names the kind of its message: linux v6.12 siw refuses one that changes.
+        # Every segment names the kind of its message: linux v6.12 siw rejects one that changes.
         kind = bits | int(packet.announced)
         opcode = _SEND_OPCODE[kind & _SEND_KIND]
         if kind & _HAS_WORD:
@@ -182,7 +189,7 @@ class Encoder:
             )
             self._append(header, payload, out)
 
-    def _emit_write(self, packet: Packet, out: list[Octets]) -> None:
+    def _emit_write(self, packet: Packet, out: list[BytesLike]) -> None:
         bits = int(packet.flags)
         is_end, marks = bool(bits & _LAST), self._marks(bits)
         has_immediate = bool(bits & _IMMEDIATE)
@@ -209,13 +216,13 @@ class Encoder:
             )
             self._append(header, data, out)
 
-    def _emit_read_request(self, packet: Packet, out: list[Octets]) -> None:
-        stag = self._exchange.ask(packet.psn, packet.length)
+    def _emit_read_request(self, packet: Packet, out: list[BytesLike]) -> None:
+        stag = self._reads.ask(packet.psn, packet.length)
         request = payloads.ReadRequest(stag, 0, packet.length, packet.rkey, packet.address)
         self._untagged(Opcode.READ_REQUEST, Queue.REQUEST, request.emit(), out)
 
-    def _emit_atomic_request(self, packet: Packet, out: list[Octets]) -> None:
-        self._exchange.atomics_asked.add(packet.psn)
+    def _emit_atomic_request(self, packet: Packet, out: list[BytesLike]) -> None:
+        self._reads.outbound_atomics.add(packet.psn)
         is_swap = packet.kind in _SWAPS
         request = payloads.AtomicRequest(
             payloads.COMPARE_SWAP if is_swap else payloads.FETCH_ADD,
@@ -231,46 +238,52 @@ class Encoder:
 
     # -- answers
 
-    def _emit_read_response(self, packet: Packet, out: list[Octets]) -> None:
-        owed = self._exchange.owed.get(packet.psn)
-        if owed is None:
-            return  # the peer has gone back before it: nobody waits for this answer
+    def _emit_read_response(self, packet: Packet, out: list[BytesLike]) -> None:
+        inbound = self._reads.inbound.get(packet.psn)
+        if inbound is None:
+            return  # the peer has gone back before it: the response is not needed
         is_end = bool(int(packet.flags) & _LAST)
         for offset, payload, is_final in self._pieces(packet.payload):
-            to = owed.sink_offset + packet.offset + offset & _MASK_64
+            to = inbound.sink_offset + packet.offset + offset & _MASK_64
             header = tagged_header(
-                Opcode.READ_RESPONSE, owed.sink_stag, to, len(payload), is_last=is_end and is_final
+                Opcode.READ_RESPONSE,
+                inbound.sink_stag,
+                to,
+                len(payload),
+                is_last=is_end and is_final,
             )
             self._append(header, payload, out)
         if is_end:
-            del self._exchange.owed[packet.psn]
+            del self._reads.inbound[packet.psn]
 
-    def _emit_atomic_response(self, packet: Packet, out: list[Octets]) -> None:
-        identifier = self._exchange.atomics_owed.pop(packet.psn, None)
+    def _emit_atomic_response(self, packet: Packet, out: list[BytesLike]) -> None:
+        identifier = self._reads.inbound_atomics.pop(packet.psn, None)
         if identifier is None:
             return  # as above
         payload = payloads.emit_atomic_response(identifier, packet.compare_add)
         self._untagged(Opcode.ATOMIC_RESPONSE, Queue.ATOMIC_RESPONSE, payload, out)
 
-    def _emit_answer(self, packet: Packet, out: list[Octets]) -> None:
-        if self._own:
+    def _emit_answer(self, packet: Packet, out: list[BytesLike]) -> None:
+        if self._urds_peer:
             word = packet.syndrome << 24 | packet.psn
             payload = payloads.emit_answer(packet.msn)
             self._untagged(Opcode.ANSWER, Queue.PRIVATE, payload, out, word=word)
-        elif packet.syndrome & _REFUSALS == _RNR_NAK:
+        elif packet.syndrome & _NAKS == _RNR_NAK:
             self.emit_terminate(TerminateCode.UNTAGGED_NO_BUFFER, b"", out)
-        elif packet.syndrome & _REFUSALS:
+        elif packet.syndrome & _NAKS:
             key = (Syndrome(packet.syndrome), self.peer_wrote_last)
             self.emit_terminate(_TERMINATE_OF.get(key, TerminateCode.REMOTE_OPERATION), b"", out)
 
-    # -- octets
+    # -- bytes
 
-    def _pieces(self, payload: Octets) -> list[tuple[int, Octets, bool]]:
-        """Cut a payload to what one FPDU may carry: (offset, octets, is the last)."""
+    def _pieces(self, payload: BytesLike) -> list[tuple[int, BytesLike, bool]]:
+        """Split a payload to what one FPDU may carry: (offset, bytes, is the last)."""
         total, step = len(payload), self._payload_bytes_max
         if total <= step:
             return [(0, payload, True)]
-        assert not self._own, "between own nodes a packet is one segment, for both count packets"
+        assert not self._urds_peer, (
+            "between own nodes a packet is one segment, for both count packets"
+        )
         view = memoryview(payload)
         return [
             (start, view[start : start + step], start + step >= total)
@@ -278,15 +291,15 @@ class Encoder:
         ]
 
     def _untagged(
-        self, opcode: int, queue: int, payload: bytes, out: list[Octets], *, word: int = 0
+        self, opcode: int, queue: int, payload: bytes, out: list[BytesLike], *, word: int = 0
     ) -> None:
         self._counts[queue] += 1
         msn = self._counts[queue] & _MASK_32
         self._append(untagged_header(opcode, queue, msn, 0, len(payload), word=word), payload, out)
 
-    def _append(self, header: bytes, payload: Octets, out: list[Octets]) -> None:
+    def _append(self, header: bytes, payload: BytesLike, out: list[BytesLike]) -> None:
         end = trailer(header, payload, crc=self._crc)
-        self.octets_emitted += len(header) + len(payload) + len(end)
+        self.bytes_emitted += len(header) + len(payload) + len(end)
         if len(payload) <= JOINED_BYTES_MAX:
             out.append(b"".join((header, payload, end)))
         else:

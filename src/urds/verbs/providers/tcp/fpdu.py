@@ -1,18 +1,54 @@
-"""FPDUs: the octets of MPA, DDP and RDMAP on an established stream. Pure; keeps no state.
+"""FPDUs: the bytes of MPA, DDP and RDMAP on an established stream. Pure; keeps no state.
 
 An FPDU is: length 2 (of what follows, without itself, pad and CRC), control 2, header, payload,
 pad to a multiple of 4, CRC32C 4 (always there; unchecked and 0 where neither side wants it).
 Tagged: STag 4, offset 8. Untagged: a word for RDMAP 4, queue 4, message number 4, offset 4.
 Source: RFC 5044 section 4, RFC 5041 section 4, RFC 5040 sections 4 and 8, RFC 7306 section 5
-(immediate data, atomics), verbs-and-roce.md section 16.
+(immediate data, atomics), docs/reference/verbs-and-roce.md 16.
 """
 
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
+from importlib import import_module
 from struct import Struct
 from typing import Final, NamedTuple
 
-from urds.errors import RemoteProtocolError
-from urds.verbs.providers.tcp.checksum import crc32c
+from urds.common.errors import RemoteProtocolError
+from urds.common.types import BytesLike
+
+_POLYNOMIAL: Final = 0x82F63B78
+
+
+def _table() -> tuple[int, ...]:
+    rows = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ _POLYNOMIAL * (value & 1)
+        rows.append(value)
+    return tuple(rows)
+
+
+_TABLE: Final = _table()
+
+
+def crc32c_in_python(data: BytesLike, crc: int = 0) -> int:
+    """Return the checksum of `data`, going on from `crc`, which is that of what came before."""
+    crc ^= 0xFFFFFFFF
+    for byte in memoryview(data).cast("B"):
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def _fastest() -> Callable[[BytesLike, int], int]:
+    try:
+        found: Callable[[BytesLike, int], int] = import_module("crc32c").crc32c
+    except (ImportError, AttributeError):
+        return crc32c_in_python
+    return found
+
+
+crc32c: Final = _fastest()
+
 
 ULPDU_BYTES_MAX: Final = 0xFFFF
 TAGGED_BYTES: Final = 14  # control and header, without the length
@@ -70,8 +106,8 @@ class Queue(IntEnum):
 QUEUE_OF: Final = (-1, 1, -1, 0, 0, 0, 0, 2, 0, 0, 1, 3, 0, 0, 4, 4)
 
 
-class Mark(IntFlag):
-    """Bits of DDP's control that RFC 5041 reserves; between our own nodes they say more (ADR 7)."""
+class FpduMark(IntFlag):
+    """Bits of DDP's control that RFC 5041 reserves; `urds` peers use them (ADR 7)."""
 
     NONE = 0
     IMMEDIATE_FOLLOWS = 0x2000  # on the last segment of a write: the next FPDU belongs to it
@@ -118,7 +154,7 @@ class TerminateCode(IntEnum):
 
 
 class StreamBroken(RemoteProtocolError):
-    """The peer broke the rules of the stream; `code` and `header` go out in a TERMINATE."""
+    """The peer violated the stream's protocol; `code` and `header` go out in a TERMINATE."""
 
     def __init__(self, code: TerminateCode, reason: str, header: bytes = b"") -> None:
         super().__init__(f"{reason} ({code.name})")
@@ -126,7 +162,7 @@ class StreamBroken(RemoteProtocolError):
         self.header = header  # length and DDP header of the segment at fault
 
 
-class Frame(NamedTuple):
+class Fpdu(NamedTuple):
     """One FPDU, split. `payload` is a view into the buffer it was parsed from.
 
     `word` is the STag of a tagged segment, RDMAP's word of an untagged one; `offset` the tagged
@@ -147,7 +183,7 @@ class Frame(NamedTuple):
 def tagged_header(
     opcode: int, stag: int, offset: int, payload_bytes: int, *, is_last: bool, marks: int = 0
 ) -> bytes:
-    """Return length, control and header of a tagged segment: 16 octets."""
+    """Return length, control and header of a tagged segment: 16 bytes."""
     control = opcode | _VERSIONS | _IS_TAGGED | marks | (_IS_LAST if is_last else 0)
     return _TAGGED.pack(TAGGED_BYTES + payload_bytes, control, stag, offset)
 
@@ -163,13 +199,13 @@ def untagged_header(
     is_last: bool = True,
     marks: int = 0,
 ) -> bytes:
-    """Return length, control and header of an untagged segment: 20 octets."""
+    """Return length, control and header of an untagged segment: 20 bytes."""
     control = opcode | _VERSIONS | marks | (_IS_LAST if is_last else 0)
     return _UNTAGGED.pack(UNTAGGED_BYTES + payload_bytes, control, word, queue, msn, offset)
 
 
 def trailer(header: bytes, payload: bytes | bytearray | memoryview, *, crc: bool) -> bytes:
-    """Return the pad and the CRC that end an FPDU: 4 to 7 octets."""
+    """Return the pad and the CRC that end an FPDU: 4 to 7 bytes."""
     pad_bytes = -(len(header) + len(payload)) & 3
     if not crc:
         return _NO_TRAILER[pad_bytes]
@@ -177,68 +213,68 @@ def trailer(header: bytes, payload: bytes | bytearray | memoryview, *, crc: bool
     return bytes(pad_bytes) + _CRC.pack(value)
 
 
-def parse_frame(octets: memoryview, *, crc: bool) -> tuple[Frame, int] | None:
-    """Split the FPDU at the front of `octets`; return it and its octets.
+def parse_fpdu(data: memoryview, *, crc: bool) -> tuple[Fpdu, int] | None:
+    """Split the FPDU at the front of `data`; return it and its bytes.
 
     Returns `None` while some are missing. Raises StreamBroken for a length that holds no header,
     a wrong CRC, another version or an opcode in the other kind of segment. A ULPDU without any
-    octet is EMPTY_FRAME.
+    byte is EMPTY_FPDU_FRAME.
     """
-    available = len(octets)
+    available = len(data)
     if available < LENGTH_BYTES + CRC_BYTES + 2:
         return None
-    ulpdu_bytes, control = _LENGTH_CONTROL.unpack_from(octets)
+    ulpdu_bytes, control = _LENGTH_CONTROL.unpack_from(data)
     checked = LENGTH_BYTES + ulpdu_bytes + (-(LENGTH_BYTES + ulpdu_bytes) & 3)
     if available < checked + CRC_BYTES:
         return None
-    if crc and _CRC.unpack_from(octets, checked)[0] != crc32c(octets[:checked], 0):
-        raise StreamBroken(TerminateCode.MPA_CRC, f"CRC of {ulpdu_bytes} octets does not match")
+    if crc and _CRC.unpack_from(data, checked)[0] != crc32c(data[:checked], 0):
+        raise StreamBroken(TerminateCode.MPA_CRC, f"CRC of {ulpdu_bytes} bytes does not match")
     if ulpdu_bytes == 0:
-        return EMPTY_FRAME, checked + CRC_BYTES
+        return EMPTY_FPDU_FRAME, checked + CRC_BYTES
     is_tagged = bool(control & _IS_TAGGED)
     header_bytes = TAGGED_BYTES if is_tagged else UNTAGGED_BYTES
     if ulpdu_bytes < header_bytes:
         raise StreamBroken(
-            TerminateCode.MPA_LENGTH, f"FPDU of {ulpdu_bytes} octets, header has {header_bytes}"
+            TerminateCode.MPA_LENGTH, f"FPDU of {ulpdu_bytes} bytes, header has {header_bytes}"
         )
     if is_tagged:
-        _, _, word, offset = _TAGGED.unpack_from(octets)
+        _, _, word, offset = _TAGGED.unpack_from(data)
         queue = msn = 0
     else:
-        _, _, word, queue, msn, offset = _UNTAGGED.unpack_from(octets)
+        _, _, word, queue, msn, offset = _UNTAGGED.unpack_from(data)
     opcode = control & 0x000F
     if control & _VERSIONS_MASK != _VERSIONS or QUEUE_OF[opcode] != (-1 if is_tagged else queue):
-        _refuse(octets, control, queue)
-    payload = octets[LENGTH_BYTES + header_bytes : LENGTH_BYTES + ulpdu_bytes]
+        _raise_broken(data, control, queue)
+    payload = data[LENGTH_BYTES + header_bytes : LENGTH_BYTES + ulpdu_bytes]
     is_last = bool(control & _IS_LAST)
     marks = control & _MARKS
-    frame = Frame(opcode, is_tagged, is_last, marks, word, queue, msn, offset, payload)
+    frame = Fpdu(opcode, is_tagged, is_last, marks, word, queue, msn, offset, payload)
     return frame, checked + CRC_BYTES
 
 
-def header_of(octets: memoryview) -> bytes:
+def header_of(data: memoryview) -> bytes:
     """Return length, control and DDP header of the FPDU at the front: for a TERMINATE."""
-    is_tagged = _LENGTH_CONTROL.unpack_from(octets)[1] & _IS_TAGGED
-    return bytes(octets[: LENGTH_BYTES + (TAGGED_BYTES if is_tagged else UNTAGGED_BYTES)])
+    is_tagged = _LENGTH_CONTROL.unpack_from(data)[1] & _IS_TAGGED
+    return bytes(data[: LENGTH_BYTES + (TAGGED_BYTES if is_tagged else UNTAGGED_BYTES)])
 
 
 # An FPDU without a ULPDU says nothing. Some peers send one first of all (RFC 6581 section 9).
-EMPTY_FRAME: Final = Frame(-1, False, True, 0, 0, 0, 0, 0, memoryview(b""))
+EMPTY_FPDU_FRAME: Final = Fpdu(-1, False, True, 0, 0, 0, 0, 0, memoryview(b""))
 
 
-def _refuse(octets: memoryview, control: int, queue: int) -> None:
+def _raise_broken(data: memoryview, control: int, queue: int) -> None:
     """Raise StreamBroken for a control word, or a queue, that fits no opcode of ours."""
     is_tagged, opcode = bool(control & _IS_TAGGED), control & 0x000F
     if (control ^ _VERSIONS) & _DDP_VERSION_MASK:
         code = TerminateCode.TAGGED_VERSION if is_tagged else TerminateCode.UNTAGGED_VERSION
-        raise StreamBroken(code, f"DDP control {control:#06x}", header_of(octets))
+        raise StreamBroken(code, f"DDP control {control:#06x}", header_of(data))
     if (control ^ _VERSIONS) & _RDMAP_VERSION_MASK:
         code = TerminateCode.REMOTE_RDMAP_VERSION
-        raise StreamBroken(code, f"RDMAP control {control:#06x}", header_of(octets))
+        raise StreamBroken(code, f"RDMAP control {control:#06x}", header_of(data))
     if is_tagged or QUEUE_OF[opcode] < 0:
         raise StreamBroken(
-            TerminateCode.REMOTE_OPCODE, f"opcode {opcode} in the wrong kind", header_of(octets)
+            TerminateCode.REMOTE_OPCODE, f"opcode {opcode} in the wrong kind", header_of(data)
         )
     raise StreamBroken(
-        TerminateCode.UNTAGGED_QUEUE, f"opcode {opcode} on queue {queue}", header_of(octets)
+        TerminateCode.UNTAGGED_QUEUE, f"opcode {opcode} on queue {queue}", header_of(data)
     )

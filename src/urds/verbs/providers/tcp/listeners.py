@@ -1,4 +1,4 @@
-"""Listening addresses of the reliable port space, and the bounds for strangers who connect."""
+"""Listening addresses of the reliable port space, and the bounds of pending connections."""
 
 import select
 import socket
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.providers.base import Listener, OnConnectionEvent
-from urds.verbs.providers.tcp.connections import State, TcpConnection, deadline
+from urds.verbs.providers.tcp.connections import TcpConnection, TcpState, deadline
 from urds.verbs.providers.tcp.sockets import address_of, prepare, reset
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 ACCEPTS_MAX: Final = 16  # of one turn, so that a flood does not starve the streams
 
 
-class Strangers:
-    """Connections that were accepted and have not said a whole frame, counted by host."""
+class PendingConnections:
+    """Accepted connections without a whole MPA frame, counted by host."""
 
     def __init__(self) -> None:
         self._all: set[TcpConnection] = set()
@@ -37,12 +37,12 @@ class Strangers:
         return self._hosts[host]
 
     def add(self, connection: TcpConnection) -> None:
-        """Count a connection, which knows its peer."""
+        """Add a connection, which knows its peer."""
         self._all.add(connection)
         self._hosts[connection.peer[0]] += 1
 
     def discard(self, connection: TcpConnection) -> None:
-        """Count it no more, if it was counted."""
+        """Remove a connection; no error if it is not there."""
         if connection in self._all:
             self._all.remove(connection)
             host = connection.peer[0]
@@ -73,7 +73,7 @@ class TcpListener(Listener):
         adapter.listeners.add(self)
 
     def close(self) -> None:
-        """Stop listening. Requests already given stay valid; strangers are refused."""
+        """Stop listening. Requests already given stay valid; pending connections are dropped."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -96,15 +96,14 @@ class TcpListener(Listener):
                 )
                 self._take(connection)
             else:
-                self._adapter.stats.strangers_refused += 1
+                self._adapter.stats.pending_dropped += 1
                 reset(connection)
                 connection.close()
 
     def _is_welcome(self, host: str) -> bool:
-        settings, strangers = self._adapter.settings, self._adapter.strangers
+        settings, pending = self._adapter.settings, self._adapter.pending
         return (
-            len(strangers) < settings.strangers_max
-            and strangers.of(host) < settings.strangers_per_host_max
+            len(pending) < settings.pending_max and pending.of(host) < settings.pending_per_host_max
         )
 
     def _take(self, connection: socket.socket) -> None:
@@ -112,16 +111,16 @@ class TcpListener(Listener):
             TcpConnection(
                 self._adapter,
                 connection,
-                State.SETTING_UP,
+                TcpState.SETTING_UP,
                 on_event=self._on_event,
-                deadline_ns=deadline(self._adapter.settings.stranger_ns),
+                deadline_ns=deadline(self._adapter.settings.pending_ns),
                 listener=self,
             )
         except OSError:
             connection.close()  # gone between accept and our look at its address
 
     def take_request(self, connection: TcpConnection) -> bool:
-        """Take a stranger's request in, unless the backlog is full or nobody listens any more."""
+        """Admit the request of a pending connection, unless closed or the backlog is full."""
         if self._is_closed or len(self.requests) >= self._backlog:
             return False
         self.requests.add(connection)

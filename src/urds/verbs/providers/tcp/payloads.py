@@ -1,4 +1,4 @@
-"""What RDMAP puts behind the header of an untagged segment, octets to records and back.
+"""What RDMAP puts behind the header of an untagged segment, bytes to records and back.
 
 Source: RFC 5040 sections 4.4 (read) and 4.8 (terminate), RFC 7306 sections 5 (atomics) and 6
 (immediate data); the last two layouts are our own nodes' (docs/adr/0007).
@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from urds.verbs.engine.numbers import CELL_MASK
-from urds.verbs.providers.tcp.frames import StreamBroken, TerminateCode
+from urds.verbs.providers.tcp.fpdu import StreamBroken, TerminateCode
 
 _READ: Final = Struct(">IQIIQ")
 _ATOMIC: Final = Struct(">IIIQQQQQ")
@@ -23,7 +23,7 @@ COMPARE_SWAP: Final = 2
 
 
 class ReadRequest(NamedTuple):
-    """What a read asks for, 28 octets: where its answer goes, how much, and from where."""
+    """What a read asks for, 28 bytes: where its answer goes, how much, and from where."""
 
     sink_stag: int
     sink_offset: int
@@ -37,7 +37,7 @@ class ReadRequest(NamedTuple):
 
 
 class AtomicRequest(NamedTuple):
-    """An atomic operation on eight octets, 52 octets. `operation`: FETCH_ADD or COMPARE_SWAP.
+    """An atomic operation on eight bytes, 52 bytes. `operation`: FETCH_ADD or COMPARE_SWAP.
 
     All operations have masks here; a plain one has those that make no difference.
     """
@@ -66,7 +66,7 @@ class AtomicRequest(NamedTuple):
 def _fixed(payload: memoryview, layout: Struct, what: str) -> tuple[int, ...]:
     if len(payload) != layout.size:
         raise StreamBroken(
-            TerminateCode.REMOTE_OPERATION, f"{what} of {len(payload)} octets, not {layout.size}"
+            TerminateCode.REMOTE_OPERATION, f"{what} of {len(payload)} bytes, not {layout.size}"
         )
     return layout.unpack(payload)
 
@@ -86,7 +86,7 @@ def parse_atomic_request(payload: memoryview) -> AtomicRequest:
 
 
 def emit_atomic_response(identifier: int, value: int) -> bytes:
-    """Write the answer to an atomic request: the value before, 12 octets."""
+    """Write the answer to an atomic request: the value before, 12 bytes."""
     return _ATOMIC_RESPONSE.pack(identifier, value)
 
 
@@ -97,7 +97,7 @@ def parse_atomic_response(payload: memoryview) -> tuple[int, int]:
 
 
 def emit_immediate(value: int) -> bytes:
-    """Write immediate data, 8 octets; ours are 32 bits and stand in the lower half."""
+    """Write immediate data, 8 bytes; ours are 32 bits and stand in the lower half."""
     return _IMMEDIATE.pack(value)
 
 
@@ -133,7 +133,7 @@ def parse_answer(payload: memoryview) -> int:
 
 
 def emit_resume(psn: int, offset: int) -> bytes:
-    """Write which packet comes next, and how many octets of its message came before."""
+    """Write which packet comes next, and how many bytes of its message came before."""
     return _RESUME.pack(psn, offset)
 
 

@@ -1,9 +1,9 @@
-"""Waiting: one epoll set, timers, and who turns the crank.
+"""Event loop of the tcp provider: epoll, timers, and which thread runs them.
 
-Whoever waits for a completion turns it himself: waking another thread costs more than the message
-(design.md, "Run to completion"). The progress thread does it when nobody has for a
-millisecond, so that a process which computes still answers its peers; at once while somebody
-sleeps outside (`attend`), on a descriptor in a set of his own. Everything but `wait`, `progress`,
+A thread that waits for a completion runs the loop itself: waking another thread costs more than
+the message (docs/architecture.md, "Threads"). The progress thread runs it after a millisecond
+without, so that a process which computes still answers its peers; at once while a thread waits on
+a descriptor in its own poll set (`add_external_waiter`). Everything but `wait`, `progress`,
 `call_soon` and `close` is called with the lock held; handlers run with it held.
 """
 
@@ -18,13 +18,13 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakSet
 
-from urds.verbs.providers.waiters import Waiter, Waiters
+from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters
 
 Handler = Callable[[int], None]
 Ready = Callable[[], bool]
 
-EVENTS_MAX: Final = 64  # of one turn; the others come with the next
-PARKED_S: Final = 0.001  # how long the thread leaves the crank to a driver who went away
+EVENTS_MAX: Final = 64  # of one pass; the others come with the next
+PARKED_S: Final = 0.001  # how long the thread leaves the lead to the last one
 JOIN_S: Final = 2.0
 _NS: Final = 1_000_000_000
 
@@ -47,7 +47,7 @@ class Timer:
 
 
 class Reactor:
-    """The epoll set of one adapter and the thread that serves it when nobody else does."""
+    """The epoll set of one adapter and its progress thread."""
 
     def __init__(self, lock: threading.RLock, *, name: str) -> None:
         self._lock = lock
@@ -58,23 +58,23 @@ class Reactor:
         self._timers: list[Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._deferred: list[Callable[[], None]] = []
-        self._waiting = Waiters()
-        self._is_driven = False  # a thread of the application is in `_turn`
+        self._waiting = DeviceWaiters()
+        self._is_led = False  # a thread of the application leads
         self._is_processing = False
-        self._turn_count = 0
+        self._pass_count = 0
         self._polling_count = 0  # threads inside a poll that waits
-        self._driven_ns = 0
-        self._outside_count = 0
+        self._progressed_ns = 0
+        self._external_count = 0
         self._closed = False
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.watch(self._bell, select.EPOLLIN, self._handle_bell)
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch(self._doorbell, select.EPOLLIN, self._handle_doorbell)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         _alive.add(self)
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing is driven any more, or not by this process."""
+        """Return whether the loop is closed, or belongs to the parent process."""
         return self._closed
 
     # -- descriptors, timers, calls
@@ -89,7 +89,7 @@ class Reactor:
         self._epoll.modify(descriptor, events)
 
     def unwatch(self, descriptor: int) -> None:
-        """Stop watching; before the descriptor is closed. Unknown ones are none."""
+        """Stop watching; before the descriptor is closed. No error for an unknown one."""
         if self._handlers.pop(descriptor, None) is not None:
             with suppress(OSError):
                 self._epoll.unregister(descriptor)
@@ -99,52 +99,52 @@ class Reactor:
         timer = Timer(deadline_ns, callback)
         heapq.heappush(self._timers, timer)
         if self._polling_count and self._timers[0] is timer:
-            self._ring()
+            self._ring_doorbell()
         return timer
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` with the next turn: never from inside the caller."""
+        """Call `callback` in the next pass: never from inside the caller."""
         self._soon.append(callback)
         if self._polling_count:
-            self._ring()
+            self._ring_doorbell()
 
     def defer(self, callback: Callable[[], None]) -> None:
         """Call `callback` before the next poll: late enough for an answer of the application.
 
-        An application that computes instead of asking again has the thread do it.
+        If the application computes instead of polling, the progress thread calls it.
         """
         self._deferred.append(callback)
 
     def tell(self) -> None:
-        """Wake those who wait for what another thread has just made true."""
+        """Wake threads whose wait is over."""
         if not self._is_processing and self._waiting.wake_ready() and self._polling_count:
-            self._ring()
+            self._ring_doorbell()
 
-    def attend(self) -> None:
-        """Count one who sleeps outside; the thread takes the crank unless somebody has it."""
-        self._outside_count += 1
+    def add_external_waiter(self) -> None:
+        """Count an external waiter; the progress thread leads unless another thread does."""
+        self._external_count += 1
         self._parked.notify()
 
-    def unattend(self) -> None:
-        """Count one less."""
-        self._outside_count -= 1
+    def remove_external_waiter(self) -> None:
+        """Remove one external waiter."""
+        self._external_count -= 1
 
-    # -- turning the crank
+    # -- progress
 
     def progress(self) -> None:
-        """Take in what is there, without waiting. Inside a handler it does nothing."""
+        """Process what is there, without waiting. Inside a handler it does nothing."""
         with self._lock:
             if not self._is_processing and not self._closed:
-                self._turn(0)
+                self._progress_once(0)
                 self._leave()
 
     def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
-        """Wait until `is_ready()`; return what it said last. Inside a handler it only asks."""
+        """Wait until `is_ready()`; return its last result. Inside a handler it only checks."""
         with self._lock:
             if is_ready() or self._is_processing:
                 return is_ready()
             deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-            waiter = Waiter(is_ready)
+            waiter = DeviceWaiter(is_ready)
             self._waiting.append(waiter)
             try:
                 while not self._closed:
@@ -156,39 +156,39 @@ class Reactor:
                 return is_ready()
             finally:
                 self._waiting.remove(waiter)
-                if not self._is_driven:
-                    self._waiting.hand_on()
+                if not self._is_led:
+                    self._waiting.wake_successor()
 
-    def _wait_once(self, waiter: Waiter, deadline_ns: int | None) -> None:
-        if self._is_driven:
+    def _wait_once(self, waiter: DeviceWaiter, deadline_ns: int | None) -> None:
+        if self._is_led:
             left_ns = None if deadline_ns is None else deadline_ns - time.monotonic_ns()
             waiter.sleep(self._lock, None if left_ns is None else max(0, left_ns) / _NS)
             return
-        self._is_driven = True
+        self._is_led = True
         try:
-            self._turn(deadline_ns)
+            self._progress_once(deadline_ns)
         finally:
-            self._is_driven = False
+            self._is_led = False
             self._leave()
 
     def _leave(self) -> None:
-        """Leave the crank to the thread, which looks for what was put off when it is parked."""
-        self._driven_ns = time.monotonic_ns()
+        """Leave the lead to the progress thread, which checks deferred calls when it is parked."""
+        self._progressed_ns = time.monotonic_ns()
         if self._deferred and self._polling_count:
-            self._ring()
-        if self._outside_count:
+            self._ring_doorbell()
+        if self._external_count:
             self._parked.notify()
 
-    def _turn(self, deadline_ns: int | None) -> None:
+    def _progress_once(self, deadline_ns: int | None) -> None:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
-        # What was put off may be what somebody waits for: then nobody may sleep on it.
+        # Deferred calls may satisfy a waiter: then no thread may sleep.
         events = self._poll(0 if self._do_deferred() else deadline_ns)
         if self._is_processing or self._closed:
             return
         self._is_processing = True
-        self._turn_count += 1
+        self._pass_count += 1
         try:
-            self._run_soon()  # first: an owner hears that he is connected before data arrive
+            self._run_soon()  # first: ESTABLISHED precedes data
             for descriptor, mask in events:
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
@@ -202,7 +202,7 @@ class Reactor:
             self.tell()
 
     def _do_deferred(self) -> bool:
-        """Do what was put off; return whether there was anything."""
+        """Run deferred calls; return whether there were any."""
         if self._is_processing or not self._deferred:
             return False
         while self._deferred:
@@ -214,7 +214,7 @@ class Reactor:
             heapq.heappop(self._timers)
         if self._timers and (deadline_ns is None or self._timers[0].deadline_ns < deadline_ns):
             deadline_ns = self._timers[0].deadline_ns
-        self._polling_count += 1  # before the last look: who calls without the lock rings now
+        self._polling_count += 1  # before the last check: calls without the lock ring now
         if self._soon:
             deadline_ns = 0
         if deadline_ns is None:
@@ -224,7 +224,7 @@ class Reactor:
         if wait_s == 0:
             self._polling_count -= 1
             return self._epoll.poll(0, EVENTS_MAX)
-        turn_count = self._turn_count
+        pass_count = self._pass_count
         self._lock.release()
         try:
             events = self._epoll.poll(wait_s, EVENTS_MAX)
@@ -238,7 +238,7 @@ class Reactor:
             if self._closed:
                 self._polled.notify_all()
         # If another thread was faster, what it left is still ready and comes with the next poll.
-        return events if turn_count == self._turn_count else []
+        return events if pass_count == self._pass_count else []
 
     def _run_soon(self) -> None:
         for _ in range(len(self._soon)):
@@ -251,37 +251,37 @@ class Reactor:
             if callback is not None:
                 callback()
 
-    def _ring(self) -> None:
+    def _ring_doorbell(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._doorbell, 1)
 
-    def _handle_bell(self, _events: int) -> None:
+    def _handle_doorbell(self, _events: int) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._doorbell)
 
     # -- the thread
 
     def _run(self) -> None:
         with self._lock:
             while not self._closed:
-                if self._is_driven or not self._is_mine():
+                if self._is_led or not self._is_mine():
                     self._parked.wait(PARKED_S)
                     continue
-                self._turn(None)
+                self._progress_once(None)
                 # No application answers from here, and a driver may sleep on what was put off.
                 if self._do_deferred():
                     self.tell()
 
     def _is_mine(self) -> bool:
-        """Tell whether the thread may turn the crank that nobody has now."""
-        if self._outside_count or self._deferred:
+        """Return whether the progress thread may lead, there being no other leader."""
+        if self._external_count or self._deferred:
             return True
-        return time.monotonic_ns() - self._driven_ns >= PARKED_S * _NS
+        return time.monotonic_ns() - self._progressed_ns >= PARKED_S * _NS
 
     def abandon_in_child(self) -> None:
-        """Leave everything to the parent; called in the child of a fork, where no thread is.
+        """Close this copy in the child of a fork, where no thread is.
 
-        Each watched descriptor becomes one of nothing: what the child kept open would keep the
+        Each watched descriptor becomes one of /dev/null: what the child kept open would keep the
         parent's ports taken and its peers waiting after the parent's death. The numbers stay
         taken, since the objects that hold them are still there. The set of the epoll is shared
         with the parent, and so not touched.
@@ -306,17 +306,17 @@ class Reactor:
             self._closed = True
             self._waiting.wake_all()
             self._parked.notify_all()
-            self._ring()
+            self._ring_doorbell()
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)
         with self._lock:
-            # Who is not back from the poll yet would sleep on a descriptor that is gone.
+            # A thread that is still in the poll would sleep on a closed descriptor.
             self._polled.wait_for(lambda: not self._polling_count, JOIN_S)
             self._handlers.clear()
             self._timers.clear()
             self._soon.clear()
             self._epoll.close()
-            os.close(self._bell)
+            os.close(self._doorbell)
 
 
 _alive: WeakSet[Reactor] = WeakSet()

@@ -16,18 +16,18 @@ def _descriptors_max() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpProviderSettings:
-    """What an opening of the device may be told; the defaults suit everybody we know."""
+    """Settings of the device."""
 
     address: str = "127.0.0.1"  # whose GID the opening has, and where its datagrams leave from
-    stranger_ns: int = 5_000 * _MS  # to say a whole MPA frame
-    # Connections that have not said it yet, and those of one host. Who opens thousands of them
-    # looks like a flood at first, so the bounds are high where there are descriptors for it.
-    strangers_max: int = field(default_factory=lambda: _descriptors_max() // 4)
-    strangers_per_host_max: int = field(default_factory=lambda: _descriptors_max() // 8)
+    pending_ns: int = 5_000 * _MS  # for a whole MPA frame
+    # Connections without one, and those of one host. A client that opens thousands of them looks
+    # like a flood at first, so the bounds are high where there are descriptors for it.
+    pending_max: int = field(default_factory=lambda: _descriptors_max() // 4)
+    pending_per_host_max: int = field(default_factory=lambda: _descriptors_max() // 8)
     connect_ns: int = 10_000 * _MS  # to be connected and answered, where no one says otherwise
-    farewell_ns: int = 2_000 * _MS  # for our last octets to leave and the peer to close
+    farewell_ns: int = 2_000 * _MS  # for our last bytes to leave and the peer to close
     crc: bool = False  # insist on CRC32C: slow without the `crc32c` distribution
-    own: bool = True  # offer, and take, the manners of our own nodes
+    urds_extensions: bool = True  # use the extensions of docs/adr/0007 with peers that offer them
     send_buffer_bytes: int = 0  # of a TCP connection; 0 leaves it to the kernel's own tuning
     receive_buffer_bytes: int = 0
     datagram_bytes_max: int = 1_400  # payload; up to 65,000 where the path allows it
@@ -40,8 +40,8 @@ class TcpStats:
 
     connections_made: int = 0
     connections_taken: int = 0
-    strangers_refused: int = 0  # over the bounds
-    strangers_failed: int = 0  # no whole or no valid MPA frame
+    pending_dropped: int = 0  # over the bounds
+    pending_failed: int = 0  # no whole or no valid MPA frame
     requests_refused: int = 0  # backlog full
     streams_broken_by_peer: int = 0  # frames that break the rules
     crc_errors: int = 0

@@ -1,4 +1,4 @@
-"""Sockets as this provider wants them: addresses, options, a TCP listener."""
+"""Sockets of the tcp provider: addresses, options, a TCP listener."""
 
 import errno
 import ipaddress
@@ -8,12 +8,12 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
-from urds.verbs.providers.base import Address
+from urds.common.types import HostPort
 
 _LINGER: Final = Struct("ii")
 
 
-def resolve(address: Address) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+def resolve(address: HostPort) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     """Return family and socket address of a numeric IP and port. Raises OSError (EINVAL)."""
     host, port = address
     try:
@@ -31,7 +31,7 @@ def resolve(address: Address) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     return socket.AF_INET6, (plain, port, 0, scope_index)
 
 
-def address_of(socket_address: Any) -> Address:
+def address_of(socket_address: Any) -> HostPort:
     """Return the address of a socket's name; an IPv6 scope stays in it."""
     host, port = socket_address[0], socket_address[1]
     if len(socket_address) == 4 and socket_address[3] and "%" not in host:
@@ -70,17 +70,17 @@ def prepare(connection: socket.socket, *, send_bytes: int = 0, receive_bytes: in
 
 
 def reset(connection: socket.socket) -> None:
-    """Let the close send a reset: the peer takes it for a refusal."""
+    """Make the close send a RST: the peer sees ECONNRESET."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
 
 
 def segment_bytes(connection: socket.socket) -> int:
-    """Return the octets of one TCP segment of a connection."""
+    """Return the bytes of one TCP segment of a connection."""
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
 
 
-def listening(local: Address, *, backlog: int) -> socket.socket:
+def listening(local: HostPort, *, backlog: int) -> socket.socket:
     """Return a listening, non-blocking socket. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
     family, name = resolve(local)
     listener = socket.socket(family, socket.SOCK_STREAM)

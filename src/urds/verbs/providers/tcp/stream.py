@@ -1,6 +1,6 @@
 """One established iWARP stream: a TCP connection, a queue pair, and the codec between them.
 
-Sending happens in the thread that posts while the connection takes octets; what it does not take
+Sending happens in the thread that posts while the connection takes bytes; what it does not take
 waits here, at most 256 KiB, and the engine keeps the rest (`poll_transmit` is not asked). Reading
 goes through the adapter's one buffer, so an idle stream holds no memory but a partial FPDU's. From
 there the engine copies each payload once to its place: to read it there at once would take a call
@@ -8,7 +8,7 @@ per FPDU, and one call for four costs less than the copies.
 
 A stream ends once, for one reason. Said on purpose: what was sent before leaves, then a FAREWELL
 to a node of our own, then the end of the TCP stream, for which both sides wait a bounded time, so
-that no reset eats the last octets. Everything else sends a TERMINATE if it can. The adapter's lock
+that no reset eats the last bytes. Everything else sends a TERMINATE if it can. The adapter's lock
 guards a stream.
 """
 
@@ -20,16 +20,63 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from urds.common.types import BytesLike
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import QPAttrMask, QPState
 from urds.verbs.engine.packets import ANSWERED, Packet, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.tcp.decoder import Decoder, Farewell, Terminated
 from urds.verbs.providers.tcp.encoder import Encoder
-from urds.verbs.providers.tcp.frames import FPDU_BYTES_MAX, StreamBroken, TerminateCode
-from urds.verbs.providers.tcp.out_queue import OutQueue
+from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX, StreamBroken, TerminateCode
 from urds.verbs.providers.tcp.reactor import Reactor, Timer
 from urds.verbs.providers.tcp.settings import TcpStats
+
+PIECES_MAX: Final = 512  # of one sendmsg; Linux takes 1,024
+
+
+class OutQueue:
+    """Bytes that wait for room in the connection. `sent_bytes` counts all that TCP has taken."""
+
+    __slots__ = ("pieces", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.pieces: list[BytesLike] = []  # the encoder appends here
+        self.sent_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.pieces)
+
+    def send(self, connection: socket.socket) -> bool:
+        """Send what is here; return whether all of it is gone. Raises OSError from the socket."""
+        pieces, gone = self.pieces, 0
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        try:
+            while gone < len(pieces):
+                count = connection.sendmsg(pieces[gone : gone + PIECES_MAX], (), flags)
+                self.sent_bytes += count
+                while count:
+                    piece = pieces[gone]
+                    if count < len(piece):
+                        pieces[gone] = memoryview(piece)[count:]
+                        break
+                    count -= len(piece)
+                    gone += 1
+        except BlockingIOError:
+            return False
+        finally:
+            del pieces[:gone]
+        return True
+
+    def copy(self) -> None:
+        """Copy the views among what waits: their memory returns to its owner."""
+        self.pieces[:] = [
+            bytes(piece) if isinstance(piece, memoryview) else piece for piece in self.pieces
+        ]
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        self.pieces.clear()
+
 
 OUT_BYTES_MAX: Final = 256 * 1024  # that wait for the connection
 READ_BYTES: Final = 256 * 1024  # of one read
@@ -42,49 +89,49 @@ _SYNDROME_OF: Final = {
 }
 
 
-class StreamEnd(Enum):
+class IwarpStreamEnd(Enum):
     """How a stream ended."""
 
     DISCONNECTED = auto()
     BROKEN = auto()
 
 
-class Host(Protocol):
+class StreamHost(Protocol):
     """What a stream needs of its adapter."""
 
     reactor: Reactor
     stats: TcpStats
     read_view: memoryview  # BUFFER_BYTES, for one handler at a time
 
-    def pump_events(self, qp: QueuePair) -> None:
-        """Hand on the asynchronous events of a queue pair."""
+    def deliver_events(self, qp: QueuePair) -> None:
+        """Deliver the asynchronous events of a queue pair."""
 
-    def forget_stream(self, stream: "Stream") -> None:
-        """Forget a stream that is closed."""
+    def forget_stream(self, stream: "IwarpStream") -> None:
+        """Remove a stream that is closed."""
 
 
-class Stream:
-    """The octets of one connection in both directions. `on_end` is called once."""
+class IwarpStream:
+    """The bytes of one connection in both directions. `on_end` is called once."""
 
     def __init__(
         self,
-        host: Host,
+        host: StreamHost,
         connection: socket.socket,
         qp: QueuePair,
         encoder: Encoder,
         decoder: Decoder,
         *,
-        own: bool,
+        urds_peer: bool,
         may_send: bool,
         farewell_ns: int,
-        on_end: Callable[[StreamEnd, str], None],
+        on_end: Callable[[IwarpStreamEnd, str], None],
     ) -> None:
         self._host = host
         self._socket = connection
         self._qp = qp
         self._encoder = encoder
         self._decoder = decoder
-        self._own = own
+        self._urds_peer = urds_peer
         self._may_send = may_send  # a plain responder waits for the initiator's first frame
         self._farewell_ns = farewell_ns
         self._on_end = on_end
@@ -101,31 +148,31 @@ class Stream:
 
     @property
     def is_reading(self) -> bool:
-        """Tell whether this is the inside of a packet's delivery: the queue pair is at work."""
+        """Return whether a packet is being delivered: the queue pair is at work."""
         return self._is_reading
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the socket is; it outlives the stream while last octets leave."""
+        """Return whether the socket is open; it outlives the stream while last bytes are sent."""
         return self._socket.fileno() >= 0
 
-    def start(self, octets: bytes, *, first_write: bool) -> None:
-        """Take over the connection; `octets` came with the set-up's last frame.
+    def start(self, data: bytes, *, first_write: bool) -> None:
+        """Take over the connection; `data` came with the set-up's last frame.
 
-        A plain responder may wait for a `first_write`, an empty one, before it speaks.
+        A plain responder may wait for a `first_write`, an empty one, before it sends.
         """
         if first_write:
             self._encoder.emit_empty_write(self._out.pieces)
         self._host.reactor.watch(self._socket.fileno(), self._events, self._handle_socket)
-        self._kept = octets
-        if octets:
+        self._kept = data
+        if data:
             self._read(0)
-        self.kick()
+        self.progress_qp()
 
     # -- sending
 
-    def kick(self) -> None:
-        """Carry away what the queue pair has to say, as far as the connection takes it."""
+    def progress_qp(self) -> None:
+        """Send what the queue pair has to send, as far as the connection takes it."""
         if self._is_reading or self._is_over:
             return
         self._is_deferred = False
@@ -137,12 +184,12 @@ class Stream:
                 return
             if self._encoder.is_terminated:
                 # The answer to a plain peer's request could be said in no other way.
-                self._end(StreamEnd.BROKEN, "no receive for a message of the peer")
+                self._end(IwarpStreamEnd.BROKEN, "no receive for a message of the peer")
                 return
             self._plan_timer()
-            self._host.pump_events(self._qp)
+            self._host.deliver_events(self._qp)
         if not self._has_running_queue_pair():
-            self._end_with_queue_pair()
+            self._end_with_failed_qp()
 
     def _has_running_queue_pair(self) -> bool:
         return self._qp.state not in (QPState.ERR, QPState.RESET)
@@ -152,27 +199,27 @@ class Stream:
         while True:
             is_dry = self._take_packets(now_ns)
             is_empty = self._out.send(self._socket)
-            has_confirmed = not self._own and self._confirm(now_ns)
+            has_confirmed = not self._urds_peer and self._confirm(now_ns)
             if not is_empty or (is_dry and not has_confirmed):
                 break
         self._watch_for_room(not is_empty)
 
     def _take_packets(self, now_ns: int) -> bool:
-        """Take what the engine wants sent, as far as there is room; tell whether it was all."""
+        """Encode what the engine wants sent, while there is room; return whether it was all."""
         if not self._may_send:
             return True
         qp, encoder, out = self._qp, self._encoder, self._out
-        while encoder.octets_emitted - out.sent_bytes < OUT_BYTES_MAX:
+        while encoder.bytes_emitted - out.sent_bytes < OUT_BYTES_MAX:
             packet = qp.poll_transmit(now_ns)
             if packet is None:
                 return True
-            refusal = encoder.emit(packet, out.pieces)
-            if refusal is not None:
-                qp.receive_packet(refusal, now_ns)
+            nak = encoder.emit(packet, out.pieces)
+            if nak is not None:
+                qp.receive_packet(nak, now_ns)
         return False
 
     def _confirm(self, now_ns: int) -> bool:
-        """Complete what TCP has taken: a plain peer acknowledges nothing. Tell if it was any."""
+        """Complete what TCP has taken: a plain peer sends no ACKs. Return whether there was any."""
         packet = self._encoder.confirm(self._out.sent_bytes)
         if packet is None:
             return False
@@ -202,7 +249,7 @@ class Stream:
         self._timer = None
         if not self._is_over:
             self._qp.handle_timeout(time.monotonic_ns())
-            self.kick()
+            self.progress_qp()
 
     # -- receiving
 
@@ -220,13 +267,13 @@ class Stream:
             if not self._is_deferred:
                 self._is_deferred = True
                 self._host.reactor.defer(self._kick_deferred)
-            self._host.pump_events(self._qp)
+            self._host.deliver_events(self._qp)
         else:
-            self.kick()
+            self.progress_qp()
 
     def _kick_deferred(self) -> None:
         if self._is_deferred:
-            self.kick()
+            self.progress_qp()
 
     def _handle_readable(self) -> None:
         view, start = self._host.read_view, len(self._kept)
@@ -239,13 +286,13 @@ class Stream:
             return
         if count:
             self._read(count)
-        elif self._own or self._kept:
+        elif self._urds_peer or self._kept:
             self._lose("the connection ended without a word")
         else:
-            self._end(StreamEnd.DISCONNECTED, "the peer closed the connection")
+            self._end(IwarpStreamEnd.DISCONNECTED, "the peer closed the connection")
 
     def _read(self, count: int) -> None:
-        """Take the frames of what was kept and of `count` octets behind it in the buffer."""
+        """Decode what was kept and the `count` bytes behind it in the buffer."""
         view = self._host.read_view
         position, end = 0, len(self._kept) + count
         view[: len(self._kept)] = self._kept
@@ -274,72 +321,72 @@ class Stream:
     def _deliver(self, packet: Packet, now_ns: int) -> None:
         self._encoder.peer_wrote_last = self._decoder.wrote_last
         self._qp.receive_packet(packet, now_ns)
-        if not self._own and packet.kind == PacketKind.READ_RESPONSE:
+        if not self._urds_peer and packet.kind == PacketKind.READ_RESPONSE:
             self._confirm(now_ns)
 
     def _handle_end_frame(self, item: Farewell | Terminated) -> None:
         if isinstance(item, Farewell):
-            self._end(StreamEnd.DISCONNECTED, "the peer disconnected")
+            self._end(IwarpStreamEnd.DISCONNECTED, "the peer disconnected")
             return
         self._host.stats.terminates_received += 1
-        asked = self._encoder.oldest_asked()
-        if asked is not None and not self._own:
-            # The peer ends the stream over a read of ours, as far as anybody can tell.
+        asked = self._encoder.oldest_outbound()
+        if asked is not None and not self._urds_peer:
+            # The TERMINATE presumably concerns our oldest read.
             syndrome = _SYNDROME_OF.get(item.code >> 8 & 0xF, Syndrome.NAK_REMOTE_OPERATION)
-            refusal = Packet(PacketKind.ACK, self._qp.qpn, psn=asked, syndrome=syndrome)
-            self._qp.receive_packet(refusal, time.monotonic_ns())
-        self._end(StreamEnd.BROKEN, f"the peer terminated the stream: {_code_name(item.code)}")
+            nak = Packet(PacketKind.ACK, self._qp.qpn, psn=asked, syndrome=syndrome)
+            self._qp.receive_packet(nak, time.monotonic_ns())
+        self._end(IwarpStreamEnd.BROKEN, f"the peer terminated the stream: {_code_name(item.code)}")
 
     # -- the end
 
     def disconnect(self) -> None:
-        """End the stream on purpose: what was sent before leaves first, as far as it may.
+        """End the stream in order: what was sent before goes out first, as far as it may.
 
-        The octets that still wait are copied, at most what the engine may have under way (128
+        The bytes that still wait are copied, at most what the engine may have in flight (128
         packets), for the flush gives their memory back to the application.
         """
         if self._is_over:
             return
         self._say_the_rest()
         self._encoder.emit_farewell(self._out.pieces)
-        self._end(StreamEnd.DISCONNECTED, "disconnected here")
+        self._end(IwarpStreamEnd.DISCONNECTED, "disconnected here")
 
     def abort(self) -> None:
-        """Drop the connection without a word; nothing is told."""
+        """Drop the connection without a TERMINATE or an event."""
         self._is_over = True
         self._cancel_timer()
         self._close_socket()
 
     def _say_the_rest(self) -> None:
-        """Take all that the engine would say now into the out-queue."""
+        """Encode all that the engine would send now into the out-queue."""
         now_ns = time.monotonic_ns()
         while self._may_send and (packet := self._qp.poll_transmit(now_ns)) is not None:
             self._encoder.emit(packet, self._out.pieces)
 
-    def _end_with_queue_pair(self) -> None:
-        """End the stream of a queue pair that has failed, or was taken back, by itself."""
+    def _end_with_failed_qp(self) -> None:
+        """End the stream after its queue pair has failed or was reset."""
         self._say_the_rest()
         self._terminate(TerminateCode.LOCAL_CATASTROPHIC)
-        self._end(StreamEnd.BROKEN, f"queue pair went to {self._qp.state.name}")
+        self._end(IwarpStreamEnd.BROKEN, f"queue pair went to {self._qp.state.name}")
 
     def _break(self, broken: StreamBroken) -> None:
         self._host.stats.streams_broken_by_peer += 1
         self._host.stats.crc_errors += broken.code is TerminateCode.MPA_CRC
         self._terminate(broken.code, broken.header)
-        self._end(StreamEnd.BROKEN, str(broken))
+        self._end(IwarpStreamEnd.BROKEN, str(broken))
 
     def _lose(self, reason: str) -> None:
         self._host.stats.streams_lost += 1
         self._out.clear()
         self._peer_is_done = True
-        self._end(StreamEnd.BROKEN, reason)
+        self._end(IwarpStreamEnd.BROKEN, reason)
 
     def _terminate(self, code: TerminateCode, header: bytes = b"") -> None:
         if not self._encoder.is_terminated:
             self._encoder.emit_terminate(code, header, self._out.pieces)
 
-    def _end(self, end: StreamEnd, reason: str) -> None:
-        """Tell the end, fail the queue pair, and close the connection when the rest is out."""
+    def _end(self, end: IwarpStreamEnd, reason: str) -> None:
+        """Report the end, fail the queue pair, and close the connection when the rest is sent."""
         if self._is_over:
             return
         self._is_over = True
@@ -350,7 +397,7 @@ class Stream:
         qp, now_ns = self._qp, time.monotonic_ns()
         if self._has_running_queue_pair():
             qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, now_ns)
-        self._host.pump_events(qp)
+        self._host.deliver_events(qp)
         self._finish(0)
         if self.is_open:
             deadline_ns = now_ns + self._farewell_ns
@@ -358,7 +405,7 @@ class Stream:
         self._on_end(end, reason)
 
     def _finish(self, events: int) -> None:
-        """Send the last octets, close our half, and wait for the peer's."""
+        """Send the last bytes, close our half, and wait for the peer's."""
         try:
             if not self._out or self._out.send(self._socket):
                 with suppress(OSError):

@@ -5,18 +5,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from urds.common.types import HostPort
 from urds.verbs.cm.mpa import MpaEstablished
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.providers.base import Address, ConnectParameters
+from urds.verbs.providers.base import ConnectParameters
 from urds.verbs.providers.tcp.decoder import Decoder
 from urds.verbs.providers.tcp.encoder import Encoder
-from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import CRC_BYTES, LENGTH_BYTES, UNTAGGED_BYTES
+from urds.verbs.providers.tcp.fpdu import CRC_BYTES, LENGTH_BYTES, UNTAGGED_BYTES
+from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 from urds.verbs.providers.tcp.sockets import gid_of, segment_bytes
-from urds.verbs.providers.tcp.stream import Stream, StreamEnd
+from urds.verbs.providers.tcp.stream import IwarpStream, IwarpStreamEnd
 
 if TYPE_CHECKING:
     from urds.verbs.providers.tcp.adapter import TcpAdapter
@@ -55,26 +56,28 @@ def make_stream(
     agreed: MpaEstablished,
     parameters: ConnectParameters,
     *,
-    peer: Address,
+    peer: HostPort,
     is_initiator: bool,
-    on_end: Callable[[StreamEnd, str], None],
-) -> Stream:
-    """Lead the queue pair to RTS and put the codec between it and the connection."""
+    on_end: Callable[[IwarpStreamEnd, str], None],
+) -> IwarpStream:
+    """Take the queue pair to RTS and connect it to the socket by the codec."""
     _lead_to_ready(adapter, qp, agreed, parameters, peer)
-    exchange = Exchange(owed_max=max(1, agreed.ird))
+    reads = OutstandingReads(inbound_max=max(1, agreed.ird))
     payload_bytes_max = PACKET_BYTES_MAX
-    if not agreed.own:
+    if not agreed.urds_peer:
         # RFC 5044 section 5 asks for FPDUs that fit one TCP segment; hardware likes them so.
         fitting = segment_bytes(connection) - _OVERHEAD_BYTES
         payload_bytes_max = max(_PLAIN_BYTES_MIN, min(PACKET_BYTES_MAX, fitting))
-    return Stream(
+    return IwarpStream(
         adapter,
         connection,
         qp,
-        Encoder(exchange, own=agreed.own, crc=agreed.crc, payload_bytes_max=payload_bytes_max),
-        Decoder(exchange, target_qpn=qp.qpn, own=agreed.own, crc=agreed.crc),
-        own=agreed.own,
-        may_send=agreed.own or is_initiator,
+        Encoder(
+            reads, urds_peer=agreed.urds_peer, crc=agreed.crc, payload_bytes_max=payload_bytes_max
+        ),
+        Decoder(reads, target_qpn=qp.qpn, urds_peer=agreed.urds_peer, crc=agreed.crc),
+        urds_peer=agreed.urds_peer,
+        may_send=agreed.urds_peer or is_initiator,
         farewell_ns=adapter.settings.farewell_ns,
         on_end=on_end,
     )
@@ -85,10 +88,10 @@ def _lead_to_ready(
     qp: QueuePair,
     agreed: MpaEstablished,
     parameters: ConnectParameters,
-    peer: Address,
+    peer: HostPort,
 ) -> None:
     attr = QPAttr(
-        # Rights of the keys decide; a queue pair whose owner led it to INIT keeps his.
+        # The keys' rights decide; a queue pair in INIT keeps the rights it has.
         qp_access_flags=AccessFlag.LOCAL_WRITE
         | AccessFlag.REMOTE_WRITE
         | AccessFlag.REMOTE_READ

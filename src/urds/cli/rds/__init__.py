@@ -1,0 +1,1 @@
+"""The commands `urds ping`, `info`, `demo` and `stress`."""

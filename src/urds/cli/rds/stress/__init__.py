@@ -1,0 +1,1 @@
+"""The command `urds stress`: load and checked messages between two hosts, after rds-stress."""

@@ -1,0 +1,1 @@
+"""What all four systems use. Imports nothing of urds but itself."""

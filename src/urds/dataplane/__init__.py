@@ -1,1 +1,0 @@
-"""What happens once per message: the contract (`base`) and its implementations."""

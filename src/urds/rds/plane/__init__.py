@@ -1,0 +1,1 @@
+"""The data plane, which runs once per message: its contract and its two implementations."""

@@ -1,0 +1,1 @@
+"""The data plane in Python: the specification that the compiled plane is compared with."""

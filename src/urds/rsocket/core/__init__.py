@@ -1,0 +1,1 @@
+"""The cores of rsockets: value machines without sockets, clocks or threads."""

@@ -1,0 +1,1 @@
+"""The shell of rsockets: devices, connections, listeners, datagram sockets and timers."""

@@ -1,0 +1,566 @@
+"""One connected stream: a queue pair, its connection, and the core that says what goes over it.
+
+A link never waits. Calls of the application take the adapter's lock, change the core, and post
+what it has to send; completions come in through the device context, which lets the links that they
+concern finish once the device's call is over. `on_change` tells what shows or awaits readiness.
+
+A connect tries the devices in their order: the next one when no peer listens on the one before.
+"""
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
+from typing import Final
+
+from urds.common.errors import RemoteProtocolError
+from urds.common.types import HostPort
+from urds.rsocket.core.stream import Post, Shut, StreamCore, StreamSettings
+from urds.rsocket.link.device_context import DeviceContext, Readiness
+from urds.rsocket.link.timers import Timer, timers
+from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
+from urds.verbs.engine.queue_pair import QueuePair
+from urds.verbs.engine.requests import SendRequest
+from urds.verbs.engine.work import WC, SendWR
+from urds.verbs.providers.base import (
+    ConnectionEventKind,
+    ConnectParameters,
+    PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
+)
+
+LINGER_S: Final = 30.0  # how long a closed link goes on sending what was accepted
+_NS: Final = 1_000_000_000
+# What the end of a connect means. Source: docs/reference/rsocket.md 2.4, 11.
+_CONNECT_ERRNO: Final = {
+    ConnectionEventKind.REFUSED: errno.ECONNREFUSED,
+    ConnectionEventKind.REJECTED: errno.ECONNREFUSED,
+    ConnectionEventKind.UNREACHABLE: errno.ETIMEDOUT,
+    ConnectionEventKind.ERROR: errno.ECONNABORTED,
+    ConnectionEventKind.DISCONNECTED: errno.ECONNABORTED,
+    ConnectionEventKind.BROKEN: errno.ECONNRESET,
+}
+
+
+def parameters_with(private_data: bytes) -> ConnectParameters:
+    """Return the parameters of a connect or accept. Source: docs/reference/rsocket.md 2.2."""
+    return ConnectParameters(
+        private_data=private_data,
+        responder_resources=0,
+        initiator_depth=0,
+        retry_count=7,
+        rnr_retry_count=7,
+    )
+
+
+class LinkState(Enum):
+    """The states of a link. OVER is final."""
+
+    IDLE = auto()
+    CONNECTING = auto()
+    CONNECTED = auto()
+    OVER = auto()
+
+
+class _SendQueue:
+    """The queue pair of a link, and what was posted to it from the caller's memory."""
+
+    __slots__ = ("qp", "zero_copy_posts")
+
+    def __init__(self) -> None:
+        self.qp: QueuePair | None = None
+        self.zero_copy_posts: list[tuple[SendRequest, Post]] = []
+
+    def post_all(self, stream: StreamCore) -> bool:
+        """Post all that the stream has to send; return whether that was anything."""
+        qp, has_posted = self.qp, False
+        if qp is None or qp.state is not QPState.RTS:
+            return False
+        while (post := stream.poll_transmit()) is not None:
+            wr = SendWR(
+                0,
+                WROpcode.RDMA_WRITE if post.imm_data is None else WROpcode.RDMA_WRITE_WITH_IMM,
+                imm_data=post.imm_data or 0,
+                remote_addr=post.address,
+                rkey=post.rkey,
+                data=post.data,
+            )
+            request = qp.post_send(wr, 0)  # only datagrams and timers look at the time
+            if post.is_zero_copy and request is not None:
+                self.zero_copy_posts.append((request, post))
+            has_posted = True
+        return has_posted
+
+    def detach(self, stream: StreamCore) -> None:
+        """Give the caller its memory back: what has not left the queue pair yet is copied."""
+        for request, post in self.zero_copy_posts:
+            stream.stats.bytes_copied_in += request.detach()
+            post.data = b""
+        self.zero_copy_posts.clear()
+
+    def forget(self, context: DeviceContext) -> None:
+        """Drop the queue pair."""
+        qp, self.qp = self.qp, None
+        if qp is not None:
+            context.forget(qp)
+
+
+class _LinkTimers:
+    """The keepalive of a link, and the end of its lingering."""
+
+    __slots__ = ("_keepalive", "_keepalive_ns", "_linger")
+
+    def __init__(self) -> None:
+        self._keepalive: Timer | None = None
+        self._keepalive_ns: int | None = None
+        self._linger: Timer | None = None
+
+    def plan_keepalive(self, deadline_ns: int | None, call: Callable[[], None]) -> None:
+        """Call at a deadline instead of the one before; None changes nothing."""
+        if deadline_ns is None or deadline_ns == self._keepalive_ns:
+            return
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+        self._keepalive_ns = deadline_ns
+        self._keepalive = timers.call_at(deadline_ns, call)
+
+    def note_keepalive(self) -> None:
+        """Note that the keepalive has been called."""
+        self._keepalive_ns = None
+
+    def linger(self, limit_ns: int, call: Callable[[], None]) -> None:
+        """Call after a time."""
+        self._linger = timers.call_at(time.monotonic_ns() + limit_ns, call)
+
+    def cancel(self) -> None:
+        """Call nothing any more."""
+        for timer in (self._keepalive, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self._keepalive = self._linger = None
+
+
+class StreamLink:
+    """One side of a connection, from the connect or the request on."""
+
+    def __init__(self, contexts: Sequence[DeviceContext], settings: StreamSettings) -> None:
+        """Make an idle link over the first of these devices that knows the peer."""
+        self.contexts = list(contexts)
+        self.context = self.contexts[0]
+        self.settings = settings
+        self.state = LinkState.IDLE
+        self.error = 0
+        self.reason = ""  # of the end, for people
+        self.local: HostPort | None = None
+        self.peer: HostPort | None = None
+        self.on_change: Callable[[], None] | None = None
+        self.stream: StreamCore | None = None
+        self._send_queue = _SendQueue()
+        self._early_imm_data: list[int] = []  # of messages before the peer's connect data
+        self._connection: VerbsConnection | None = None
+        self._untried: list[DeviceContext] = []  # by a connect
+        self._connect_timeout_ns: int | None = None
+        self._is_closed = False
+        self._is_disconnecting = False
+        self._timers = _LinkTimers()
+
+    # -- connecting
+
+    def connect(
+        self, peer: HostPort, *, local: HostPort | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Ask for a connection and return at once; `state` and `error` tell how it went.
+
+        Raises OSError for what can be told at once: EINVAL, EADDRNOTAVAIL, ENOMEM.
+        """
+        self.peer, self.local = peer, local
+        self._connect_timeout_ns = None if timeout_s is None else int(timeout_s * _NS)
+        self._untried = list(self.contexts)
+        self.state = LinkState.CONNECTING
+        try:
+            self._try_next()
+        except OSError:
+            self.state = LinkState.IDLE
+            raise
+
+    def _try_next(self) -> None:
+        """Ask the next device; one that cannot ask at all is passed over. Call it without locks."""
+        problem = OSError(errno.ECONNREFUSED, f"nothing listens at {self.peer}")
+        while self._untried:
+            context = self._untried.pop(0)
+            with context.adapter.lock:
+                if self._is_closed:
+                    return
+                self.context = context
+                try:
+                    self._ask()
+                    return
+                except OSError as error:
+                    problem = error
+                    self._drop()
+        raise problem
+
+    def _go_on(self) -> None:
+        """Ask the next device after the one before has refused."""
+        before = self.context
+        try:
+            self._try_next()
+        except OSError as error:
+            with self._locked() as context:
+                self.error, self.reason = error.errno or errno.ECONNREFUSED, str(error)
+                self.state = LinkState.OVER
+                context.mark(self)
+        with before.adapter.lock:
+            before.mark(self)  # a call that waits there looks where the link is now
+
+    @contextmanager
+    def _locked(self) -> Iterator[DeviceContext]:
+        """Hold the lock of the device that the link is on, which a connect may change."""
+        while True:
+            context = self.context
+            with context.adapter.lock:
+                if context is self.context:
+                    yield context
+                    return
+
+    def _ask(self) -> None:
+        context = self.context
+        assert self.peer is not None, "a link that connects has a peer"
+        stream, qp = self._prepare()
+        context.stats.connects += 1
+        self._connection = context.adapter.connect(
+            qp,
+            self.peer,
+            PortSpace.TCP,
+            parameters_with(stream.connect_data()),
+            on_event=self._handle_event,
+            local=self.local,
+            timeout_ns=self._connect_timeout_ns,
+        )
+
+    def _prepare(self) -> tuple[StreamCore, QueuePair]:
+        self.stream = StreamCore(self.settings, self.context)
+        self._send_queue.qp = self.context.queue_pair(self, self.settings.send_queue)
+        return self.stream, self._send_queue.qp
+
+    def answer(self, connection: VerbsConnection, private_data: bytes) -> None:
+        """Accept a request, whose private data are an rsocket's; lock held.
+
+        Raises RemoteProtocolError for those that are not, OSError as `VerbsConnection.accept`; then
+        nothing is left of the link, and the request waits for its answer.
+        """
+        try:
+            stream, qp = self._prepare()
+            own_data = stream.connect_data()
+            stream.adopt(private_data)
+            self.state = LinkState.CONNECTING
+            self._connection, connection.on_event = connection, self._handle_event
+            self.local, self.peer = connection.local, connection.peer
+            self.context.stats.accepts += 1
+            connection.accept(qp, parameters_with(own_data))
+        except (RemoteProtocolError, OSError):
+            self._connection = None
+            self._drop()
+            raise
+
+    # -- the end
+
+    def close(self, linger_s: float | None = None) -> None:
+        """Close the link; what was accepted leaves in the background, LINGER_S at most.
+
+        `linger_s` 0 breaks the connection off at once. Safe twice; returns at once.
+        """
+        with self._locked() as context:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.on_change = None
+            stream = self.stream
+            if stream is None or self.state is not LinkState.CONNECTED or linger_s == 0:
+                self._end("closed")
+                return
+            stream.shut_down(Shut.RDWR)
+            context.leaving.add(self)
+            self._post_all(stream)
+            self._leave_if_done()
+            if self in context.leaving and context.adapter.has_own_time:
+                limit_ns = int((LINGER_S if linger_s is None else linger_s) * _NS)
+                self._timers.linger(limit_ns, self._give_up)
+
+    def _give_up(self) -> None:
+        with self._locked() as context:
+            if self in context.leaving:
+                self._end("what was sent did not leave in time")
+
+    def _leave_if_done(self) -> None:
+        """Disconnect once the peer has been told and everything sent has arrived."""
+        stream, connection = self.stream, self._connection
+        if stream is None or connection is None or self._is_disconnecting:
+            return
+        if stream.wants_disconnect:
+            self._is_disconnecting = True
+            connection.disconnect()
+
+    def cut(self, reason: str) -> None:
+        """Break the connection off: the peer broke the protocol. Lock held, outside the engine."""
+        self.context.stats.cut_links += 1
+        self._lose(errno.ECONNRESET, reason)
+
+    def _lose(self, error: int, reason: str) -> None:
+        """Be over; what has arrived stays readable."""
+        self.reason = reason
+        self._close_connection()
+        self.state = LinkState.OVER
+        stream = self.stream
+        if stream is None or self._is_closed or not stream.is_connected:
+            self._drop()
+        else:
+            stream.handle_disconnected(reason, error)
+            self._send_queue.forget(self.context)
+        self._leave()
+        self.context.mark(self)
+
+    def _end(self, reason: str) -> None:
+        """Be gone: no queue pair, no memory."""
+        self._close_connection()
+        self.state, self.reason = LinkState.OVER, reason
+        self._leave()
+        self._drop()
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _leave(self) -> None:
+        """Be counted and waited for no more."""
+        self.context.leaving.discard(self)
+        self._timers.cancel()
+
+    def _drop(self) -> None:
+        self._send_queue.forget(self.context)
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    # -- data
+
+    def send(self, data: memoryview, *, may_zero_copy: bool = True) -> int:
+        """Take bytes to send and return how many: 0 if there is no room. Never waits.
+
+        From 16 KiB up bytes are written from the caller's memory, which is free again on return.
+        Raises OSError: ECONNRESET, ENOTCONN.
+        """
+        with self.context.adapter.lock:
+            stream = self._connected()
+            taken = stream.send(data, may_zero_copy=may_zero_copy)
+            self._post_all(stream)  # what gathered before may go even if nothing was taken
+            return taken
+
+    def receive_into(self, view: memoryview, *, peek: bool = False) -> int:
+        """Copy bytes that are there and return how many: 0 for none, or at the end. Never waits.
+
+        Raises OSError: ENOTCONN; what broke the connection, once all that arrived was taken.
+        """
+        with self.context.adapter.lock:
+            stream = self._connected()
+            taken = stream.receive_into(view, peek=peek)
+            if taken:
+                self._post_all(stream)
+            elif len(view):
+                self._check_whole(stream)
+            return taken
+
+    def receive(self, byte_count_max: int, *, peek: bool = False) -> bytes:
+        """Return bytes that are there, in one copy; otherwise as `receive_into`."""
+        with self.context.adapter.lock:
+            stream = self._connected()
+            data = stream.receive(byte_count_max, peek=peek)
+            if data:
+                self._post_all(stream)
+            elif byte_count_max:
+                self._check_whole(stream)
+            return data
+
+    def _check_whole(self, stream: StreamCore) -> None:
+        """Raise OSError if the connection broke and nothing is left of what arrived."""
+        if stream.error and not stream.readable_bytes:
+            raise OSError(stream.take_error(), self.reason or "the connection is broken")
+
+    def shut_down(self, how: Shut) -> None:
+        """End one direction or both. Raises OSError: ENOTCONN."""
+        with self.context.adapter.lock:
+            stream = self._connected()
+            stream.shut_down(how)
+            self._post_all(stream)
+            self._tell()
+
+    def post_pending(self) -> None:
+        """Post what calls to `stream` gave it to send. Lock held."""
+        if self.stream is not None:
+            self._post_all(self.stream)
+
+    def _connected(self) -> StreamCore:
+        stream = self.stream
+        if self.context.is_abandoned:
+            raise OSError(errno.EBADF, "the socket belongs to the parent of this process")
+        if stream is None or self.state in (LinkState.IDLE, LinkState.CONNECTING):
+            raise OSError(errno.ENOTCONN, f"the socket is not connected ({self.state.name})")
+        return stream
+
+    def _post_all(self, stream: StreamCore) -> None:
+        if self.state is LinkState.CONNECTING:
+            return
+        send_queue = self._send_queue
+        if send_queue.qp is not None and send_queue.post_all(stream):
+            self.context.adapter.progress_qp(send_queue.qp)
+            if send_queue.zero_copy_posts:
+                send_queue.detach(stream)
+
+    # -- readiness
+
+    def readiness(self) -> Readiness:
+        """Tell what may be done without waiting. Safe without the lock."""
+        stream = self.stream
+        if self.state is LinkState.CONNECTING or self.state is LinkState.IDLE:
+            return Readiness(False, False, self.state is LinkState.IDLE, False)
+        if stream is None:
+            return Readiness(True, True, True, bool(self.error))
+        failed = bool(stream.error or self.error)
+        is_over = self.state is LinkState.OVER
+        return Readiness(
+            stream.is_readable or is_over or failed,
+            stream.is_writable or is_over or failed,
+            is_over or not (stream.can_read or stream.can_write),
+            failed,
+        )
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether no more bytes will come and all were taken."""
+        return self.stream is None or self.stream.is_ended
+
+    def take_error(self) -> int:
+        """Return the errno of what went wrong and forget it: SO_ERROR."""
+        with self.context.adapter.lock:
+            error, self.error = self.error, 0
+            if not error and self.stream is not None:
+                error = self.stream.take_error()
+            return error
+
+    def _tell(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+    # -- what the device says; lock held
+
+    def finish_pass(self) -> None:
+        """Post what is to be sent, and tell what has changed."""
+        stream = self.stream
+        if stream is not None:
+            self._post_all(stream)
+            self._leave_if_done()
+            self._timers.plan_keepalive(stream.poll_timeout(), self._keep_alive)
+        self._tell()
+
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
+        """Take an event of the connection.
+
+        Data may be right behind the one that connects: the stream is ready for it on return. All
+        others are acted on outside of the call that brings them.
+        """
+        if event.connection is not self._connection:
+            return
+        if event.kind is ConnectionEventKind.ESTABLISHED:
+            self._establish(event)
+        else:
+            self.context.adapter.call_soon(partial(self._handle_end, event))
+
+    def _handle_end(self, event: VerbsConnectionEvent) -> None:
+        if event.connection is not self._connection:
+            return
+        if self.state is LinkState.CONNECTING:
+            self._fail_connect(event)
+        elif self.state is LinkState.CONNECTED:
+            # In order the peer's DISCONNECT comes before: then the stream is over already.
+            self._lose(errno.ECONNRESET, event.reason or f"connection ended: {event.kind.name}")
+
+    def _establish(self, event: VerbsConnectionEvent) -> None:
+        stream, connection = self.stream, self._connection
+        assert stream is not None and connection is not None, "connecting links have both"
+        try:
+            if not stream.is_connected:
+                stream.adopt(event.parameters.private_data)
+        except RemoteProtocolError as error:
+            self.error = errno.EOPNOTSUPP
+            self._cut_soon(f"private data of {self.peer}: {error}")
+            return
+        self.state = LinkState.CONNECTED
+        self.local, self.peer = connection.local, connection.peer
+        early, self._early_imm_data = self._early_imm_data, []
+        for imm_data in early:
+            self._take_imm_data(stream, imm_data)
+        self.context.mark(self)
+
+    def _fail_connect(self, event: VerbsConnectionEvent) -> None:
+        self._connection = None
+        self._drop()
+        if event.kind is ConnectionEventKind.REFUSED and self._untried:
+            # Not here: the lock of this device is held, and the next one has its own.
+            timers.call_at(time.monotonic_ns(), self._go_on)
+            return
+        self.error = _CONNECT_ERRNO[event.kind]
+        self.reason = event.reason or f"connect to {self.peer}: {event.kind.name}"
+        self.state = LinkState.OVER
+        self.context.mark(self)
+
+    def handle_received(self, wc: WC) -> None:
+        """Take the completion of a receive."""
+        stream = self.stream
+        if stream is None or wc.status is not WCStatus.SUCCESS:
+            return  # the connection tells
+        if wc.opcode is not WCOpcode.RECV_RDMA_WITH_IMM:
+            self._cut_soon(f"{wc.opcode.name} where a write with immediate data was due")
+            return
+        if not stream.is_connected:
+            # The peer may be first: its messages wait until the event brings its connect data.
+            if len(self._early_imm_data) == self.settings.receive_queue:
+                self._cut_soon("more messages before the connect data than there are credits")
+                return
+            self._early_imm_data.append(wc.imm_data)
+            return
+        self._take_imm_data(stream, wc.imm_data)
+
+    def _take_imm_data(self, stream: StreamCore, imm_data: int) -> None:
+        try:
+            stream.receive_data(imm_data)
+        except RemoteProtocolError as error:
+            self._cut_soon(str(error))
+
+    def handle_sent(self, wc: WC) -> None:
+        """Take the completion of a request."""
+        stream = self.stream
+        if stream is None:
+            return
+        if wc.status is WCStatus.SUCCESS:
+            stream.handle_sent()
+        elif wc.status is not WCStatus.WR_FLUSH_ERR:
+            self._cut_soon(f"a write failed: {wc.status.name}")
+
+    def _cut_soon(self, reason: str) -> None:
+        """Cut the link soon: inside the engine nothing can be cut."""
+        self.context.adapter.call_soon(partial(self.cut, reason))
+
+    # -- time
+
+    def _keep_alive(self) -> None:
+        with self._locked():
+            self._timers.note_keepalive()
+            stream = self.stream
+            if stream is not None and self.state is LinkState.CONNECTED:
+                stream.handle_timeout(time.monotonic_ns())
+                self._post_all(stream)
+                self._timers.plan_keepalive(stream.poll_timeout(), self._keep_alive)

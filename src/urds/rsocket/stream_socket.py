@@ -1,0 +1,439 @@
+"""`StreamSocket`: a stream over RDMA. Bind, listen, accept, connect, send, receive, map, close.
+
+A bound port is held by a socket of the kernel until it is listened at or connected from: devices
+know ports only from then on. Source: docs/reference/rsocket.md 2.4, 6, 8, 11; what it leaves open
+is as in Linux's TCP.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from functools import partial
+from socket import (
+    IPPROTO_TCP,
+    SHUT_RD,
+    SHUT_RDWR,
+    SHUT_WR,
+    SO_KEEPALIVE,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    TCP_KEEPIDLE,
+    TCP_NODELAY,
+)
+from typing import Any, Final
+
+from urds.common.receive_buffers import all_writable, writable
+from urds.common.types import HostPort
+from urds.rsocket import addresses, options
+from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
+from urds.rsocket.core.stream import Shut, StreamStats
+from urds.rsocket.errors import os_error
+from urds.rsocket.link import devices
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.listener import PortReservation, StreamListener
+from urds.rsocket.link.stream_link import LinkState, StreamLink
+from urds.rsocket.mapped_buffers import MappedBuffers
+from urds.rsocket.socket import Socket, demand_no_ancillary
+from urds.rsocket.stream_transfer import StreamTransfer
+from urds.rsocket.waiting import CallTimeout
+
+BACKLOG_DEFAULT: Final = 128
+# Options that act on a connection that is there, beside TCP_NODELAY.
+_OF_KEEPALIVE: Final = {(SOL_SOCKET, SO_KEEPALIVE), (IPPROTO_TCP, TCP_KEEPIDLE)}
+_SHUT: Final = {SHUT_RD: Shut.RD, SHUT_WR: Shut.WR, SHUT_RDWR: Shut.RDWR}
+_STATES: Final = {
+    LinkState.IDLE: options.TcpState.CLOSE,
+    LinkState.CONNECTING: options.TcpState.SYN_SENT,
+    LinkState.CONNECTED: options.TcpState.ESTABLISHED,
+    LinkState.OVER: options.TcpState.CLOSE,
+}
+
+
+class StreamSocket(Socket, kind=SOCK_STREAM):
+    """A stream: reliable bytes in order, between two sockets."""
+
+    __slots__ = (
+        "_bound", "_has_reported", "_listener", "_mapped", "_reservation", "_transfer",
+    )  # fmt: skip
+
+    def _begin(self, family: int, kind: int, proto: int, chosen: options.RsocketOptions) -> None:
+        self._transfer = StreamTransfer(self.watchers)
+        self._mapped = MappedBuffers(self._transfer)
+        self._listener: StreamListener | None = None
+        self._bound: HostPort | None = None
+        self._reservation: PortReservation | None = None
+        self._has_reported = False  # a call has said that the connect went well
+        super()._begin(family, kind, proto, chosen)
+
+    # -- before a connection
+
+    def bind(self, address: Any, /) -> None:
+        """Take an address of this host; port 0 chooses a free one.
+
+        Raises OSError: EINVAL (bound or connected already), EADDRINUSE, EADDRNOTAVAIL.
+        """
+        self._check_open()
+        name = addresses.parse(address, self._family, "bind")
+        with self._lock:
+            if self._bound is not None or self._readiness_source() is not None:
+                raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
+            self._bound = name
+            if all(context.adapter.has_own_time for context in devices.contexts()):
+                try:
+                    self._reservation = PortReservation(name, reuse=self._options.reuse_address)
+                except OSError:
+                    self._bound = None
+                    raise
+                self._bound = self._reservation.address
+
+    def listen(self, backlog: int = BACKLOG_DEFAULT, /) -> None:
+        """Let peers connect: to a free port of any address unless bound. Again: nothing.
+
+        Raises OSError: EINVAL for a socket that connects or did, EADDRINUSE.
+        """
+        with self._lock:
+            self._check_open()
+            if self._transfer.link is not None:
+                raise os_error(errno.EINVAL, "listen of a socket that connects")
+            if self._listener is not None:
+                return
+            self._listener = StreamListener(
+                self._bound or addresses.unbound(self._family),
+                backlog,
+                options.stream_settings(self._options),
+                devices.contexts(),
+            )
+            self._bound = self._listener.local
+            self._listener.on_change = self.watchers.tell
+            self._attend()
+            self._tell()
+
+    def accept(self) -> tuple[StreamSocket, Any]:
+        """Take the next connection; return its socket and the peer's address.
+
+        The new socket has this one's options, but waits as a new socket does. Raises OSError:
+        EINVAL (not listening), EAGAIN, ETIMEDOUT.
+        """
+        self._check_open()
+        listener = self._listener
+        if listener is None:
+            raise os_error(errno.EINVAL, "accept of a socket that does not listen")
+        link = listener.accept()
+        call_timeout = None if link is not None else CallTimeout(self._wait_s)
+        while link is None:
+            assert call_timeout is not None
+            call_timeout.until(
+                partial(devices.wait, listener.contexts),
+                lambda: listener.readiness().readable or self._is_over,
+            )
+            self._check_open()
+            link = listener.accept()
+        if self.watchers:
+            self.watchers.tell()
+        accepted = StreamSocket.__new__(type(self))
+        accepted._adopt(link, self)
+        return accepted, accepted._peer_shown()
+
+    def _adopt(self, link: StreamLink, listener: StreamSocket) -> None:
+        self._begin(listener._family, listener._kind, listener._proto, listener._options)
+        self._transfer.link, self._has_reported = link, True
+        link.on_change = self.watchers.tell
+
+    def connect(self, address: Any, /) -> None:
+        """Connect, over the first device on which a socket listens there.
+
+        Raises OSError: ECONNREFUSED, ETIMEDOUT, EINPROGRESS (it goes on; poll for writing, then
+        SO_ERROR), EALREADY (it goes on since an earlier call), EISCONN.
+        """
+        link = self._begin_connect(address)
+        if link.state is LinkState.CONNECTING:
+            if self._wait_s == 0:
+                raise os_error(errno.EINPROGRESS)
+            self._transfer.connected_link(CallTimeout(self._wait_s))
+        self._check_open()
+        if link.state is LinkState.CONNECTED or link.stream is not None:
+            self._has_reported = True
+            return
+        raise self._connect_error(link)
+
+    def _begin_connect(self, address: Any) -> StreamLink:
+        """Return the link that connects: the one under way, or a new one."""
+        self._check_open()
+        peer = addresses.reachable(addresses.parse(address, self._family, "connect"))
+        with self._lock:
+            self._check_open()
+            if self._listener is not None:
+                raise os_error(errno.EISCONN, "connect of a socket that listens")
+            link = self._transfer.link
+            if link is not None and not self._is_failed(link):
+                return self._connect_again(link)
+            if link is not None and link.error:
+                raise self._connect_error(link)
+            link = StreamLink(devices.contexts(), options.stream_settings(self._options))
+            self._transfer.link = link
+            link.on_change = self.watchers.tell
+            if self._reservation is not None:
+                self._reservation.close()
+            try:
+                link.connect(peer, local=self._bound)
+            except OSError:
+                self._transfer.link = None
+                raise
+            self._attend()
+            self._tell()  # a socket that connects is not writable yet
+            return link
+
+    def _connect_again(self, link: StreamLink) -> StreamLink:
+        """Check a connect on a socket that connects, or has connected."""
+        if link.state is LinkState.CONNECTING:
+            if self._wait_s == 0:
+                raise os_error(errno.EALREADY, f"a connect to {link.peer} is under way")
+        elif self._has_reported:
+            raise os_error(errno.EISCONN, f"with {link.peer}")
+        return link
+
+    @staticmethod
+    def _is_failed(link: StreamLink) -> bool:
+        return link.state is LinkState.OVER and (bool(link.error) or link.stream is None)
+
+    @staticmethod
+    def _connect_error(link: StreamLink) -> OSError:
+        return os_error(link.take_error() or errno.ECONNABORTED, link.reason)
+
+    # -- sending
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Send bytes and return how many were taken.
+
+        From 16 KiB up they are written from the caller's memory, which is free again on return.
+        Raises OSError: EAGAIN, ETIMEDOUT, ENOTCONN, EPIPE (shut down), ECONNRESET.
+        """
+        return self._transfer.send(memoryview(data).cast("B"), flags, self._wait_s)
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        """Send everything. After an error it is not known how much was sent."""
+        self._transfer.send_all(memoryview(data).cast("B"), flags, self._wait_s)
+
+    def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:
+        """Fail with EISCONN for an address; without one as `send`."""
+        flags, target = (0, flags_or_address) if address is None else (flags_or_address, address)
+        if target is not None:
+            self._transfer.connected_link(CallTimeout(self._wait_s))
+            raise os_error(errno.EISCONN, f"a stream takes no address, not {target!r}")
+        return self.send(data, flags)
+
+    def sendmsg(
+        self,
+        buffers: Iterable[Any],
+        ancdata: Iterable[tuple[int, int, Any]] = (),
+        flags: int = 0,
+        address: Any = None,
+        /,
+    ) -> int:
+        """Send all buffers, one after the other; return how many bytes were taken.
+
+        Small ones are copied into one message. Raises OSError: ENOTSUP for control messages,
+        EISCONN for an address; else as `send`.
+        """
+        if tuple(ancdata):
+            raise os_error(errno.ENOTSUP, "control messages")
+        views = [memoryview(one).cast("B") for one in buffers]
+        if address is not None:
+            return self.sendto(b"", flags, address)
+        return self._transfer.send_views(views, flags, self._wait_s)
+
+    # -- receiving
+
+    def recv(self, bytes_max: int, flags: int = 0, /) -> bytes:
+        """Receive at most `bytes_max` bytes; none at the end of the stream.
+
+        MSG_WAITALL waits for all of them, MSG_PEEK leaves them there and waits for none but the
+        first. Raises OSError: EAGAIN, ETIMEDOUT, ENOTCONN, ECONNRESET.
+        """
+        if bytes_max < 0:
+            raise ValueError("negative buffersize in recv")
+        return self._transfer.receive(bytes_max, flags, self._wait_s)
+
+    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
+        """Receive into a buffer, at most `bytes_max` bytes; 0 is the whole buffer.
+
+        Return how many; 0 at the end of the stream. Raises ValueError if the buffer is smaller
+        than `bytes_max`, OSError as `recv`. With MSG_WAITALL and memory of `allocate` the peer
+        writes there itself: if the time is over before all has come, what is behind the bytes
+        that were returned stays the peer's until the bytes that it writes there are read.
+        """
+        view = writable(buffer, bytes_max, "recv_into")
+        return self._transfer.receive_into(view, flags, self._wait_s)
+
+    def recvfrom(self, bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
+        """Receive as `recv` does; return the bytes and the peer's address."""
+        return self.recv(bytes_max, flags), self._peer_shown()
+
+    def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
+        """Receive as `recv_into` does; return how many bytes and the peer's address."""
+        view = writable(buffer, bytes_max, "recvfrom_into")
+        return self._transfer.receive_into(view, flags, self._wait_s), self._peer_shown()
+
+    def recvmsg(
+        self, bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+        """Receive as `recv` does; there are no control messages.
+
+        Raises OSError: ENOTSUP if there is room for them; else as `recv`.
+        """
+        demand_no_ancillary(ancillary_bytes_max)
+        return self.recv(bytes_max, flags), [], 0, self._peer_shown()
+
+    def recvmsg_into(
+        self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
+    ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
+        """Receive into all buffers, one after the other; else as `recvmsg`."""
+        demand_no_ancillary(ancillary_bytes_max)
+        count = self._transfer.receive_views(all_writable(buffers), flags, self._wait_s)
+        return count, [], 0, self._peer_shown()
+
+    # -- mapped buffers
+
+    def map_buffer(
+        self, buffer: Any, offset: int = ANY_OFFSET, protection: int = PROT_WRITE
+    ) -> int:
+        """Let the peer write into a buffer from `offset` on, by default its address; return it.
+
+        PROT_NONE registers the buffer and does not tell the peer. Raises OSError: EINVAL (no
+        connection, another protection, an offset out of range), ENOMEM (the peer has no slot
+        that is free); TypeError for a buffer that cannot be written.
+        """
+        return self._mapped.map(buffer, offset, protection)
+
+    def unmap_buffer(self, buffer: Any) -> None:
+        """Take a buffer back: on return the peer cannot write there any more.
+
+        A urds peer is told; another's write there breaks the connection. Raises OSError (EINVAL)
+        unless exactly these bytes are mapped.
+        """
+        self._check_open()
+        self._mapped.unmap(buffer)
+
+    def write_mapped(self, data: Any, offset: int, flags: int = 0) -> int:
+        """Write into what the peer has mapped from `offset` on; return how many bytes were.
+
+        Fewer at the first byte that is not mapped, 0 if that is the first of all; else as many,
+        and in the same time, as `send`. From 16 KiB up they are written from the caller's memory
+        straight into the peer's. Raises OSError as `send`.
+        """
+        return self._mapped.write(data, offset, flags, self._wait_s)
+
+    # -- names and options
+
+    def getpeername(self) -> Any:
+        """Return the peer's address. Raises OSError: ENOTCONN."""
+        self._check_open()
+        link = self._transfer.link
+        if link is None or link.stream is None or link.state is LinkState.CONNECTING:
+            raise os_error(errno.ENOTCONN)
+        return self._peer_shown()
+
+    @property
+    def link(self) -> StreamLink | None:
+        """The connection behind the socket, None before there is one."""
+        return self._transfer.link
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """What happened on the connection so far; None before there is one."""
+        stream = None if self._transfer.link is None else self._transfer.link.stream
+        return None if stream is None else stream.stats
+
+    @property
+    def contexts(self) -> Sequence[DeviceContext]:
+        """The devices that can change its readiness; once connected the one that connects."""
+        link = self._transfer.link
+        if link is None or link.state is LinkState.CONNECTING:
+            return super().contexts
+        return (link.context,)
+
+    def _readiness_source(self) -> StreamLink | StreamListener | None:
+        return self._listener if self._transfer.link is None else self._transfer.link
+
+    def _peer_shown(self) -> Any:
+        link = self._transfer.link
+        if link is None or link.peer is None:
+            return None
+        return addresses.shown(link.peer, self._family)
+
+    def _local(self) -> HostPort | None:
+        link = self._transfer.link
+        return (link.local if link is not None else None) or self._bound
+
+    def _socket_info(self) -> options.SocketInfo:
+        link = self._transfer.link
+        if self._listener is not None:
+            return options.SocketInfo(options.TcpState.LISTEN, None)
+        if link is None:
+            return options.SocketInfo(options.TcpState.CLOSE, None)
+        return options.SocketInfo(
+            _STATES[link.state], link.context.adapter.attributes.link.mtu_bytes
+        )
+
+    def _apply(self, level: int, option: int) -> None:
+        link = self._transfer.link
+        if self._listener is not None:
+            self._listener.settings = options.stream_settings(self._options)
+        if link is None or link.stream is None:
+            return
+        with link.context.adapter.lock:
+            if (level, option) == (IPPROTO_TCP, TCP_NODELAY):
+                link.stream.set_no_delay(self._options.no_delay)
+            elif (level, option) in _OF_KEEPALIVE:
+                link.stream.set_keepalive(options.keepalive_ns(self._options))
+                link.context.mark(link)  # which plans its keepalive
+
+    def _take_error(self) -> int:
+        return 0 if self._transfer.link is None else self._transfer.link.take_error()
+
+    # -- the end
+
+    def shutdown(self, how: int, /) -> None:
+        """End sending, receiving or both; what was accepted still leaves. Never waits.
+
+        Raises OSError: EINVAL for another `how`, ENOTCONN.
+        """
+        self._check_open()
+        if how not in _SHUT:
+            raise os_error(errno.EINVAL, f"how {how} is not from {SHUT_RD} to {SHUT_RDWR}")
+        link = self._transfer.link
+        if link is None:
+            raise os_error(errno.ENOTCONN)
+        link.shut_down(_SHUT[how])
+        self._wake()
+
+    def _release(self) -> None:
+        self._transfer.is_closed = True
+        link, listener, reservation = self._transfer.link, self._listener, self._reservation
+        if reservation is not None:
+            reservation.close()
+        if listener is not None:
+            listener.close()
+        if link is None:
+            return
+        self._mapped.unmap_all()
+        linger_s = self._options.linger_s
+        link.close(linger_s)
+        if linger_s:
+            leaving = link.context.leaving
+            devices.wait((link.context,), lambda: link not in leaving, linger_s)
+
+    def _release_soon(self) -> None:
+        if self._reservation is not None:
+            self._reservation.close()
+        source = self._readiness_source()
+        if source is not None:
+            source.contexts[0].adapter.call_soon(source.close)
+
+    def _abandon_in_child(self) -> None:
+        super()._abandon_in_child()
+        self._transfer.is_closed = True
+        self._transfer.link = self._listener = None
+        if self._reservation is not None:
+            self._reservation.close()

@@ -1,0 +1,345 @@
+"""Data over the connection of a stream socket, with the flags and the waiting of `socket.socket`.
+
+Each call first tries what the link does without waiting; a call that got nothing waits, without a
+lock, and makes the device progress meanwhile. A send that may wait for ever returns when all was
+taken, as a kernel's does; with a timeout it returns what was taken before a second wait.
+
+Bytes are copied once, from where the peer wrote them to the caller. A receive that waits for all
+of many bytes (MSG_WAITALL) in memory of `allocate` has the peer write them there, without a copy.
+Source: docs/reference/rsocket.md 6, 18.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from functools import partial
+from socket import (
+    MSG_CMSG_CLOEXEC,
+    MSG_CONFIRM,
+    MSG_DONTROUTE,
+    MSG_DONTWAIT,
+    MSG_EOR,
+    MSG_MORE,
+    MSG_NOSIGNAL,
+    MSG_PEEK,
+    MSG_WAITALL,
+)
+from typing import Final
+
+from urds.common.receive_buffers import fill
+from urds.rsocket.core.stream import DIRECT_BYTES_MIN, ZERO_COPY_BYTES_MIN, Memory, StreamCore
+from urds.rsocket.errors import closed, os_error
+from urds.rsocket.link import devices
+from urds.rsocket.link.stream_link import LinkState, StreamLink
+from urds.rsocket.memory import registered
+from urds.rsocket.waiting import CallTimeout, Wait, Watchers
+
+ZERO_COPY_WAIT_S: Final = 0.005  # some wake-ups of a peer that does read
+
+# As integers: an enum makes each operation on flags twenty times as long. MSG_NOSIGNAL and the
+# like change nothing here: no SIGPIPE is sent, nothing is routed.
+_DONTWAIT: Final = int(MSG_DONTWAIT)
+_PEEK: Final = int(MSG_PEEK)
+_WAITALL: Final = int(MSG_WAITALL)
+_SEND_FLAGS: Final = _DONTWAIT | int(
+    MSG_NOSIGNAL | MSG_MORE | MSG_EOR | MSG_CONFIRM | MSG_DONTROUTE
+)
+_RECEIVE_FLAGS: Final = _SEND_FLAGS | _PEEK | _WAITALL | int(MSG_CMSG_CLOEXEC)
+_CONNECTING: Final = LinkState.CONNECTING
+_OVER: Final = LinkState.OVER
+
+
+class StreamTransfer:
+    """The link of one stream socket, and the calls that send and receive over it.
+
+    `wait_s` is the timeout of the socket. Errors of all calls: EBADF (closed, also meanwhile),
+    EAGAIN, ETIMEDOUT, ENOTCONN, EOPNOTSUPP (flags), ECONNRESET.
+    """
+
+    __slots__ = ("_is_expecting", "is_closed", "link", "watchers")
+
+    def __init__(self, watchers: Watchers) -> None:
+        self.link: StreamLink | None = None
+        self.is_closed = False  # the socket
+        self.watchers = watchers
+        self._is_expecting = False  # whether a receive has given its memory to the peer
+
+    def connected_link(self, call_timeout: CallTimeout) -> StreamLink:
+        """Return the link, connected: a connect under way is waited for."""
+        link = self.link
+        if link is None:
+            self._check_open()
+            raise os_error(errno.ENOTCONN)
+        if link.state is _CONNECTING:
+            call_timeout.until(
+                partial(devices.wait, link.contexts),
+                lambda: link.state is not _CONNECTING or self.is_closed,
+            )
+            self._check_open()
+        return link
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise closed()
+
+    # -- sending
+
+    def send(
+        self,
+        view: memoryview,
+        flags: int,
+        wait_s: float | None,
+        call_timeout: CallTimeout | None = None,
+    ) -> int:
+        """Send bytes and return how many were taken; EPIPE after a shutdown."""
+        if flags & ~_SEND_FLAGS:
+            raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_SEND_FLAGS:#x}")
+        link = self.link
+        if link is None or link.state is _CONNECTING:
+            link = self.connected_link(call_timeout or _call_timeout(flags, wait_s))
+        try:
+            sent = link.send(view)
+            if sent < len(view):
+                call_timeout = call_timeout or _call_timeout(flags, wait_s)
+                sent = self._send_rest(link, view, sent, call_timeout)
+        except OSError:
+            if self.is_closed:
+                raise closed() from None
+            raise
+        if self.watchers:
+            self.watchers.tell()
+        return sent
+
+    def send_all(self, view: memoryview, flags: int, wait_s: float | None) -> None:
+        """Send everything within one timeout."""
+        call_timeout = _call_timeout(flags, wait_s)
+        sent = self.send(view, flags, wait_s, call_timeout)
+        while sent < len(view):
+            sent += self.send(view[sent:], flags, wait_s, call_timeout)
+
+    def send_views(self, views: list[memoryview], flags: int, wait_s: float | None) -> int:
+        """Send buffers in order; small ones are copied into one message."""
+        if sum(map(len, views)) < ZERO_COPY_BYTES_MIN:
+            return self.send(memoryview(b"".join(views)), flags, wait_s)
+        call_timeout, sent = _call_timeout(flags, wait_s), 0
+        for view in views:
+            try:
+                taken = self.send(view, flags, wait_s, call_timeout)
+            except (BlockingIOError, TimeoutError):
+                if sent:
+                    break
+                raise
+            sent += taken
+            if taken < len(view):
+                break
+        return sent
+
+    def _send_rest(
+        self, link: StreamLink, view: memoryview, sent: int, call_timeout: CallTimeout
+    ) -> int:
+        """Go on when there is room; return how many bytes were taken in all.
+
+        Large data waits for room at the peer, where it goes without a copy. A peer that gives
+        none for ZERO_COPY_WAIT_S, or a caller that cannot wait: then it is copied as long as
+        SO_SNDBUF has room, for a sender of less than that must not depend on the peer's reading.
+        """
+        if sent and not call_timeout.is_infinite:
+            return sent
+        stream, wait = link.stream, _wait_on(link)
+
+        def has_room() -> bool:
+            return stream is None or stream.is_writable or link.state is _OVER or self.is_closed
+
+        while sent < len(view):
+            if wait(has_room, call_timeout.shorter(ZERO_COPY_WAIT_S)):
+                taken = link.send(view[sent:])
+            else:
+                taken = 0
+            if not taken:
+                taken = link.send(view[sent:], may_zero_copy=False)
+            if not taken:
+                call_timeout.until(wait, has_room)
+            sent += taken
+            if taken and not call_timeout.is_infinite:
+                break
+        return sent
+
+    # -- receiving
+
+    def receive(self, bytes_max: int, flags: int, wait_s: float | None) -> bytes:
+        """Return at most `bytes_max` bytes, none at the end of the stream."""
+        if flags & _WAITALL and not flags & _PEEK:
+            buffer = bytearray(bytes_max)
+            count = self.receive_into(memoryview(buffer), flags, wait_s)
+            return bytes(memoryview(buffer)[:count])
+        link, call_timeout = self._receiving_link(flags, wait_s)
+        try:
+            data = self._take(link, bytes_max, flags)
+            while not data and bytes_max and not link.is_ended:
+                call_timeout = call_timeout or _call_timeout(flags, wait_s)
+                call_timeout.until(_wait_on(link), self._has_bytes(link))
+                data = self._take(link, bytes_max, flags)
+        except OSError:
+            self._check_open()
+            raise
+        if self.watchers:
+            self.watchers.tell()
+        if not data:
+            self._check_open()
+        return data
+
+    def receive_views(self, views: list[memoryview], flags: int, wait_s: float | None) -> int:
+        """Fill buffers in order. Only the first wait counts, unless MSG_WAITALL asks for all."""
+        if flags & _PEEK:
+            return fill(views, self.receive(sum(map(len, views)), flags, wait_s))
+        # Buffers after the first take what is there.
+        later_flags = flags if flags & _WAITALL else flags | _DONTWAIT
+        taken = 0
+        for view in filter(len, views):
+            try:
+                count = self.receive_into(view, later_flags if taken else flags, wait_s)
+            except (BlockingIOError, TimeoutError):
+                if taken:
+                    break
+                raise
+            taken += count
+            if count < len(view):
+                break
+        return taken
+
+    def receive_into(self, view: memoryview, flags: int, wait_s: float | None) -> int:
+        """Receive into a buffer and return how many bytes, 0 at the end of the stream."""
+        link, call_timeout = self._receiving_link(flags, wait_s)
+        is_peek = bool(flags & _PEEK)
+        is_whole = bool(flags & _WAITALL) and not is_peek
+        if is_whole and len(view) >= DIRECT_BYTES_MIN:
+            memory = registered(view, link.context)
+            if memory is not None:
+                call_timeout = call_timeout or _call_timeout(flags, wait_s)
+                return self._receive_in_place(link, memory, call_timeout)
+        try:
+            with link.context.adapter.lock:
+                taken = 0 if self._is_expecting else link.receive_into(view, peek=is_peek)
+            if taken < len(view) and (is_whole or not taken):
+                call_timeout = call_timeout or _call_timeout(flags, wait_s)
+                taken = self._receive_rest(link, view, taken, flags, call_timeout)
+        except OSError:
+            self._check_open()
+            raise
+        if self.watchers:
+            self.watchers.tell()
+        return taken
+
+    def _receiving_link(
+        self, flags: int, wait_s: float | None
+    ) -> tuple[StreamLink, CallTimeout | None]:
+        """Return the link, connected, and the timeout that is left if that took any."""
+        if flags & ~_RECEIVE_FLAGS:
+            raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
+        link, call_timeout = self.link, None
+        if link is None or link.state is _CONNECTING:
+            call_timeout = _call_timeout(flags, wait_s)
+            link = self.connected_link(call_timeout)
+        return link, call_timeout
+
+    def _take(self, link: StreamLink, bytes_max: int, flags: int) -> bytes:
+        with link.context.adapter.lock:
+            if self._is_expecting:
+                return b""
+            return link.receive(bytes_max, peek=bool(flags & _PEEK))
+
+    def _receive_rest(
+        self,
+        link: StreamLink,
+        view: memoryview,
+        taken: int,
+        flags: int,
+        call_timeout: CallTimeout,
+        *,
+        is_expecting: bool = False,
+    ) -> int:
+        """Wait for the first bytes, or with MSG_WAITALL for all; return how many came."""
+        is_peek = bool(flags & _PEEK)
+        has_bytes = self._has_bytes(link, is_expecting=is_expecting)
+        while taken < len(view) and not link.is_ended:
+            try:
+                call_timeout.until(_wait_on(link), has_bytes)
+            except (BlockingIOError, TimeoutError):
+                if taken:
+                    break
+                raise
+            with link.context.adapter.lock:
+                if is_expecting or not self._is_expecting:
+                    taken += link.receive_into(view[taken:], peek=is_peek)
+            if taken and (is_peek or not flags & _WAITALL):
+                break
+        if not taken:
+            self._check_open()
+        return taken
+
+    def _receive_in_place(self, link: StreamLink, memory: Memory, call_timeout: CallTimeout) -> int:
+        """Let the peer write straight into `memory`, all of it; return how many bytes came.
+
+        What was under way already comes first, by copying. Other receivers wait for the end: a
+        byte that one of them took would be missing here.
+        """
+        view, lock = memory.view, link.context.adapter.lock
+        taken = direct_from = 0
+        is_mine, problem, stream = False, None, link.stream
+        try:
+            with lock:
+                # Not if another thread does, nor into what one that gave up has left to the peer.
+                if stream is not None and not self._is_expecting and not stream.holds(memory):
+                    self._is_expecting = is_mine = True
+                    direct_from = stream.expect(memory, len(view))
+                    link.post_pending()
+            if stream is None or not is_mine:
+                return self._receive_rest(link, view, 0, _WAITALL, call_timeout)
+            taken = self._receive_rest(
+                link, view[:direct_from], 0, _WAITALL, call_timeout, is_expecting=True
+            )
+            if taken == direct_from < len(view):
+                call_timeout.until(_wait_on(link), self._is_filled(link, stream))
+        except (BlockingIOError, TimeoutError) as error:
+            problem = error
+        finally:
+            if is_mine and stream is not None:
+                with lock:
+                    self._is_expecting = False
+                    if not self.is_closed:
+                        taken += stream.end_expect()
+                        link.post_pending()
+        self._check_open()
+        self.watchers.tell()  # what comes after these bytes is another thread's
+        with lock:
+            link.context.tell()
+        if problem is not None and not taken:
+            raise problem
+        return taken or link.receive_into(view)  # which raises what broke the connection
+
+    def _is_filled(self, link: StreamLink, stream: StreamCore) -> Callable[[], bool]:
+        def is_filled() -> bool:
+            is_over = link.state is _OVER or self.is_closed
+            return not stream.expected_left or not stream.can_read or is_over
+
+        return is_filled
+
+    def _has_bytes(self, link: StreamLink, *, is_expecting: bool = False) -> Callable[[], bool]:
+        stream = link.stream
+
+        def has_bytes() -> bool:
+            if self._is_expecting and not is_expecting:
+                return self.is_closed
+            return stream is None or stream.is_readable or link.state is _OVER or self.is_closed
+
+        return has_bytes
+
+
+def _call_timeout(flags: int, wait_s: float | None) -> CallTimeout:
+    return CallTimeout(0.0 if flags & _DONTWAIT else wait_s)
+
+
+def _wait_on(link: StreamLink) -> Wait:
+    """Return how to wait for what happens on a link that is connected."""
+    return partial(devices.wait, (link.context,))
